@@ -25,7 +25,7 @@ from pyspark_mq.streams.access import Access
 from pyspark_mq.streams.chunk import Chunk, read_chunk
 from pyspark_mq.streams.frames import FieldReader, FrameError, Lost
 
-__all__ = ["NO_STREAM", "Connection", "Lost", "Member", "NoStream", "Subscription", "SubscriptionEnded"]
+__all__ = ["NO_STREAM", "Connection", "Lost", "Member", "NoStream", "Subscription"]
 
 _RECEIVE_BYTES = 256 << 10
 #: Size of what follows, command and version.
@@ -44,19 +44,7 @@ _SUBSCRIPTIONS = 256
 #: osiris of 3.10 lacks what makes the end of a stream known.
 _VERSION_MIN = (3, 11)
 #: Offsets of kinds, as they stand in Subscribe.
-_FIRST, _AT, _SINCE = 1, 4, 5
-
-
-class NoStream(Exception):  # noqa: N818
-    """The stream does not exist (code 2), or has no member on this node (6)."""
-
-    def __init__(self, stream: str, code: int) -> None:
-        self.stream, self.code = stream, code
-        super().__init__(f"stream '{stream}': {frames.REASONS[code]}")
-
-
-class SubscriptionEnded(Exception):  # noqa: N818
-    """The broker has ended the subscription; the connection is still good."""
+_AT, _SINCE = 4, 5
 
 
 class Member(NamedTuple):
@@ -64,6 +52,14 @@ class Member(NamedTuple):
 
     host: str
     port: int
+
+
+class NoStream(Exception):  # noqa: N818
+    """The stream does not exist (code 2), or has no member on this node (6). `member` is who says so."""
+
+    def __init__(self, stream: str, code: int, member: Member) -> None:
+        self.stream, self.code, self.member = stream, code, member
+        super().__init__(f"stream '{stream}': {frames.REASONS[code]}")
 
 
 class Connection:
@@ -82,7 +78,8 @@ class Connection:
 
     def __init__(self, access: Access, member: Member, url: BrokerUrl) -> None:
         self._access, self._url = access, url
-        self.member = member
+        #: Who this is, as the broker says when it lets us in; behind a balancer another than was asked for.
+        self.member = self.advertised = member
         self._socket: socket.socket | None = None
         self._buffer, self._at = b"", 0
         self._heartbeat_s = access.heartbeat_s
@@ -90,7 +87,6 @@ class Connection:
         self._last = 0
         self._next_subscription = 0
         self._subscription: Subscription | None = None
-        self.broken = False
         #: How long the broker may say nothing, in seconds.
         self.patience_s = access.connect_timeout_s
         try:
@@ -141,8 +137,8 @@ class Connection:
         self._send(frames.TUNE, frames.u32(frame_bytes) + frames.u32(wanted))
         opened = self.request(frames.OPEN, frames.text(self._access.urls[0].virtual_host)).pairs()
         host, port = opened.get("advertised_host", ""), opened.get("advertised_port", "")
-        #: Who this is, as the broker says; behind a balancer another than was asked for.
-        self.advertised = Member(host, int(port[:9])) if host and port.isdecimal() else self.member
+        if host and port.isdecimal():
+            self.advertised = Member(host, int(port[:9]))
 
     @property
     def place(self) -> str:
@@ -171,7 +167,7 @@ class Connection:
         if code == frames.OK:
             return reader
         if code in {NO_STREAM, _NOT_HERE}:
-            raise NoStream(stream, code)
+            raise NoStream(stream, code, self.advertised)
         reason = frames.REASONS.get(code, f"code {code}")
         if code in _REFUSALS:
             raise RefusedError(
@@ -205,39 +201,31 @@ class Connection:
             lambda: (answer.text(), answer.u16(), answer.u16(), answer.array(answer.u16))
         ):
             if code == NO_STREAM:
-                raise NoStream(name, code)
+                raise NoStream(name, code, self.advertised)
             found += [nodes[node] for node in (leader, *replicas) if node in nodes]
         return list(dict.fromkeys(found))[:_MEMBERS_MAX]
 
     # -- subscriptions
 
     @contextmanager
-    def subscribed(self, stream: str, offset: int | None = None, since_ms: int | None = None) -> Iterator[Subscription]:
-        """Subscribe with one credit, at an offset, a time, or the first chunk.
+    def subscribed(self, stream: str, offset: int | None = None, since_ms: int = 0) -> Iterator[Subscription]:
+        """Subscribe with one credit, at an offset or else a time. Errors leave the connection of no use.
 
         Raises:
             NoStream: there is none of that name here.
         """
         number = self._next_subscription
         self._next_subscription = (number + 1) % _SUBSCRIPTIONS
-        kind = frames.u16(_FIRST)
-        if offset is not None:
-            kind = frames.u16(_AT) + frames.u64(offset)
-        elif since_ms is not None:
-            kind = frames.u16(_SINCE) + frames.u64(since_ms)
+        kind, where = (_SINCE, since_ms) if offset is None else (_AT, offset)
         # Without the selector chunks of the broker's own are left out, and no gap could be distinguished from loss.
         properties = frames.array([frames.text("chunk_selector") + frames.text("all")])
-        credit = frames.u16(1)
-        content = frames.u8(number) + frames.text(stream) + kind + credit + properties
+        start = frames.u16(kind) + frames.u64(where)
+        content = frames.u8(number) + frames.text(stream) + start + frames.u16(1) + properties
         self.request(frames.SUBSCRIBE, content, stream)
         self._subscription = Subscription(self, number, stream)
-        try:
-            yield self._subscription
-        finally:
-            self._subscription = None
-            if not self.broken:
-                with suppress(Lost, RefusedError, NoStream):
-                    self.request(frames.UNSUBSCRIBE, frames.u8(number))
+        yield self._subscription
+        self._subscription = None
+        self.request(frames.UNSUBSCRIBE, frames.u8(number), stream)
 
     def credit(self, number: int, count: int) -> None:
         self._send(frames.CREDIT, frames.u8(number) + frames.u16(count))
@@ -246,15 +234,16 @@ class Connection:
 
     def _await(self, is_answer: Callable[[int, FieldReader], bool]) -> FieldReader:
         """The next frame that is an answer; its absence is the end."""
-        deadline = time.monotonic() + self._access.connect_timeout_s
+        deadline = time.monotonic() + self.patience_s
         try:
             while True:
                 command, reader = self.receive(deadline)
                 if is_answer(command, reader):
                     return reader
         except TimeoutError as silent:
-            self.broken = True
             raise Lost(str(silent)) from None
+        except FrameError as wrong:
+            raise Lost(f"{self.place} does not speak the stream protocol: {wrong}") from None
 
     def receive(self, deadline: float) -> tuple[int, FieldReader]:
         """The next frame; the subscription has noted what is for it.
@@ -262,21 +251,11 @@ class Connection:
         Raises:
             TimeoutError: none came until then.
         """
-        try:
-            return self._read_frame(deadline)
-        except FrameError as wrong:
-            self.broken = True
-            raise Lost(f"{self.place} does not speak the stream protocol: {wrong}") from None
-        except Lost:
-            self.broken = True
-            raise
-
-    def _read_frame(self, deadline: float) -> tuple[int, FieldReader]:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{self.place} sent only other things in time")
         size, command, _ = _HEAD.unpack(self._take(_HEAD.size, deadline))
         if not 4 <= size <= (_CHUNK_BYTES_MAX if command == frames.DELIVER else _FRAME_BYTES_MAX):
-            raise FrameError(f"a frame of {size} bytes")
+            raise FrameError(f"{self.place} sent a frame of {size} bytes")
         # What has begun comes whole, in whatever time: the deadline is for its first bytes.
         data = self._take(size - 4, deadline, started=True)
         reader = FieldReader(data)
@@ -335,13 +314,11 @@ class Connection:
             self._socket.settimeout(self._access.connect_timeout_s)
             self._socket.sendall(frames.frame(command, content))
         except OSError as failed:
-            self.broken = True
             raise Lost(f"{self.place}: {failed}") from None
         self._sent_s = time.monotonic()
 
     def close(self) -> None:
         """Close it, without a word to the broker: it has nothing of ours."""
-        self.broken = True
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.close()
@@ -371,7 +348,7 @@ class Subscription:
         """The next chunk.
 
         Raises:
-            SubscriptionEnded: the broker has ended it.
+            Lost: the broker has ended it, or the connection.
             TimeoutError: nothing came for so long.
             ChunkError: the head of what came is of no chunk.
         """
@@ -379,7 +356,7 @@ class Subscription:
         while not self._chunks:
             if self.ended:
                 place = self._connection.place
-                raise SubscriptionEnded(f"{place} has ended the subscription to stream '{self.stream}'")
+                raise Lost(f"{place} has ended the subscription to stream '{self.stream}'")
             self._connection.receive(deadline)
         self._open -= 1
         return read_chunk(self._chunks.popleft(), 1)

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
-from pyspark_mq.errors import DestinationError, OptionError
+from pyspark_mq.errors import BrokerUnavailableError, DestinationError, OptionError
 from pyspark_mq.streams.access import Access, make_access
 from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream
 from pyspark_mq.streams.offsets import LATEST, Place, decode, encode
 from pyspark_mq.streams.ranges import Range, loss
-from pyspark_mq.streams.resume import Found, Outcome, resume, unchanged
+from pyspark_mq.streams.resume import Found, Outcome, newest, resume, unchanged
 from pyspark_mq.streams.settings import Settings, Where
-from pyspark_mq.streams.tail import Copy, chunk_since, sure_chunk
+from pyspark_mq.streams.tail import Copy, chunk_with, sure_chunk
 from pyspark_mq.streams.topology import everywhere, located, persistently
 
 __all__ = ["Planner"]
@@ -30,6 +32,8 @@ _log = logging.getLogger("pyspark_mq")
 
 #: An idle query asks every ten milliseconds; partitions of super streams and changes of leaders are seen after so long.
 _TOPOLOGY_S = 1.0
+#: For so long members that are not reached are waited for where a first end is looked for.
+_SOON_S = 10.0
 #: Planning attempts if a stream disappears meanwhile.
 _TRIES = 3
 #: What is said of a place: of the offset to go on from, the one before it, and the place's own.
@@ -44,58 +48,83 @@ _TEXTS = {
 }
 
 
+@dataclass
+class _Partition:
+    """What is known of a partition.
+
+    Attributes:
+        of: name of the stream, or of the super stream that it is a partition of.
+        there: whether it was when partitions were looked at last.
+        seen: the place that was looked at since then, the end there was, and what became of the place. A stream that is
+            made again may have an end as before.
+        planned: the epoch that was planned last: its start, the offset it begins at, and its end.
+        furthest: the furthest place of this process: before 4.2 Spark does not say where an epoch begins.
+        lower: an end that Spark has logged below its start, and that start.
+        told: what was told of places, and up to which offset it was counted.
+        bound: where a run of `Trigger.AvailableNow` ends.
+    """
+
+    name: str
+    of: str = ""
+    members: list[Member] = field(default_factory=list)
+    there: bool = False
+    seen: tuple[Place, Place, Found] | None = None
+    planned: tuple[Place, int, Place] | None = None
+    furthest: Place | None = None
+    lower: tuple[Place, Place] | None = None
+    told: dict[tuple[Place, Outcome | None], int] = field(default_factory=dict)
+    bound: Place | None = None
+    backlog: int = 0
+
+
 class Planner:
     """Plans the epochs of one query. Used by one thread; connects when it is first asked."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._access: Access | None = None
-        self._names: dict[str, str] = {}
-        self._members: dict[str, list[Member]] = {}
+        #: All that were there once, or are in the checkpoint.
+        self._partitions: dict[str, _Partition] = {}
         self._looked_s = float("-inf")
-        #: Ends that were read since partitions were looked at: a stream that is made again may have an end as before.
-        self._ends: dict[str, Place] = {}
-        #: The last place that was looked at, the end of the first member that was asked, and what became of the place.
-        self._seen: dict[str, tuple[Place, Place, Found]] = {}
-        self._gone: set[str] = set()
-        self._bounds: dict[str, Place] | None = None
-        #: The furthest places of this process: before 4.2 Spark does not say where an epoch begins.
-        self._furthest: dict[str, Place] = {}
-        #: Ends that Spark has logged below their starts, and these.
-        self._carried: dict[str, tuple[Place, Place]] = {}
-        #: Losses that were told, with the offset up to which they were counted.
-        self._told: dict[tuple[str, Place, Outcome], int] = {}
+        self._bounded = False
         self._planned_s = time.monotonic()
         self._lost = self._planned = 0
-        self._backlog: dict[str, int] = {}
 
     # -- asking
+
+    def _at(self, name: str) -> _Partition:
+        return self._partitions.setdefault(name, _Partition(name))
+
+    def _there(self) -> list[_Partition]:
+        return [partition for partition in self._partitions.values() if partition.there]
 
     def _look(self) -> None:
         """See which partitions there are, and where."""
         if time.monotonic() - self._looked_s < _TOPOLOGY_S:
             return
-        first = self._access is None
+        limit_s = self._settings.endpoint.connect_timeout_s if self._access is None else None
         # Files of secrets are read again, so that tasks get the newest.
         self._access = make_access(self._settings.endpoint)
-        names: dict[str, str] = {}
-        limit_s = self._access.connect_timeout_s if first else None
-        for name in self._settings.streams:
-            for partition, members in self._located(name, limit_s).items():
-                names[partition] = name
-                self._members[partition] = members
-        self._names, self._looked_s = names, time.monotonic()
-        self._ends.clear()
-        self._seen = {name: seen for name, seen in self._seen.items() if seen[2].outcome is not Outcome.NOT_YET}
+        found = {name: self._located(self._access, name, limit_s) for name in self._settings.streams}
+        for partition in self._partitions.values():
+            partition.there, partition.seen = False, None
+        for of, parts in found.items():
+            for name, members in parts.items():
+                partition = self._at(name)
+                partition.of, partition.members, partition.there = of, members, True
+        self._looked_s = time.monotonic()
 
-    def _located(self, name: str, limit_s: float | None) -> dict[str, list[Member]]:
-        assert self._access is not None
+    def _located(self, access: Access, name: str, limit_s: float | None) -> dict[str, list[Member]]:
+        known = [partition for partition in self._partitions.values() if partition.of == name]
+        members = [member for partition in known if partition.there for member in partition.members]
+        # One that has gone already is not waited for again.
+        absent_s = 0.0 if known and not members else None
         try:
-            # One that has gone already is not waited for again.
-            absent_s = 0.0 if name in self._gone else None
-            return persistently(self._access, (), lambda connection: located(connection, name), limit_s, absent_s)
+            return persistently(
+                access, members, partial(located, name=name), f"stream '{name}'", limit_s=limit_s, absent_s=absent_s
+            )
         except NoStream:
-            if name in self._members:
+            if known:
                 return {}  # there was one: that is loss, and is said where its position is looked at
             raise DestinationError(
                 f"stream '{name}' does not exist in virtual host '{self._settings.virtual_host}', or is a queue "
@@ -113,57 +142,60 @@ class Planner:
         text = "its nodes say that it exists, and when they are asked about it that it does not"
         raise loss(gone, text, fails=self._settings.fail_on_loss)
 
-    def _ask(self, name: str, ask: Callable[[Connection], T]) -> T:
+    def _ask(self, partition: _Partition, ask: Callable[[Connection], T], limit_s: float | None = None) -> T:
         """Ask the members of a partition."""
         assert self._access is not None
-        return persistently(self._access, self._members.get(name, ()), ask)
+        return persistently(self._access, partition.members, ask, f"stream '{partition.name}'", limit_s=limit_s)
 
-    def _is_new(self, name: str, found: Found, end: Place) -> bool:
-        """Whether an end was planned a moment ago, and needs no second look."""
-        return end in (found.end, self._furthest.get(name))
+    def _copy(self, partition: _Partition, connection: Connection) -> Copy:
+        known = None if partition.seen is None else partition.seen[1]
+        return Copy(connection, partition.name, known, patient=partition.furthest is None)
 
-    def _see(self, name: str, place: Place, end: Place | None = None) -> Found:
-        """Tell what became of a place: by one member if it has it unchanged, by all if not.
-
-        Args:
-            end: of an epoch that begins there.
-        """
-        seen = self._seen.get(name)
-        if seen is not None and end is not None and seen[0] == place and self._is_new(name, seen[2], end):
-            return seen[2]
+    def _see(self, partition: _Partition, place: Place) -> Found:
+        """Tell what became of a place: by one member if it has it unchanged, by all if not."""
 
         def look(connection: Connection) -> Found:
             assert self._access is not None
-            copy = self._copy(connection, name)
-            self._furthest.setdefault(name, place)
-            if seen is not None and seen[:2] == (place, copy.end):
-                return seen[2]
+            copy = self._copy(partition, connection)
+            if partition.seen is not None and partition.seen[:2] == (place, copy.end):
+                return partition.seen[2]
             found = unchanged(place, copy)
             if found is None:
-                with everywhere(self._access, connection.members(name)) as connections:
-                    found, again = (resume(place, [Copy(one, name) for one in connections]) for _ in range(2))
+                with everywhere(self._access, connection.members(partition.name)) as connections:
+                    copies = ([Copy(one, partition.name) for one in connections] for _ in range(2))
+                    found, again = (resume(place, some) for some in copies)
                     if found[:2] != again[:2]:
-                        raise Lost(f"stream '{name}': what became of offset {place.next} is told in two ways")
-            self._seen[name] = place, copy.end, found
+                        text = f"what became of offset {place.next} is told in two ways"
+                        raise Lost(f"stream '{partition.name}': {text}")
+            partition.seen = place, copy.end, found
             return found
 
-        return self._ask(name, look)
+        found = self._ask(partition, look)
+        partition.furthest = partition.furthest or place
+        return found
 
-    def _copy(self, connection: Connection, name: str) -> Copy:
-        copy = Copy(connection, name, self._ends.get(name), patient=name not in self._furthest)
-        self._ends[name] = copy.end
-        return copy
+    def _end(self, partition: _Partition) -> Place:
+        """The committed end, of a place that nobody has been at; the furthest, if all members are soon reached."""
 
-    def _end(self, name: str) -> Place:
-        """The committed end, of a place that nobody has been at."""
-        return self._ask(name, lambda connection: self._copy(connection, name).end_after(Place(0)))
+        def furthest(connection: Connection) -> Place:
+            assert self._access is not None
+            with everywhere(self._access, connection.members(partition.name)) as connections:
+                copies = [self._copy(partition, one) for one in connections]
+                return max(copies, key=newest).end_after(None)
+
+        try:
+            return self._ask(partition, furthest, _SOON_S)
+        except BrokerUnavailableError:
+            return self._ask(partition, lambda connection: self._copy(partition, connection).end_after(None))
 
     # -- where to begin
 
     def initial(self) -> dict[str, Any]:
         """The offset of a query that has read nothing."""
-        self._furthest = self._steadily(lambda: self._resolved("startingOffsets", self._settings.starting))
-        return encode(self._settings.of, self._furthest)
+        places = self._steadily(lambda: self._resolved("startingOffsets", self._settings.starting))
+        for name, place in places.items():
+            self._at(name).furthest = place
+        return encode(self._settings.of, places)
 
     def batch(self) -> list[Range]:
         """The tasks of a batch from `startingOffsets` to `endingOffsets`."""
@@ -172,28 +204,39 @@ class Planner:
     def _batch(self) -> list[Range]:
         starting = self._resolved("startingOffsets", self._settings.starting)
         ending = self._resolved("endingOffsets", self._settings.ending)
-        for partition, place in ending.items():
-            if place.next < starting[partition].next:
-                ending[partition] = starting[partition]
-        return self._ranges(starting, ending)
+        return self._split([(self._at(name), place.next, ending[name]) for name, place in starting.items()])
 
     def _resolved(self, option: str, where: Where) -> dict[str, Place]:
-        for given in (where.offsets or {}, where.times_ms or {}):
-            unknown = [name for name in given if name not in self._names]
-            if unknown:
-                problem = f"names partition '{unknown[0]}', which is none of {', '.join(self._names)}"
+        names = [partition.name for partition in self._there()]
+        for name in (*(where.offsets or {}), *(where.times_ms or {})):
+            if name not in names:
+                problem = f"names partition '{name}', which is none of {', '.join(names)}"
                 raise OptionError(option, f"{problem}; correct it")
-        return {name: self._ask(name, partial(self._resolve, name, option, where)) for name in self._names}
+        return {
+            partition.name: self._ask(partition, partial(self._resolve, partition, option, where))
+            for partition in self._there()
+        }
 
-    def _resolve(self, name: str, option: str, where: Where, connection: Connection) -> Place:
-        copy = self._copy(connection, name)
-        end = copy.end_after(Place(0))
+    def _resolve(self, partition: _Partition, option: str, where: Where, connection: Connection) -> Place:
+        name = partition.name
+        assert self._access is not None
+        copy = self._copy(partition, connection)
+        end = copy.end_after(None)
+        if copy.is_cut and option == "endingOffsets":
+            # Nobody comes back for what is left out here.
+            with everywhere(self._access, connection.members(name)) as connections:
+                copy = max([Copy(one, name) for one in connections], key=newest)
+                end = copy.end_after(None)
+            if copy.is_cut:
+                self._note_loss(
+                    partition, f"the last chunk is damaged: what is behind offset {end.next - 1} is left out", 0
+                )
         since_ms = (where.times_ms or {}).get(name, where.since_ms)
         offset = (where.offsets or {}).get(name, where.offset)
         if since_ms is not None and end.last is not None:
             offset = LATEST
             if end.last.timestamp_ms >= since_ms:
-                offset = chunk_since(connection, name, since_ms).first
+                offset = chunk_with(connection, name, since_ms=since_ms).first
         if offset > end.next:
             there = f"which is {end.next}" if end.last else "which has nothing yet"
             raise OptionError(option, f"{offset} is behind the end of stream '{name}', {there}; correct it")
@@ -201,8 +244,11 @@ class Planner:
             return end
         first = end.first.chunk
         if 0 <= offset < first:
+            with everywhere(self._access, connection.members(name)) as connections:
+                first = min(Copy(one, name).low for one in connections)
+        if 0 <= offset < first:
             text = f"offsets {offset} to {first - 1} of '{option}' are gone: retention took them"
-            self._tell(name, Place(offset), Outcome.GONE, text, first)
+            self._tell(partition, Place(offset), Outcome.GONE, text, first)
         if offset <= first:
             return Place(first, None, end.first)
         chunk = sure_chunk(connection, name, offset - 1)
@@ -213,7 +259,9 @@ class Planner:
     def bound(self) -> None:
         """Fix the ends of a run of `Trigger.AvailableNow`."""
         self._looked_s = float("-inf")
-        self._bounds = self._steadily(lambda: {name: self._end(name) for name in self._names})
+        for partition, end in self._steadily(lambda: [(one, self._end(one)) for one in self._there()]):
+            partition.bound = end
+        self._bounded = True
 
     def latest(self, start: dict[str, Any] | None, *, limited: bool = True) -> dict[str, Any]:
         """The end of the next epoch; `start` itself if there is nothing to read.
@@ -224,90 +272,95 @@ class Planner:
         return self._steadily(lambda: self._latest(start, limited=limited))
 
     def _latest(self, start: dict[str, Any] | None, *, limited: bool) -> dict[str, Any]:
-        before = dict(self._furthest) if start is None else decode(self._settings.of, start)
-        gone = [name for name in before if name not in self._names]
-        for name in set(gone) - self._gone:
-            # An idle query asks again and again: it is said once.
-            self._note_loss(name, f"it was deleted; it was read up to offset {before[name].next}", 0)
-        self._gone = set(gone)
-        begins: dict[str, int] = {}
-        ends: dict[str, Place] = {}
-        for name in self._names:
-            if self._bounds is not None and name not in self._bounds:
+        if start is None:
+            before = {one.name: one.furthest for one in self._partitions.values() if one.furthest is not None}
+        else:
+            before = decode(self._settings.of, start)
+        for name, place in before.items():
+            if not self._at(name).there:
+                text = f"it was deleted; it was read up to offset {place.next}"
+                self._tell(self._at(name), place, None, text, place.next)
+        planned: list[tuple[_Partition, int, Place]] = []
+        for partition in self._there():
+            if self._bounded and partition.bound is None:
                 continue
-            if start is None and name not in before:
-                before[name] = self._end(name)
+            if start is None and partition.name not in before:
+                before[partition.name] = self._end(partition)
             # A partition that has come later is read from its first message.
-            place = before.get(name, Place(0))
-            found = self._see(name, place)
-            begins[name] = self._judged(name, place, found)
-            ends[name] = found.end if self._bounds is None else self._bounded(name, found)
-        self._backlog = {name: max(0, end.next - begins[name]) for name, end in ends.items()}
-        total = sum(self._backlog.values())
+            place = before.setdefault(partition.name, Place(0))
+            found = self._see(partition, place)
+            begin = self._judged(partition, place, found)
+            end = self._bound_of(partition, found) if self._bounded else found.end
+            partition.backlog = max(0, end.next - begin)
+            planned.append((partition, begin, end))
+        total = sum(partition.backlog for partition, *_ in planned)
         if start is not None and (total == 0 or self._waits(total)):
             return start
         self._planned_s = time.monotonic()
         limit = self._settings.max_offsets if limited and start is not None else None
-        after = {name: self._cut(name, begins[name], end, limit, total) for name, end in ends.items()}
-        for name, place in after.items():
-            self._planned += max(0, place.next - begins[name])
-            self._backlog[name] = ends[name].next - place.next
+        after = {one.name: self._cut(one, begin, end, limit, total) for one, begin, end in planned}
+        for partition, begin, end in planned:
+            place = partition.furthest = after[partition.name]
+            partition.planned = before[partition.name], begin, place
+            partition.backlog = end.next - place.next
+            self._planned += max(0, place.next - begin)
         # A partition that has gone keeps its place: if it was only not named, it is not read again.
-        self._furthest = before | after
-        return encode(self._settings.of, self._furthest)
+        return encode(self._settings.of, before | after)
 
-    def _bounded(self, name: str, found: Found) -> Place:
+    def _bound_of(self, partition: _Partition, found: Found) -> Place:
         """The end for a run that is bounded; a bound that the stream does not have any more is fixed anew."""
-        assert self._bounds is not None
-        bound, same = self._bounds[name], found.outcome in {Outcome.SAME, Outcome.NOT_YET}
-        if same and bound.next < found.end.next:
-            same = self._see(name, bound).outcome is Outcome.SAME
-        if not same:
-            self._bounds[name] = bound = found.end
-        return bound if bound.next < found.end.next else found.end
+        assert partition.bound is not None
+        is_kept = found.outcome in {Outcome.SAME, Outcome.NOT_YET}
+        if is_kept and partition.bound.next < found.end.next:
+            is_kept = self._see(partition, partition.bound).outcome is Outcome.SAME
+        if not is_kept:
+            partition.bound = found.end
+        return min(partition.bound, found.end, key=lambda place: place.next)
 
     def _waits(self, total: int) -> bool:
         minimum = self._settings.min_offsets
-        if minimum is None or total >= minimum or self._bounds is not None:
+        if minimum is None or total >= minimum or self._bounded:
             return False
         return time.monotonic() - self._planned_s < self._settings.max_delay_s
 
-    def _cut(self, partition: str, begin: int, end: Place, limit: int | None, total: int) -> Place:
-        backlog = self._backlog[partition]
-        if limit is None or total <= limit or backlog == 0:
+    def _cut(self, partition: _Partition, begin: int, end: Place, limit: int | None, total: int) -> Place:
+        if limit is None or total <= limit or partition.backlog == 0:
             return end
-        at = begin + max(1, limit * backlog // total) - 1
-        chunk = self._ask(partition, lambda connection: sure_chunk(connection, partition, at))
+        at = begin + max(1, limit * partition.backlog // total) - 1
+        chunk = self._ask(partition, lambda connection: sure_chunk(connection, partition.name, at))
         return Place(chunk.end, chunk.identity, end.first) if chunk.end < end.next else end
 
-    def _judged(self, name: str, place: Place, found: Found, end: int | None = None) -> int:
+    def _judged(self, partition: _Partition, place: Place, found: Found, end: int | None = None, gone: int = 0) -> int:
         """Say what became of a place, and return the offset to go on from; a DataLossError if that is not accepted.
 
         Args:
             end: of an epoch; what retention took after that is counted with the next one.
+            gone: offsets before the place that were planned, and are not there any more.
         """
         begin, outcome = found.begin, found.outcome
-        if outcome is Outcome.NOT_YET and (name, place, outcome) not in self._told:
-            self._told[name, place, outcome] = begin
-            _log.warning("stream '%s': %s", name, _TEXTS[outcome].format(begin, begin - 1, place.next))
-        elif outcome not in {Outcome.SAME, Outcome.NOT_YET, Outcome.GONE} or begin > place.next:
+        if outcome in _TEXTS and (begin > place.next or outcome is not Outcome.GONE):
             text = _TEXTS[outcome].format(begin, begin - 1, place.next)
-            self._tell(name, place, outcome, text, begin if end is None else min(begin, end))
+            self._tell(partition, place, outcome, text, begin if end is None else min(begin, end), gone)
         return begin
 
-    def _tell(self, name: str, place: Place, outcome: Outcome, text: str, begin: int) -> None:
-        """Note a loss, once for each place; of what retention took, count what has not been counted."""
-        told = self._told.get((name, place, outcome))
-        count = max(0, begin - (place.next if told is None else told)) if outcome is Outcome.GONE else 0
-        if told is None or count:
-            self._note_loss(name, text, count)
-        self._told[name, place, outcome] = begin
+    def _tell(
+        self, partition: _Partition, place: Place, outcome: Outcome | None, text: str, begin: int, gone: int = 0
+    ) -> None:
+        """Say a loss once for each place; of what retention took, count what has not been counted."""
+        counted = partition.told.get((place, outcome))
+        if outcome is Outcome.GONE:
+            gone = max(0, begin - (place.next if counted is None else counted))
+        if outcome is Outcome.NOT_YET and counted is None:
+            _log.warning("stream '%s': %s", partition.name, text)
+        elif counted is None or (outcome is Outcome.GONE and gone):
+            self._note_loss(partition, text, gone)
+        partition.told[place, outcome] = begin
 
-    def _note_loss(self, name: str, text: str, count: int) -> None:
+    def _note_loss(self, partition: _Partition, text: str, count: int) -> None:
         if self._settings.fail_on_loss:
-            raise loss(name, text)
+            raise loss(partition.name, text)
         self._lost += count
-        _log.warning("stream '%s': %s; the query goes on, as 'failOnDataLoss' is false", name, text)
+        _log.warning("stream '%s': %s; the query goes on, as 'failOnDataLoss' is false", partition.name, text)
 
     # -- tasks
 
@@ -318,60 +371,59 @@ class Planner:
         return self._steadily(lambda: self._ranges(decode(self._settings.of, start), decode(self._settings.of, end)))
 
     def _ranges(self, before: Mapping[str, Place], after: Mapping[str, Place]) -> list[Range]:
-        begun: dict[str, int] = {}
-        ends: dict[str, Place] = {}
+        planned: list[tuple[_Partition, int, Place]] = []
         for name, end in after.items():
-            start = before.get(name, Place(0))
-            lower, carried = self._carried.get(name, (None, start))
-            start = carried if start == lower else start
+            partition, start = self._at(name), before.get(name, Place(0))
+            if partition.lower is not None and start == partition.lower[0]:
+                start = partition.lower[1]
             if start == end:
                 continue
-            if name not in self._names:
-                self._note_loss(
-                    name, f"it was deleted; offsets from {start.next} on were planned", end.next - start.next
-                )
-                continue
-            found = self._see(name, start, end)
-            begun[name] = self._judged(name, start, found, end.next)
-            ends[name] = end if self._is_new(name, found, end) else self._stop(name, start, end)
-            self._furthest[name] = end
-            if end.next < start.next and found.outcome in {Outcome.SAME, Outcome.NOT_YET}:
-                self._carried[name], self._furthest[name] = (end, start), start
-        return self._split(begun, ends)
+            if not partition.there:
+                text = f"it was deleted; offsets from {start.next} on were planned"
+                self._note_loss(partition, text, end.next - start.next)
+            elif partition.planned is not None and partition.planned[::2] == (start, end):
+                planned.append((partition, partition.planned[1], end))
+            else:
+                planned.append((partition, *self._logged(partition, start, end)))
+        return self._split(planned)
 
-    def _stop(self, name: str, start: Place, end: Place) -> Place:
-        """Where an epoch ends that was logged with an end."""
-        found = self._see(name, end)
+    def _logged(self, partition: _Partition, start: Place, end: Place) -> tuple[int, Place]:
+        """Where an epoch begins and ends of which only the log tells."""
+        found = self._see(partition, start)
+        begin = self._judged(partition, start, found, end.next)
+        partition.furthest = end
+        if end.next < start.next and found.outcome in {Outcome.SAME, Outcome.NOT_YET}:
+            partition.lower, partition.furthest = (end, start), start
+        found = self._see(partition, end)
         if found.outcome is not Outcome.GONE:
-            self._judged(name, end, found)
-            self._lost += max(0, end.next - max(start.next, found.stop.next))
-        return found.stop
+            self._judged(partition, end, found, gone=max(0, end.next - max(start.next, found.stop.next)))
+        return begin, found.stop
 
-    def _split(self, begun: Mapping[str, int], after: Mapping[str, Place]) -> list[Range]:
-        sizes = {name: place.next - begun[name] for name, place in after.items() if place.next > begun[name]}
-        total, settings = sum(sizes.values()), self._settings
+    def _split(self, planned: Sequence[tuple[_Partition, int, Place]]) -> list[Range]:
+        sizes = [(*one, one[2].next - one[1]) for one in planned if one[2].next > one[1]]
+        total, settings = sum(size for *_, size in sizes), self._settings
         assert self._access is not None
-        planned: list[Range] = []
-        for turn, (name, size) in enumerate(sizes.items()):
+        found: list[Range] = []
+        for turn, (partition, begin, place, size) in enumerate(sizes):
             parts = -(-(settings.min_partitions or 1) * size // total)
             parts = min(max(parts, -(-size // (settings.max_records or size))), size)
-            begin, place, members = begun[name], after[name], tuple(self._members.get(name, ()))
-            for number in range(parts):
-                low, high = begin + size * number // parts, begin + size * (number + 1) // parts
-                planned.append(
+            edges = [begin + size * number // parts for number in range(parts + 1)]
+            for number, (low, high) in enumerate(pairwise(edges)):
+                found.append(
                     Range(
-                        name, self._names[name], low, high, place.last, members, self._access, settings.fail_on_loss,
-                        turn + number,
+                        partition.name, partition.of, low, high, place.last, tuple(partition.members), self._access,
+                        settings.fail_on_loss, turn + number,
                     )
                 )  # fmt: skip
-        return planned
+        return found
 
     def report(self) -> dict[str, Any]:
         """Counters, for the query's progress, by the names of those of queues."""
+        backlog = {partition.name: partition.backlog for partition in self._there()}
         return {
             "reads": self._settings.of,
             "planned": self._planned,
             "lost": self._lost,
-            "backlog": sum(self._backlog.values()),
-            "backlogByPartition": dict(self._backlog),
+            "backlog": sum(backlog.values()),
+            "backlogByPartition": backlog,
         }

@@ -21,12 +21,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
-from pyspark_mq.errors import START_ANEW, BrokerUnavailableError, DataLossError, RefusedError
+from pyspark_mq.errors import START_ANEW, DataLossError
 from pyspark_mq.streams.access import Access
 from pyspark_mq.streams.chunk import Chunk, ChunkError, Entry, Identity
-from pyspark_mq.streams.connection import NO_STREAM, Connection, Lost, Member, NoStream, SubscriptionEnded
+from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream
 from pyspark_mq.streams.tail import chunk_with
-from pyspark_mq.streams.topology import candidates, connected
+from pyspark_mq.streams.topology import Attempts, connected
 
 __all__ = ["Part", "Range", "loss", "read_range"]
 
@@ -36,7 +36,6 @@ _log = logging.getLogger("pyspark_mq")
 _WAIT_S = 5.0
 #: As often each member has to show a gap, a broken chunk or another stream, before it is believed.
 _TRIES = 3
-_PAUSE_S, _PAUSE_MAX_S = 0.1, 2.0
 #: Chunks on the way, at most: enough for chunks of one message, and not read for nothing behind the end.
 _CHUNKS_MAX = 64
 
@@ -100,58 +99,39 @@ def read_range(wanted: Range) -> Iterator[Part]:
 class _RangeReader:
     def __init__(self, wanted: Range) -> None:
         self._wanted = wanted
-        self._next = wanted.begin
         self._proved = wanted.proof is None
-        self._wait_s = _WAIT_S
+        what = lambda: f"{wanted}: no progress at offset {self._next}"  # noqa: E731
+        self._attempts = Attempts(wanted.access, wanted.members, what, turn=wanted.turn)
         #: What members have shown instead of the next chunk: where they go on, and why.
         self._lacking: dict[Member, list[tuple[int, str]]] = defaultdict(list)
         self._others = 0
-        self._progress_s = time.monotonic()
-        self._absent_s: float | None = None
+        self._get_to(wanted.begin)
 
     def parts(self) -> Iterator[Part]:
-        wanted, tries, pause_s = self._wanted, 0, 0.0
-        while self._next < wanted.end or not self._proved:
-            places = candidates(wanted.access, wanted.members, wanted.turn)
-            member, url = places[tries % len(places)]
-            before = self._next
-            try:
-                with connected(wanted.access, member, url) as connection:
+        wanted = self._wanted
+        try:
+            for node in self._attempts:
+                if self._next >= wanted.end and self._proved:
+                    return
+                with self._attempts, connected(wanted.access, *node) as connection:
                     if self._next < wanted.end:
                         yield from self._subscribed(connection)
-                    if self._next >= wanted.end and not self._proved and wanted.proof is not None:
+                    if not self._proved and wanted.proof is not None:
                         self._prove(connection, chunk_with(connection, wanted.stream, wanted.proof.chunk), wanted.proof)
-                continue
-            except (Lost, SubscriptionEnded, NoStream, RefusedError) as failed:
-                self._failed(failed)
-            tries += 1
-            pause_s = 0.0 if self._next > before else min(max(_PAUSE_S, 2 * pause_s), _PAUSE_MAX_S)
-            time.sleep(pause_s)
+        except NoStream:
+            self._skip(wanted.end, "the stream was deleted")
 
-    def _failed(self, failed: Exception) -> None:
-        """Decide whether to go on."""
-        wanted, now = self._wanted, time.monotonic()
-        if isinstance(failed, NoStream) and failed.code == NO_STREAM:
-            self._absent_s = self._absent_s or now
-            if now - self._absent_s > wanted.access.connect_timeout_s:
-                self._skip(wanted.end, "the stream was deleted")
-                self._proved = True
-        elif now - self._progress_s > wanted.access.reconnect_timeout_s:
-            if isinstance(failed, RefusedError):
-                raise failed
-            raise BrokerUnavailableError(
-                f"{wanted}: no progress at offset {self._next} for {now - self._progress_s:.0f} s: {failed}. Check the "
-                f"nodes of '{','.join(map(str, wanted.access.urls))}', and that this worker reaches what they "
-                "advertise. If the end of the stream was lost, that shows as soon as somebody publishes"
-            ) from None
-        _log.info("%s: at offset %d: %s", wanted, self._next, failed)
+    def _get_to(self, offset: int) -> None:
+        self._next, self._wait_s, self._others = offset, _WAIT_S, 0
+        self._lacking.clear()
+        self._attempts.progress()
 
     # -- one subscription
 
     def _subscribed(self, connection: Connection) -> Iterator[Part]:
         wanted, proof, begun, broken, after = self._wanted, self._wanted.proof, time.monotonic(), "", 0
         with connection.subscribed(wanted.stream, self._next) as subscription:
-            self._absent_s = None
+            self._attempts.absent.clear()
             while self._next < wanted.end:
                 try:
                     chunk = subscription.next(self._wait_s)
@@ -160,20 +140,22 @@ class _RangeReader:
                 except ChunkError as wrong:
                     # The next one tells where it ends.
                     broken = broken or f"no member has a good chunk for offset {self._next}: {wrong}"
-                    self._go_on(begun, broken)
+                    self._wait(begun, broken)
                     subscription.want(1)
                     continue
                 except TimeoutError:
                     if broken and after > self._next:
                         self._lacks(connection, after, broken)
-                    self._silent(f"{connection.place} sent nothing from offset {self._next} on in {self._wait_s:g} s")
+                    self._wait(
+                        0.0, f"{connection.place} sent nothing from offset {self._next} on in {self._wait_s:g} s"
+                    )
                 left = wanted.end - chunk.end
                 if left > 0:
                     # By records that are left: what comes behind the range is sent for nothing.
                     subscription.want(min(_CHUNKS_MAX, left // max(1, chunk.records) + 1))
                 if chunk.end <= self._next:
                     # A member that lags begins below.
-                    self._go_on(begun, f"{connection.place} has only got to offset {chunk.first}")
+                    self._wait(begun, f"{connection.place} has only got to offset {chunk.first}")
                     continue
                 if chunk.first > self._next:
                     self._lacks(connection, chunk.first, broken or self._gap(connection, chunk))
@@ -182,28 +164,22 @@ class _RangeReader:
                 if proof is not None and chunk.first <= proof.chunk < chunk.end:
                     self._prove(connection, chunk, proof)
                 low, high = self._next - chunk.first, min(wanted.end, chunk.end) - chunk.first
-                self._next, broken = chunk.first + high, ""
-                self._others, self._wait_s, self._progress_s = 0, _WAIT_S, time.monotonic()
-                self._lacking.clear()
                 if chunk.user:
                     yield Part(chunk, entries, low, high)
-                    self._progress_s = time.monotonic()  # whatever took the rows may have taken long
+                # Whatever took the rows may have taken long: time counts from now on.
+                self._get_to(chunk.first + high)
+                begun, broken = time.monotonic(), ""
 
     def _checked(self, chunk: Chunk) -> list[Entry]:
         if chunk.first < self._next < chunk.end and self._next > self._wanted.begin:
             raise ChunkError(f"the chunk at offset {chunk.first} begins within the one before it")
         return chunk.check()
 
-    def _go_on(self, begun: float, text: str) -> None:
-        """Leave a member that brings nothing of use."""
-        if time.monotonic() - max(begun, self._progress_s) > self._wait_s:
-            self._silent(text)
-
-    def _silent(self, text: str) -> NoReturn:
-        """Leave a member; the next one may take longer."""
-        left_s = self._progress_s + self._wanted.access.reconnect_timeout_s - time.monotonic()
-        self._wait_s = max(_WAIT_S, min(2 * self._wait_s, left_s))
-        raise Lost(text)
+    def _wait(self, since_s: float, text: str) -> None:
+        """Leave a member that has brought nothing of use for long; the next one may take longer."""
+        if time.monotonic() - since_s > self._wait_s:
+            self._wait_s = max(_WAIT_S, min(2 * self._wait_s, self._attempts.left_s))
+            raise Lost(f"{text}; if the end of the stream was lost, that shows as soon as somebody publishes")
 
     def _gap(self, connection: Connection, chunk: Chunk) -> str:
         if connection.stats(self._wanted.stream)["first_chunk_id"] > self._next:
@@ -227,9 +203,8 @@ class _RangeReader:
         if wanted.fail_on_loss:
             raise loss(wanted.stream, text)
         _log.warning("stream '%s': %s; %d lost, as 'failOnDataLoss' is false", wanted.stream, text, end - self._next)
-        self._next, self._progress_s = end, time.monotonic()
+        self._get_to(end)
         self._proved = self._proved or wanted.proof is None or wanted.proof.chunk < after
-        self._lacking.clear()
 
     def _prove(self, connection: Connection, chunk: Chunk, proof: Identity) -> None:
         """Compare the chunk at the end with the one that was planned."""

@@ -10,33 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_mq.streams.chunk import Chunk, Identity
 from pyspark_mq.streams.offsets import Place
 
-__all__ = ["Found", "Outcome", "View", "resume", "unchanged"]
+if TYPE_CHECKING:
+    from pyspark_mq.streams.tail import Copy
+
+__all__ = ["Found", "Outcome", "newest", "resume", "unchanged"]
 
 #: So far apart clocks of two leaders may be: what one wrote before is no newer for that.
 _CLOCKS_MS = 5_000
-
-
-class View(Protocol):
-    """One member's copy of a stream: committed chunks, from where its retention begins.
-
-    Attributes:
-        low: the lowest offset, as the member says; only a delivered chunk proves it.
-        end: the place after its last chunk; without a chunk if it has none, or knows of none yet.
-    """
-
-    low: int
-    end: Place
-
-    def chunk(self, offset: int) -> Chunk:
-        """The chunk with an offset below the end, or the first one that is left."""
-
-    def end_after(self, place: Place) -> Place:
-        """The end, with the first chunk as it is now; a place may know it already."""
 
 
 class Outcome(Enum):
@@ -68,7 +53,7 @@ class Found(NamedTuple):
     stop: Place
 
 
-def unchanged(place: Place, view: View) -> Found | None:
+def unchanged(place: Place, view: Copy) -> Found | None:
     """Tell that a member has the chunk before a place, or what was first where there was none; None if not."""
     mark = place.last or place.first
     if mark is None:
@@ -78,9 +63,14 @@ def unchanged(place: Place, view: View) -> Found | None:
     return _found(Outcome.SAME, place, place.next, view) if same else None
 
 
-def resume(place: Place, views: Sequence[View]) -> Found:
+def newest(view: Copy) -> tuple[int, int]:
+    """Return what the copy that a leader is chosen for has the most of: the epoch, then the offset at its end."""
+    return (view.end.last.epoch if view.end.last else -1, view.end.next)
+
+
+def resume(place: Place, views: Sequence[Copy]) -> Found:
     """Tell what became of a place, by what all members show."""
-    ranked = sorted(views, key=lambda view: (view.end.last.epoch if view.end.last else -1, view.end.next), reverse=True)
+    ranked = sorted(views, key=newest, reverse=True)
     for view in ranked:
         if (found := unchanged(place, view)) is not None:
             return found
@@ -92,17 +82,28 @@ def resume(place: Place, views: Sequence[View]) -> Found:
     left = min((view.chunk(offset).first for view in beyond), default=-1)
     if left > offset:
         return _found(Outcome.GONE, place, max(place.next, left), beyond[0])
-    return _found(Outcome.SAME, place, place.next, ranked[0]) if mark is None else _replaced(place, mark, ranked[0])
+    return _found(Outcome.SAME, place, place.next, ranked[0]) if mark is None else _replaced(place, mark, ranked)
 
 
-def _replaced(place: Place, mark: Identity, view: View) -> Found:
+def _replaced(place: Place, mark: Identity, ranked: Sequence[Copy]) -> Found:
     """Tell from where on a stream that has no place unchanged is another one."""
-    first, low, high = place.first, view.chunk(0).first, min(place.next, view.end.next)
-    kept = view.chunk(first.chunk) if first is not None and low <= first.chunk < view.end.next else None
+    view, head = ranked[0], ranked[0].chunk(0)
+    # Retention is each member's own: others may have more of the same stream.
+    alike = [one for one in ranked if one.end.next > head.first and one.chunk(head.first) == head]
+    most = min(alike, key=lambda one: one.chunk(0).first)
+
+    def chunk_at(offset: int) -> Chunk:
+        return (most if offset < head.first else view).chunk(offset)
+
+    def is_later(chunk: Chunk) -> bool:
+        return chunk.timestamp_ms > mark.timestamp_ms + (0 if chunk.epoch == mark.epoch else _CLOCKS_MS)
+
+    first, low, high = place.first, most.chunk(0).first, min(place.next, view.end.next)
+    kept = chunk_at(first.chunk) if first is not None and low <= first.chunk < view.end.next else None
     if kept is not None and kept.identity != first:
         return _found(Outcome.OTHER, place, low, view)
-    cut = _first_of(view, low, high, lambda chunk: chunk.epoch > mark.epoch)
-    cut = _first_of(view, low, cut, lambda chunk: chunk.timestamp_ms > mark.timestamp_ms + _apart_ms(chunk, mark))
+    cut = _first_of(chunk_at, low, high, lambda chunk: chunk.epoch > mark.epoch)
+    cut = _first_of(chunk_at, low, cut, is_later)
     if cut < high:
         return _found(Outcome.CUT, place, cut, view)
     if view.end.next < place.next:
@@ -110,14 +111,10 @@ def _replaced(place: Place, mark: Identity, view: View) -> Found:
     return _found(*((Outcome.OTHER, place, low) if kept is None else (Outcome.AGAIN, place, kept.end)), view)
 
 
-def _apart_ms(chunk: Chunk, mark: Identity) -> int:
-    return 0 if chunk.epoch == mark.epoch else _CLOCKS_MS
-
-
-def _first_of(view: View, low: int, high: int, is_newer: Callable[[Chunk], bool]) -> int:
+def _first_of(chunk_at: Callable[[int], Chunk], low: int, high: int, is_newer: Callable[[Chunk], bool]) -> int:
     """Return where the first newer chunk begins; `high` if there is none below it."""
     while low < high:
-        chunk = view.chunk((low + high) // 2)
+        chunk = chunk_at((low + high) // 2)
         if is_newer(chunk):
             high = chunk.first
         else:
@@ -125,9 +122,11 @@ def _first_of(view: View, low: int, high: int, is_newer: Callable[[Chunk], bool]
     return min(low, high)
 
 
-def _found(outcome: Outcome, place: Place, begin: int, view: View) -> Found:
+def _found(outcome: Outcome, place: Place, begin: int, view: Copy) -> Found:
     stop = place if outcome is Outcome.SAME else Place(0)
     if outcome in {Outcome.CUT, Outcome.AGAIN} and begin > 0:
         before = view.chunk(begin - 1)
         stop = Place(begin, before.identity if before.first < begin else None) if begin < place.next else place
-    return Found(outcome, begin, view.end_after(place) if view.end.next > begin else place, stop)
+    # What is known of another stream's first chunk says nothing of this one's.
+    first = place.first if outcome is Outcome.SAME else None
+    return Found(outcome, begin, view.end_after(first) if view.end.next > begin else place, stop)

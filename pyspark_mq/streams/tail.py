@@ -7,27 +7,30 @@ may vanish when a leader is lost. -1 is "not yet", which lasts for a second afte
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from pyspark_mq.streams.chunk import Chunk, ChunkError
-from pyspark_mq.streams.connection import Connection, Lost, Subscription, SubscriptionEnded
+from pyspark_mq.streams.chunk import Chunk, ChunkError, Identity
+from pyspark_mq.streams.connection import Connection, Lost
 from pyspark_mq.streams.offsets import Place
 
-__all__ = ["Copy", "chunk_since", "chunk_with", "sure_chunk"]
+__all__ = ["Copy", "chunk_with", "sure_chunk"]
 
 #: A node that has just been started knows nothing for 0.1 to 0.7 s; a new leader finds its commit point again.
 _EMPTY_S, _ELECTED_S, _PAUSE_S = 2.0, 10.0, 0.1
 
 
 class Copy:
-    """A member's copy of a stream, for :func:`.resume`; chunks are read when they are asked for.
+    """A member's copy of a stream: committed chunks, from where its retention begins. They are read when asked for.
 
     Args:
         connection: to the member.
         known: the end as it was found last: if it is still that, nothing is read.
         patient: wait for a node that has just been started, or elected.
+
+    Attributes:
+        low: the lowest offset, as the member says; only a delivered chunk proves it.
+        end: the place after its last chunk; without a chunk if it has none, or knows of none yet.
+        is_cut: whether a damaged chunk is behind the end, and was left out.
 
     Raises:
         Lost: the member cannot tell now.
@@ -40,27 +43,26 @@ class Copy:
         self._connection, self._stream = connection, stream
         numbers = _settled(connection, stream) if patient else connection.stats(stream)
         self.low, last = max(0, numbers["first_chunk_id"]), numbers["committed_chunk_id"]
-        self.end = Place(0)
+        self.end, self.is_cut = Place(0), False
         if known is not None and known.last is not None and known.last.chunk == last:
             self.end = known
         elif last >= 0:
-            chunk = chunk_with(connection, stream, last)
-            if _is_broken(chunk) or chunk.first != last:
-                # For once, or for good: what is before it can be read meanwhile.
-                if last <= self.low:
-                    raise Lost(f"the last chunk of stream '{stream}' is broken")
-                chunk = sure_chunk(connection, stream, last - 1)
-            self.end = Place(chunk.end, chunk.identity)
+            chunk: Chunk | None = sure_chunk(connection, stream, last, last)
+            if chunk is not None and _is_broken(chunk):
+                # What is before it can be read meanwhile.
+                self.is_cut = True
+                chunk = sure_chunk(connection, stream, last - 1) if last > self.low else None
+            if chunk is not None:
+                self.end = Place(chunk.end, chunk.identity)
 
     def chunk(self, offset: int) -> Chunk:
         """The chunk with an offset below the end, or the first one that is left; its data may be damaged."""
         return chunk_with(self._connection, self._stream, offset)
 
-    def end_after(self, place: Place) -> Place:
-        """The end, with the first chunk as it is now, which is read if it is not the one that a place knows."""
+    def end_after(self, first: Identity | None) -> Place:
+        """The end, with the first chunk of the stream, which is not read if it is still the one that is known."""
         if self.end.last is None:
             return self.end
-        first = place.first
         if first is None or first.chunk != self.low:
             first = sure_chunk(self._connection, self._stream, 0, self.low).identity
         return replace(self.end, first=first)
@@ -78,15 +80,27 @@ def _settled(connection: Connection, stream: str) -> dict[str, int]:
         time.sleep(_PAUSE_S)
 
 
-def chunk_with(connection: Connection, stream: str, offset: int) -> Chunk:
-    """The chunk that has an offset which is committed; if retention has taken it, the first there is.
+def chunk_with(connection: Connection, stream: str, offset: int | None = None, since_ms: int = 0) -> Chunk:
+    """The chunk that has an offset which is committed, or the first there is if retention has taken it.
+
+    Args:
+        since_ms: without an offset: the first chunk that is not older, where the last is not.
 
     Raises:
         Lost: it does not come, or has no good head.
     """
-    problem = f"the chunk of stream '{stream}' with offset {offset} did not come"
-    # Where a replica lags, it begins with earlier ones.
-    return _first(connection, connection.subscribed(stream, offset), lambda chunk: chunk.end > offset, problem)
+    deadline = time.monotonic() + connection.patience_s
+    try:
+        with connection.subscribed(stream, offset, since_ms) as subscription:
+            while True:
+                chunk = subscription.next(deadline - time.monotonic())
+                # Where a replica lags, it begins with earlier ones.
+                if chunk.timestamp_ms >= since_ms if offset is None else chunk.end > offset:
+                    return chunk
+                subscription.want(1)
+    except (TimeoutError, ChunkError) as failed:
+        where = f"since {since_ms} ms" if offset is None else f"with offset {offset}"
+        raise Lost(f"the chunk of stream '{stream}' {where} did not come: {failed}") from None
 
 
 def sure_chunk(connection: Connection, stream: str, offset: int, first: int = -1) -> Chunk:
@@ -107,27 +121,3 @@ def _is_broken(chunk: Chunk) -> bool:
     except ChunkError:
         return True
     return False
-
-
-def chunk_since(connection: Connection, stream: str, since_ms: int) -> Chunk:
-    """The first chunk that is not older, where the last is not."""
-    subscribing = connection.subscribed(stream, since_ms=since_ms)
-    problem = f"stream '{stream}' at {since_ms} ms"
-    return _first(connection, subscribing, lambda chunk: chunk.timestamp_ms >= since_ms, problem)
-
-
-def _first(
-    connection: Connection,
-    subscribing: AbstractContextManager[Subscription],
-    is_wanted: Callable[[Chunk], bool],
-    problem: str,
-) -> Chunk:
-    """A chunk that is known to be there; it is Lost if it does not come."""
-    deadline = time.monotonic() + connection.patience_s
-    try:
-        with subscribing as subscription:
-            while not is_wanted(chunk := subscription.next(deadline - time.monotonic())):
-                subscription.want(1)
-            return chunk
-    except (SubscriptionEnded, TimeoutError, ChunkError) as failed:
-        raise Lost(f"{problem}: {failed}") from None

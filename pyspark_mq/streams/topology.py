@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TypeVar
 
 from pyspark_mq.errors import BrokerUnavailableError, RefusedError
@@ -12,9 +13,11 @@ from pyspark_mq.sources.url import BrokerUrl, place_of
 from pyspark_mq.streams.access import Access
 from pyspark_mq.streams.connection import NO_STREAM, Connection, Lost, Member, NoStream
 
-__all__ = ["candidates", "connected", "everywhere", "forget_connections", "located", "persistently"]
+__all__ = ["Attempts", "connected", "everywhere", "forget_connections", "located", "persistently"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger("pyspark_mq")
 
 #: Connections of this process that nobody uses: a task leaves its own to the next, which expects it to be dead.
 _KEPT: dict[tuple[Access, Member], list[Connection]] = {}
@@ -35,7 +38,7 @@ def forget_connections() -> None:
             connection.close()
 
 
-def candidates(access: Access, members: Sequence[Member], turn: int = 0) -> list[tuple[Member, BrokerUrl]]:
+def _candidates(access: Access, members: Sequence[Member], turn: int = 0) -> list[tuple[Member, BrokerUrl]]:
     """List where to look for a stream: its members, beginning with another one each turn; then what the user has named.
 
     Brokers may advertise addresses that do not resolve here; then the URLs are what is left, also behind a balancer.
@@ -49,7 +52,7 @@ def candidates(access: Access, members: Sequence[Member], turn: int = 0) -> list
 
 @contextmanager
 def connected(access: Access, member: Member, url: BrokerUrl) -> Iterator[Connection]:
-    """A connection to a node, kept or new; kept again if it is still good. Lost if there is none."""
+    """A connection to a node, kept or new; kept again unless it is lost. Lost if there is none."""
     kept, began = _KEPT.get((access, member)), time.monotonic()
     try:
         connection = kept.pop() if kept else Connection(access, member, url)
@@ -61,13 +64,19 @@ def connected(access: Access, member: Member, url: BrokerUrl) -> Iterator[Connec
         yield connection
     except BaseException as failed:
         if not isinstance(failed, NoStream):
-            connection.close()
+            # Others to that node that were kept have ended with it.
+            for one in (connection, *_KEPT.pop((access, member), ())):
+                one.close()
+            raise
+        _keep(access, member, connection)
         raise
-    finally:
-        if not connection.broken:
-            if sum(map(len, _KEPT.values())) >= _KEPT_MAX:
-                forget_connections()
-            _KEPT.setdefault((access, member), []).append(connection)
+    _keep(access, member, connection)
+
+
+def _keep(access: Access, member: Member, connection: Connection) -> None:
+    if sum(map(len, _KEPT.values())) >= _KEPT_MAX:
+        forget_connections()
+    _KEPT.setdefault((access, member), []).append(connection)
 
 
 @contextmanager
@@ -79,7 +88,7 @@ def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[Conne
     """
     found: dict[Member, Connection] = {}
     with ExitStack() as stack:
-        for member, url in candidates(access, members) + candidates(access, ()) * len(members):
+        for member, url in _candidates(access, members) + _candidates(access, ()) * len(members):
             if member not in found and not found.keys() >= {*members}:
                 with suppress(Lost, RefusedError):
                     connection = stack.enter_context(connected(access, member, url))
@@ -89,58 +98,113 @@ def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[Conne
         yield [found[member] for member in members]
 
 
+class Attempts(AbstractContextManager[object]):
+    """Candidates for a stream, over and over, until one is of use or there is no hope.
+
+    As a context it takes what ends an attempt, and the loop goes on with the next.
+
+    Args:
+        what: what they are for.
+        limit_s: for how long none may be of use, when nobody has let us in yet; by default `reconnectTimeout`.
+        absent_s: how long nodes have to say that there is no such stream; by default `connectTimeout`.
+
+    Attributes:
+        absent: members that say so, and since when.
+
+    Raises:
+        NoStream: all members say that there is none; or whoever answers, if none is known.
+        RefusedError: a node refuses.
+        BrokerUnavailableError: none was of use.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        members: Sequence[Member],
+        what: Callable[[], str],
+        *,
+        turn: int = 0,
+        limit_s: float | None = None,
+        absent_s: float | None = None,
+    ) -> None:
+        self._access, self._members, self._turn, self._what = access, members, turn, what
+        self._limit_s = access.reconnect_timeout_s if limit_s is None else limit_s
+        self._refused_s = self._limit_s if limit_s is None else min(_REFUSED_S, limit_s)
+        self._absent_s = min(access.connect_timeout_s, self._refused_s) if absent_s is None else absent_s
+        self._failures: list[Exception] = []
+        self.absent: dict[Member, float] = {}
+        self.progress()
+
+    def progress(self) -> None:
+        """Begin to count again, as something has succeeded."""
+        self._since_s = self._let_in_s = time.monotonic()
+        self._pause_s = _PAUSE_S
+        self._failures.clear()
+        self.absent.clear()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return self._since_s + self._limit_s - time.monotonic()
+
+    def __iter__(self) -> Iterator[tuple[Member, BrokerUrl]]:
+        while True:
+            for member, url in _candidates(self._access, self._members, self._turn):
+                self._member = member
+                yield member, url
+            self._end_round()
+            time.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _PAUSE_MAX_S)
+
+    def __exit__(self, _kind: object, failed: BaseException | None, _trace: object) -> bool:
+        if not isinstance(failed, Lost | NoStream | RefusedError):
+            return False
+        _log.info("%s: %s", self._what(), failed)
+        self._failures.append(failed)
+        if not isinstance(failed, NoStream):
+            self.absent.pop(self._member, None)
+        elif failed.code == NO_STREAM:
+            self.absent.setdefault(failed.member, time.monotonic())
+        else:
+            self.absent.clear()  # it is elsewhere
+        return True
+
+    def _end_round(self) -> None:
+        failures, self._failures = self._failures, []
+        now = time.monotonic() + self._pause_s
+        missing = [failed for failed in failures if isinstance(failed, NoStream)]
+        refused = [failed for failed in failures if isinstance(failed, RefusedError)]
+        is_over = self.left_s < self._pause_s
+        is_absent = self.absent.keys() >= {*self._members}
+        if missing and is_absent and now - max(self.absent.values(), default=now) >= self._absent_s:
+            raise missing[0]
+        if not refused:
+            self._let_in_s = now
+        elif is_over or now - self._let_in_s >= self._refused_s:
+            raise refused[0]
+        if is_over:
+            raise BrokerUnavailableError(
+                f"{self._what()}: nothing of use was answered in {now - self._since_s:.0f} s by nodes of "
+                f"'{','.join(map(str, self._access.urls))}': {'; '.join(dict.fromkeys(map(str, failures)))}. Check "
+                "that hosts and ports are right and reachable from here, and that plugin rabbitmq_stream is enabled"
+            )
+
+
 def persistently(
     access: Access,
     members: Sequence[Member],
     ask: Callable[[Connection], T],
-    timeout_s: float | None = None,
+    what: str = "asking for streams",
+    *,
+    limit_s: float | None = None,
     absent_s: float | None = None,
 ) -> T:
-    """Ask one node after the other until one answers.
-
-    Args:
-        ask: may raise :class:`Lost` or, where this node has no member, :class:`NoStream`.
-        timeout_s: of the first look, when nobody has let us in yet; by default `reconnectTimeout`.
-        absent_s: how long all nodes have to say that there is no such stream; by default `connectTimeout`.
-
-    Raises:
-        NoStream: there is no such stream.
-        RefusedError: a node refuses, and none answers.
-        BrokerUnavailableError: none answered in time.
-    """
-    begun, pause_s = time.monotonic(), _PAUSE_S
-    limit_s = access.reconnect_timeout_s if timeout_s is None else timeout_s
-    refused_s = limit_s if timeout_s is None else min(_REFUSED_S, limit_s)
-    absent_s = min(access.connect_timeout_s, refused_s) if absent_s is None else absent_s
-    since_s: dict[type[Exception], float] = {}
-    while True:
-        failures: list[Exception] = []
-        for member, url in candidates(access, members):
-            # A kept connection may have died long ago: the second is a new one.
-            for _ in range(2 if _KEPT.get((access, member)) else 1):
-                try:
-                    with connected(access, member, url) as connection:
-                        return ask(connection)
-                except (Lost, TimeoutError) as lost:
-                    failures.append(lost)
-                except (NoStream, RefusedError) as refused:
-                    failures.append(refused)
-                    break
-        now = time.monotonic() + pause_s
-        for kind, most_s in ((NoStream, absent_s), (RefusedError, refused_s)):
-            refusals = [failed for failed in failures if isinstance(failed, kind)]
-            elsewhere = any(isinstance(one, NoStream) and one.code != NO_STREAM for one in refusals)
-            if refusals and not elsewhere and now - since_s.setdefault(kind, now) >= most_s:
-                raise refusals[0]
-        passed_s = now - begun
-        if passed_s > limit_s:
-            raise BrokerUnavailableError(
-                f"no node of '{','.join(map(str, access.urls))}' answered in {limit_s:g} s: "
-                f"{'; '.join(dict.fromkeys(map(str, failures)))}. Check that the hosts and ports are right and "
-                "reachable from here, and that plugin rabbitmq_stream is enabled"
-            )
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+    """Ask one node after the other until one answers; for arguments and errors see :class:`Attempts`."""
+    attempts = Attempts(access, members, lambda: what, limit_s=limit_s, absent_s=absent_s)
+    for node in attempts:
+        with attempts, connected(access, *node) as connection:
+            return ask(connection)
+    raise AssertionError("there is always another attempt")
 
 
 def located(connection: Connection, name: str) -> dict[str, list[Member]]:

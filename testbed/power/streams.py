@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pyspark_mq.errors import DataLossError
 from pyspark_mq.spark_source.datasource import MqDataSource
 from testbed.brokers.rabbitmq import RabbitNode
@@ -30,7 +28,7 @@ from testbed.ports import LOOPBACK
 from testbed.power.disk import Disk
 from testbed.process import NodeError
 from testbed.publishers.streams import with_client
-from testbed.storm.streams.audit import Records, StreamVerdict, streams_of, verdict
+from testbed.storm.streams.audit import Records, StreamVerdict, joined, milliseconds, streams_of, verdict
 from testbed.storm.streams.messages import BODY_BYTES, numbers_of
 from testbed.storm.streams.parts import Producers
 
@@ -80,18 +78,15 @@ class _Query:
         for partition in self._reader.partitions(start, end):
             for batch in self._reader.read(partition):
                 numbers = numbers_of(b"".join(batch.column("body").to_pylist()), BODY_BYTES)
-                found.append(Records(batch.column("streamOffset").to_numpy(), numbers))
+                times_ms = milliseconds(batch.column("chunkTimestamp"))
+                found.append(Records(batch.column("streamOffset").to_numpy(), numbers, times_ms))
         self._parts += found
         self._offset = json.loads(json.dumps(end))
         return bool(found)
 
     def rows(self) -> Records:
         """All of them so far."""
-        empty = np.empty(0, np.int64)
-        return Records(
-            np.concatenate([empty, *(part.offsets for part in self._parts)]),
-            np.concatenate([empty, *(part.numbers for part in self._parts)]),
-        )
+        return joined(self._parts)
 
 
 def run_stream_cuts(cuts: int, seed: int, say: Callable[[str], None]) -> StreamCuts:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError, DataLossError, MqError
-from pyspark_mq.streams import planner, ranges, tail
+from pyspark_mq.streams import planner, ranges, tail, topology
 from pyspark_mq.streams.topology import forget_connections
 from tests.support.stream_peer import (
     CREDIT,
@@ -45,8 +45,8 @@ LIMIT_S = 8.0
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The same waits, a twentieth as long."""
     monkeypatch.setattr(ranges, "_WAIT_S", 0.25)
-    monkeypatch.setattr(ranges, "_PAUSE_S", 0.01)
-    monkeypatch.setattr(ranges, "_PAUSE_MAX_S", 0.1)
+    monkeypatch.setattr(topology, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(topology, "_PAUSE_MAX_S", 0.1)
     monkeypatch.setattr(tail, "_EMPTY_S", 0.1)
     monkeypatch.setattr(tail, "_ELECTED_S", 0.5)
     monkeypatch.setattr(planner, "_TOPOLOGY_S", 0.05)

@@ -175,6 +175,47 @@ def test_a_last_chunk_that_is_damaged_is_read_around(peer: StreamPeer) -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_a_batch_leaves_out_no_damaged_chunk_at_its_end_without_saying_so(
+    peers: list[StreamPeer], fails: bool, everywhere: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    true = [body for _, body in peers[0].logs["events"].rows()]
+    for one in peers[: 2 if everywhere else 1]:
+        one.lies = Changed(len(one.logs["events"].chunks) - 1, damaged)
+    asked = query(peers[0], fails=fails)
+    if everywhere and fails:
+        with pytest.raises(DataLossError, match="the last chunk is damaged"):
+            asked.batch()
+        return
+    assert asked.batch() == (true[:-3] if everywhere else true)
+    assert ("the last chunk is damaged" in caplog.text) == everywhere
+
+
+@BOTH
+def test_a_stream_of_one_chunk_that_is_damaged_waits_for_more(peers: list[StreamPeer], fails: bool) -> None:
+    for one in peers:
+        one.logs["events"], one.lies = log_of(1), Changed(0, damaged)
+    asked = query(peers[0], fails=fails)
+    assert emitted(asked) == []
+    for one in peers:
+        one.logs["events"].append([b"more"])
+    asked.look_again()
+    if fails:
+        with pytest.raises(DataLossError, match="offsets 0 to 2 are gone: no member has a good chunk"):
+            emitted(asked)
+    else:
+        assert emitted(asked) == [(3, b"more")]
+
+
+@BOTH
+def test_an_offset_to_begin_at_may_be_at_any_member(peers: list[StreamPeer], fails: bool) -> None:
+    peers[0].logs["events"].trimmed = 5
+    asked = query(peers[0], fails=fails, startingOffsets='{"events": 3}')
+    assert emitted(asked) == [row for row in peers[1].logs["events"].rows() if row[0] >= 3]
+    assert lost(asked) == 0
+
+
+@BOTH
 def test_retention_of_one_member_takes_nothing_that_another_has(peers: list[StreamPeer], fails: bool) -> None:
     asked = query(peers[0], fails=fails)
     (planned,) = asked.plan()[2]
@@ -358,6 +399,25 @@ def test_a_stream_made_again_while_an_epoch_is_open_gives_no_row_twice(
     assert lost(restarted) == 1
 
 
+@BOTH
+def test_of_a_stream_made_again_a_rewritten_end_alone_is_read_again(peers: list[StreamPeer], fails: bool) -> None:
+    """The first chunk of the old stream says nothing of the new one."""
+    asked = query(peers[0], fails=False)
+    emitted(asked)
+    for one in peers:
+        one.logs["events"] = log_of(12, generation=2)
+    asked.look_again()
+    assert emitted(asked) == peers[0].logs["events"].rows()
+    asked = again(asked, peers[0], fails=fails)
+    for one in peers:
+        one.logs["events"].replace_end(2, [[b"new"]])
+    if fails:
+        with pytest.raises(DataLossError, match="chunks from offset 36 on are others now"):
+            emitted(asked)
+    else:
+        assert emitted(asked) == [(36, b"new")]
+
+
 def test_an_open_epoch_whose_end_was_rewritten_is_read_up_to_there_and_the_rest_with_the_next(
     peers: list[StreamPeer],
 ) -> None:
@@ -474,6 +534,51 @@ def test_a_node_that_refuses_after_it_was_away_is_waited_for(
         asked.look_again()
         tasks = asked.plan()[2]
     assert rows(asked, tasks) == peer.logs["events"].rows()
+
+
+class HangingUp(Lies):
+    """Hangs up on whoever asks."""
+
+    def frames(self, link: Link, command: int, content: bytes) -> bytes | None:
+        return None
+
+
+@BOTH
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_stream_is_deleted_when_all_its_members_say_so(peers: list[StreamPeer], fails: bool, planned: bool) -> None:
+    asked = query(peers[0], fails=fails)
+    _, end, tasks = asked.plan()
+    peers[1].lies = HangingUp()
+    log = peers[0].logs.pop("events")
+    asked.look_again()
+    forget_connections()
+    with pytest.raises(BrokerUnavailableError, match="does not exist"):
+        asked.planner.latest(end) if planned else rows(asked, tasks)
+    peers[0].logs["events"], peers[1].lies = log, Lies()
+    assert rows(asked, tasks) == log.rows()
+    for one in peers:
+        del one.logs["events"]
+    if fails:
+        with pytest.raises(DataLossError, match="deleted"):
+            asked.planner.latest(end) if planned else rows(asked, tasks)
+
+
+def test_what_an_epoch_lacks_is_counted_once_though_it_is_planned_again(peer: StreamPeer) -> None:
+    class Missing(Lies):
+        until_s = time.monotonic() + 0.8
+
+        def frames(self, link: Link, command: int, content: bytes) -> bytes:
+            is_lied_about = command == STATS and text("other") in content and time.monotonic() < self.until_s
+            return frame(STATS | 0x8000, content[:4] + struct.pack(">H", 2)) if is_lied_about else b""
+
+    peer.logs["other"] = log_of(2, generation=3)
+    asked = StreamQuery(peer.url, "events,other", failOnDataLoss="false", **LIMITS)
+    start, end, _ = asked.plan()
+    peer.logs["events"].replace_end(2, [[b"new"]])
+    restarted = StreamQuery(peer.url, "events,other", failOnDataLoss="false", **LIMITS)
+    peer.lies = Missing()
+    assert len(restarted.read(restarted.planner.ranges(start, end))) == 24
+    assert lost(restarted) == 6
 
 
 def test_a_refusal_that_stays_is_an_error_of_its_own_kind(peer: StreamPeer) -> None:
@@ -687,6 +792,13 @@ def test_the_first_end_is_waited_for_up_to_the_last_chunk(peer: StreamPeer, monk
     finally:
         timer.join()
     assert found["at"]["events"]["next"] == 26
+
+
+def test_the_first_end_is_the_furthest_of_all_members(peers: list[StreamPeer]) -> None:
+    """A replica that has just come back has fewer chunks, and knows of no others."""
+    del peers[0].logs["events"].chunks[3:]
+    peers[0].logs["events"].committed = 3
+    assert query(peers[0]).planner.latest(None)["at"]["events"]["next"] == 26
 
 
 @BOTH

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,20 +15,12 @@ from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
 from tests.faults.test_streams import published
 from tests.integration.test_streams import SMALL_SEGMENTS, fill
-from tests.support.streams import StreamQuery, delete, numbered, publish, stream_node
+from tests.support import streams
+from tests.support.streams import StreamQuery, delete, numbered, publish
+
+node, stream = streams.node, streams.stream
 
 LIMITS = {"connectTimeout": "2s", "reconnectTimeout": "5s"}
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[RabbitNode]:
-    with stream_node() as node:
-        yield node
-
-
-@pytest.fixture
-def stream() -> str:
-    return f"test-{uuid.uuid4().hex[:12]}"
 
 
 def both(node: RabbitNode, stream: str, **options: object) -> tuple[StreamQuery, StreamQuery]:

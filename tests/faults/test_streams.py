@@ -29,7 +29,10 @@ from testbed.process import NodeError, poll
 from testbed.server import at_once
 from testbed.storm.proxy import Direction, FaultProxy
 from tests.plugin import missing
-from tests.support.streams import StreamQuery, publish, stream_node
+from tests.support import streams
+from tests.support.streams import StreamQuery, publish
+
+node = streams.node
 
 #: Of a stream on each of three nodes: some thousands of chunks, so that the middle of a read is one.
 ROWS = 40_000
@@ -38,12 +41,6 @@ SESSION_BYTES = 2_000
 LAGS_S = 2.0
 #: What is called for the process of each replica on a node.
 REPLICAS = "[{call}(Pid) || {{_, Pid, _, [osiris_replica]}} <- supervisor:which_children(osiris_server_sup)]"
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[RabbitNode]:
-    with stream_node() as node:
-        yield node
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,11 @@ from testbed.storm.proxy import Direction, FaultProxy
 from testbed.storm.streams.audit import rows_of, streams_of, verdict
 from testbed.storm.streams.messages import BODY_BYTES, ENTRY_BYTES, encoded
 from testbed.storm.streams.parts import StreamJob
+from tests.support import streams
 from tests.support.stream_driver import StreamDriver
-from tests.support.streams import publish, stream_node
+from tests.support.streams import publish
+
+node, stream = streams.node, streams.stream
 
 ROWS = 30_000
 #: All of a stream takes some seconds.
@@ -45,24 +47,12 @@ SPECULATION = {
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[RabbitNode]:
-    """A node that sends clients to the proxy of the module."""
-    with stream_node() as node:
-        yield node
-
-
-@pytest.fixture(scope="module")
 def proxy(node: RabbitNode) -> Iterator[FaultProxy]:
     with FaultProxy("127.0.0.1", node.stream_port) as proxy:
         node.stop()
         node.advertise_stream(proxy.port)
         node.start()
         yield proxy
-
-
-@pytest.fixture
-def stream() -> str:
-    return f"test-{uuid.uuid4().hex[:12]}"
 
 
 def through(proxy: FaultProxy) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,20 +12,12 @@ from pyspark_mq.errors import ConfigurationError, RefusedError
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
 from tests.plugin import missing
-from tests.support.streams import StreamQuery, make_super_stream, numbered, publish, stream_node
+from tests.support import streams
+from tests.support.streams import StreamQuery, make_super_stream, numbered, publish
+
+node, stream = streams.node, streams.stream
 
 DELAY_S = 3.0
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[RabbitNode]:
-    with stream_node() as node:
-        yield node
-
-
-@pytest.fixture
-def stream() -> str:
-    return f"test-{uuid.uuid4().hex[:12]}"
 
 
 def test_an_epoch_waits_for_the_minimum_and_for_no_longer_than_the_delay(node: RabbitNode, stream: str) -> None:

@@ -6,8 +6,6 @@ import json
 import logging
 import re
 import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +17,10 @@ from pyspark_mq.cli.main import main
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.ports import free_port
 from testbed.process import poll
-from tests.support.streams import StreamQuery, make_super_stream, publish, stream_node
+from tests.support import streams
+from tests.support.streams import StreamQuery, make_super_stream, publish
 
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[RabbitNode]:
-    with stream_node() as node:
-        yield node
-
-
-@pytest.fixture
-def stream() -> str:
-    return f"test-{uuid.uuid4().hex[:12]}"
+node, stream = streams.node, streams.stream
 
 
 class Doctor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from pyspark_mq.streams.chunk import Chunk
+from pyspark_mq.streams.chunk import Chunk, Identity
 from pyspark_mq.streams.offsets import Place
 from pyspark_mq.streams.resume import Found, Outcome, resume, unchanged
 from tests.support.effort import part_of
@@ -64,7 +64,7 @@ class Held:
         self.low = self.shown[0].first if self.shown else 0
         self.end = Place(self.shown[-1].end, self.shown[-1].chunk.identity) if self.shown else Place(0)
 
-    def end_after(self, place: Place) -> Place:
+    def end_after(self, first: Identity | None) -> Place:
         return replace(self.end, first=self.shown[0].chunk.identity) if self.shown else self.end
 
     def chunk(self, offset: int) -> Chunk:
@@ -335,6 +335,12 @@ def test_a_lag_is_no_loss_though_the_clock_of_an_earlier_leader_was_ahead() -> N
     place = Place(6, last.chunk.identity, before.chunk.identity)
     assert resume(place, [held(before)]).outcome is Outcome.NOT_YET
     assert resume(place, [held(before, last)]).outcome is Outcome.SAME
+
+
+@pytest.mark.parametrize("trimmed", [(3, 0), (0, 3)])
+def test_another_stream_begins_where_any_member_has_it(trimmed: tuple[int, int]) -> None:
+    new = [replace(one, numbers=(90 + at, 91 + at, 92 + at), time_ms=9_000 + at) for at, one in enumerate(OLD)]
+    assert resume(READ, [held(*new, trimmed=count) for count in trimmed])[:2] == (Outcome.OTHER, 0)
 
 
 def test_what_one_member_has_is_not_gone() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from rstream import AMQPMessage, CompressionType, ConfirmationStatus, Producer, RawMessage
 
 from pyspark_mq.spark_source.stream_options import parse_stream_options
@@ -21,7 +23,9 @@ from testbed.process import NodeError
 from testbed.publishers.streams import make_super_stream, with_client
 from tests.plugin import missing
 
-__all__ = ["StreamQuery", "delete", "make_super_stream", "numbered", "publish", "stream_node", "with_client"]
+__all__ = [
+    "StreamQuery", "delete", "make_super_stream", "node", "numbered", "publish", "stream", "stream_node", "with_client",
+]  # fmt: skip
 
 
 def publish(
@@ -88,6 +92,19 @@ def stream_node() -> Iterator[RabbitNode]:
         missing(str(absent))
     with node:
         yield node
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[RabbitNode]:
+    """A node of the module, for those that have this fixture under the same name."""
+    with stream_node() as node:
+        yield node
+
+
+@pytest.fixture
+def stream() -> str:
+    """A name that no other test has."""
+    return f"test-{uuid.uuid4().hex[:12]}"
 
 
 class StreamQuery:

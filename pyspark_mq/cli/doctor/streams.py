@@ -97,7 +97,7 @@ def _unreached(member: Member, timeout_s: float) -> str:
 
 def _stream(access: Access, name: str, maximum: int, patience_s: float) -> Iterator[Section]:
     try:
-        found = persistently(access, (), lambda connection: located(connection, name), access.connect_timeout_s)
+        found = persistently(access, (), lambda one: located(one, name), limit_s=access.connect_timeout_s)
     except (MqError, NoStream) as failed:
         yield Section(f"stream '{name}'", [_unread(failed)])
         return
@@ -128,7 +128,7 @@ def _partition(
         return end, first, [*_last(connection, name, begin, end.next, patience_s)] if maximum else []
 
     try:
-        end, first, chunks = persistently(access, members, look, access.connect_timeout_s)
+        end, first, chunks = persistently(access, members, look, limit_s=access.connect_timeout_s)
     except (MqError, NoStream) as failed:
         yield _unread(failed)
         return

@@ -1,7 +1,7 @@
 """The verdict: rows in parquet files against records of the streams, read with `rstream` and nothing of the source.
 
-A record is known by its stream and offset, and by the number in its body. A row that is none of the records is
-invented, one beyond the first of its record is twice, and a record without a row is lost.
+A record is known by its stream and offset, by the time of its chunk, and by the number in its body. A row that is none
+of the records is invented, one beyond the first of its record is twice, and a record without a row is lost.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.parquet as pq
 from rstream import schema
 
 from testbed.publishers.streams import Place, leader_client
 from testbed.storm.streams.messages import BODY_BYTES, ENTRY_BYTES, numbers_of
 
-__all__ = ["Records", "StreamVerdict", "rows_of", "streams_of", "verdict"]
+__all__ = ["Records", "StreamVerdict", "joined", "milliseconds", "rows_of", "streams_of", "verdict"]
 
 _CREDITS = 20
 _QUIET_S = 3.0
@@ -27,10 +29,29 @@ _QUIET_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Offsets and numbers, in any order."""
+    """Offsets, numbers, and times of chunks in milliseconds, in any order."""
 
     offsets: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.int64]
+    times_ms: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def at(self, which: npt.NDArray[Any]) -> Records:
+        """Some of them, by a mask or by where they are."""
+        return Records(self.offsets[which], self.numbers[which], self.times_ms[which])
+
+    def within(self, others: Records) -> npt.NDArray[np.bool_]:
+        """Which of them are among others."""
+        return np.isin(self._keys(), others._keys())
+
+    def repeated(self) -> int:
+        """How many of them are there beyond the first of their kind."""
+        return len(self) - len(np.unique(self._keys()))
+
+    def _keys(self) -> npt.NDArray[np.void]:
+        return np.rec.fromarrays([self.offsets, self.numbers, self.times_ms])
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +92,19 @@ def verdict(sent: int, streams: Mapping[str, Records], output: Mapping[str, Reco
     Args:
         sent: messages of each stream, numbered from 0.
     """
-    nothing = Records(np.empty(0, np.int64), np.empty(0, np.int64))
     counts = dict.fromkeys(("lost", "twice", "invented", "lost_bodies", "twice_bodies", "missing", "repeated"), 0)
     for name in {*streams, *output}:
-        there, found = streams.get(name, nothing), output.get(name, nothing)
-        order = np.argsort(there.offsets)
-        offsets, numbers = there.offsets[order], there.numbers[order]
-        at = np.minimum(np.searchsorted(offsets, found.offsets), max(0, len(offsets) - 1))
-        known = np.zeros(len(found.offsets), bool)
-        if len(offsets):
-            known = (offsets[at] == found.offsets) & (numbers[at] == found.numbers)
+        there, found = streams.get(name, joined([])), output.get(name, joined([]))
+        known = found.within(there)
+        counts["lost"] += int((~there.within(found)).sum())
+        counts["twice"] += found.at(known).repeated()
         counts["invented"] += int((~known).sum())
-        had = np.bincount(at[known], minlength=len(offsets))
-        counts["lost"] += int((had == 0).sum())
-        counts["twice"] += int(np.maximum(had - 1, 0).sum())
-        in_stream, in_output = _counted(numbers, sent), _counted(found.numbers, sent)
+        in_stream, in_output = _counted(there.numbers, sent), _counted(found.numbers, sent)
         counts["missing"] += int((in_stream == 0).sum())
         counts["repeated"] += int(np.maximum(in_stream - 1, 0).sum())
         counts["lost_bodies"] += int(((in_stream == 1) & (in_output == 0)).sum())
         counts["twice_bodies"] += int(np.maximum(in_output - 1, 0)[in_stream == 1].sum())
-    records, rows = (sum(len(one.offsets) for one in side.values()) for side in (streams, output))
+    records, rows = (sum(map(len, side.values())) for side in (streams, output))
     return StreamVerdict(sent * len(streams), records, rows, **counts)
 
 
@@ -106,9 +120,10 @@ def rows_of(files: Iterable[Path]) -> dict[str, Records]:
     """
     parts: dict[str, list[Records]] = {}
     for file in files:
-        table = pq.read_table(file, columns=["partition", "streamOffset", "body"]).combine_chunks()
+        table = pq.read_table(file, columns=["partition", "streamOffset", "chunkTimestamp", "body"]).combine_chunks()
         streams = table.column("partition").combine_chunks().dictionary_encode()
         offsets = table.column("streamOffset").to_numpy()
+        times_ms = milliseconds(table.column("chunkTimestamp"))
         bodies = table.column("body").to_pylist()
         if any(len(body) != BODY_BYTES for body in bodies):
             raise ValueError(f"{file} has a body of another size")
@@ -116,8 +131,8 @@ def rows_of(files: Iterable[Path]) -> dict[str, Records]:
         codes = np.asarray(streams.indices)
         for code, name in enumerate(streams.dictionary.to_pylist()):
             mine = codes == code
-            parts.setdefault(name, []).append(Records(offsets[mine], numbers[mine]))
-    return {name: _joined(some) for name, some in parts.items()}
+            parts.setdefault(name, []).append(Records(offsets[mine], numbers[mine], times_ms[mine]))
+    return {name: joined(some) for name, some in parts.items()}
 
 
 def streams_of(places: Sequence[Place], streams: Sequence[str], messages: int) -> dict[str, Records]:
@@ -142,7 +157,8 @@ async def _stream_of(places: Sequence[Place], stream: str, messages: int) -> Rec
             if len(frame.data) != ENTRY_BYTES * frame.num_records:
                 raise ValueError(f"{stream}: the chunk at {frame.chunk_first_offset} has other entries")
             offsets = np.arange(frame.chunk_first_offset, frame.chunk_first_offset + frame.num_records)
-            parts.append(Records(offsets, numbers_of(frame.data, ENTRY_BYTES)))
+            times_ms = np.full(frame.num_records, frame.timestamp)
+            parts.append(Records(offsets, numbers_of(frame.data, ENTRY_BYTES), times_ms))
             arrived.set()
             await client.credit(1, 1)
 
@@ -157,12 +173,20 @@ async def _stream_of(places: Sequence[Place], stream: str, messages: int) -> Rec
             except asyncio.TimeoutError:
                 break
             last = max(last, int(parts[-1].numbers[-1]))
-    return _joined(parts)
+    return joined(parts)
 
 
-def _joined(parts: Sequence[Records]) -> Records:
+def joined(parts: Sequence[Records]) -> Records:
+    """All of them, one after the other."""
     empty = np.empty(0, np.int64)
     return Records(
         np.concatenate([empty, *(part.offsets for part in parts)]),
         np.concatenate([empty, *(part.numbers for part in parts)]),
+        np.concatenate([empty, *(part.times_ms for part in parts)]),
     )
+
+
+def milliseconds(column: Any) -> npt.NDArray[np.int64]:
+    """The times of a column `chunkTimestamp`."""
+    found: npt.NDArray[np.int64] = column.cast(pa.int64()).to_numpy() // 1_000
+    return found
