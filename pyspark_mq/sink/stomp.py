@@ -40,11 +40,16 @@ _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", ":": "\\c", "\r": "\\r"})
 _OWN = "which is a header of STOMP itself: the columns of that meaning set it"
 #: Headers with a meaning (STOMP 1.2, and what the brokers add): as properties they would be that.
 _MEANT = (
-    "destination", "receipt", "receipt-id", "transaction", "content-length", "content-type", "message-id", "persistent",
-    "expires", "priority", "correlation-id", "reply-to", "type", "subscription", "ack", "id", "redelivered",
-    "timestamp", "selector", "destination-type", "subscription-type", "transformation", "transformation-error", "amq-msg-type",
-    "content-encoding", "login", "passcode", "host", "session", "server", "heart-beat", "version", "accept-version",
+    "accept-version", "ack", "amq-msg-type", "content-encoding", "content-length", "content-type", "correlation-id",
+    "destination", "destination-type", "expires", "heart-beat", "host", "id", "login", "message-id", "passcode",
+    "persistent", "priority", "receipt", "receipt-id", "redelivered", "reply-to", "selector", "server", "session",
+    "subscription", "subscription-type", "timestamp", "transaction", "transformation", "transformation-error", "type",
+    "version",
 )  # fmt: skip
+_COLUMNS = {
+    "correlation-id": "correlationId", "reply-to": "replyTo", "content-type": "contentType", MQ_ID: "messageId",
+    "content-encoding": "contentEncoding", "type": "type", "JMSXAppID": "appId", "JMSXGroupID": "groupId",
+}  # fmt: skip
 _FULL = ("full", "limit", "no space", "usage manager", "resourceallocation")
 _REFUSED = ("authorized", "permission", "security", "access")
 _Encoded: TypeAlias = "tuple[str, dict[str, str], bytes]"
@@ -239,6 +244,11 @@ def frame_headers(message: Message, broker: str) -> dict[str, str]:
         headers["content-length"] = str(len(message.body))
     else:
         _check_text(message.body)
+    for name, value in headers.items():
+        if "\0" in value or "\0" in name:
+            raise RowError(
+                f"column '{_COLUMNS.get(name, 'properties')}' has a NUL in a row, which ends a text in STOMP: leave it out"
+            )
     return headers
 
 
