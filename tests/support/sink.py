@@ -11,15 +11,15 @@ from stomp.protocol import Protocol12
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.sink.amqp10_message import encoded
 from pyspark_mq.sink.amqp091 import properties_of
+from pyspark_mq.sink.amqp10_message import encoded
 from pyspark_mq.sink.columns import COLUMNS, ColumnPlan, RowReader
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.settings import Message, SinkSettings
 from pyspark_mq.sink.stomp import StompPublisher, frame_headers
+from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.stomp.client import Transport

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from pyspark_mq.errors import RowError, SchemaError
-from pyspark_mq.sink.amqp10_message import encoded
 from pyspark_mq.sink.amqp091 import properties_of
+from pyspark_mq.sink.amqp10_message import encoded
 from pyspark_mq.sink.columns import COLUMNS, LEFT_OUT, ColumnPlan, RowReader, batches_of_rows
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.settings import Message, Place
