@@ -247,7 +247,7 @@ def frame_headers(message: Message, broker: str) -> dict[str, str]:
     for name, value in headers.items():
         if "\0" in value or "\0" in name:
             raise RowError(
-                f"column '{_COLUMNS.get(name, 'properties')}' has a NUL in a row, which STOMP cannot carry: leave it out"
+                f"column '{_COLUMNS.get(name, 'properties')}' has a NUL in a row, which STOMP cannot carry: remove it"
             )
     return headers
 

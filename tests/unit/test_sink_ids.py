@@ -179,7 +179,7 @@ def test_more_rows_than_can_be_counted_are_an_error_that_says_what_to_do() -> No
     digests = [bytes((number,)) * 16 for number in range(11)]
     assert seen.number(digests[:10]) == [0] * 10
     assert seen.number(digests[:10]) == [1] * 10
-    with pytest.raises(RowError, match="repartition.*messageId"):
+    with pytest.raises(RowError, match=r"repartition.*messageId"):
         seen.number(digests[10:])
 
 
