@@ -1,0 +1,282 @@
+"""Writes through a real Spark: what a user does, what a user does wrong, and what is there after kills."""
+
+from __future__ import annotations
+
+import importlib.util
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from testbed.brokers.node import Node
+from testbed.process import poll
+from tests.plugin import Nodes
+from tests.support.checks import total
+from tests.support.effort import with_all
+
+ENDS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
+WRITTEN = [
+    "body", "messageId", "correlationId", "replyTo", "contentType", "type", "priority", "timestamp", "persistent",
+    "properties",
+]  # fmt: skip
+SCHEMA = (
+    "body binary, messageId string, correlationId string, replyTo string, contentType string, type string, "
+    "priority int, timestamp timestamp, persistent boolean, properties map<string,string>"
+)
+#: As rows have times: in the time zone of the process.
+MOMENT = datetime(2024, 5, 6, 7, 8, 9, tzinfo=timezone.utc).astimezone().replace(tzinfo=None)
+
+
+@dataclass
+class Target:
+    """A queue to be written to.
+
+    Attributes:
+        options: of a write.
+        reading: further options of a source, which finds the IDs of the sink.
+    """
+
+    node: Node
+    queue: str
+    options: dict[str, str]
+    reading: dict[str, str]
+
+    def write(self, frame: Any, mode: str = "append", **more: str) -> None:
+        options = {name: value for name, value in {**self.options, **more}.items() if value}
+        frame.write.format("mq").mode(mode).options(**options).save()
+
+    def read(self, spark: Any, folder: Path, count: int) -> list[Any]:
+        """The messages, through the source; it stops when there are no more."""
+        rows: list[Any] = []
+        checkpoint = str(folder / f"read-{uuid.uuid4().hex[:6]}")
+        reader = spark.readStream.format("mq").options(**self.options, **self.reading, checkpointLocation=checkpoint)
+        frame = reader.option("includeMetadata", "true").load()
+        query = (
+            frame.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
+            .option("checkpointLocation", checkpoint)
+            .start()
+        )
+        try:
+            poll(lambda: len(rows) >= count or not query.isActive, 90)
+            poll(lambda: total(self.node, self.queue) == 0, 10)
+            if query.exception() is not None:
+                raise query.exception()
+        finally:
+            query.stop()
+        return rows
+
+
+CELLS = [
+    ("rabbitmq", "", AMQP_0_9_1),
+    with_all("rabbitmq", "4.3", AMQP_1_0),
+    with_all("activemq", "", AMQP_1_0),
+    with_all("activemq", "", STOMP),
+    with_all("artemis", "", AMQP_1_0),
+    with_all("artemis", "", STOMP),
+]
+
+
+@pytest.fixture(params=CELLS, ids=lambda cell: "-".join(filter(None, cell)) if isinstance(cell, tuple) else None)
+def target(nodes: Nodes, request: pytest.FixtureRequest) -> Iterator[Target]:
+    broker, version, protocol = request.param
+    yield from target_of(nodes, broker, version, protocol)
+
+
+@pytest.fixture
+def orders(nodes: Nodes) -> Iterator[Target]:
+    """A queue of RabbitMQ, for what is above the brokers."""
+    yield from target_of(nodes, "rabbitmq", "", AMQP_0_9_1)
+
+
+def target_of(nodes: Nodes, broker: str, version: str, protocol: str) -> Iterator[Target]:
+    node = nodes.get(broker, version)
+    queue = f"sink-{uuid.uuid4().hex[:8]}"
+    node.declare(queue)
+    options = {"broker": broker, "url": node.url(protocol), "protocol": protocol, "queue": queue}
+    yield Target(node, queue, options, {} if broker == "rabbitmq" else {"messageIdFrom": "property:mq_id"})
+    node.delete(queue)
+
+
+def refused(action: Any) -> str:
+    with pytest.raises(Exception, match=r"\[mq:") as caught:
+        action()
+    return str(caught.value)
+
+
+# -- what arrives
+
+
+def test_what_is_written_comes_out_of_the_source(spark: Any, target: Target, tmp_path: Path) -> None:
+    rows = [
+        (bytes([number]), f"id-{number}", "c", "r", "text/plain", "t", 5, MOMENT, True, {"own": "ä", "n": str(number)})
+        for number in range(20)
+    ]
+    target.write(spark.createDataFrame(rows, SCHEMA).repartition(2))
+    found = {row.messageId: row for row in target.read(spark, tmp_path, 20)}
+    assert len(found) == 20
+    for row in rows:
+        read = found[row[1]]
+        assert (bytes(read.body), *(read[name] for name in WRITTEN[1:-1])) == row[:-1]
+        assert row[-1].items() <= read.properties.items()
+
+
+def test_what_is_read_with_its_metadata_can_be_written(spark: Any, target: Target, tmp_path: Path) -> None:
+    rows = [(b"one", {"a": "1"}), (b"two", None)]
+    target.write(spark.createDataFrame(rows, "body binary, properties map<string,string>"))
+    first = target.read(spark, tmp_path, 2)
+    again = spark.createDataFrame([row.asDict() for row in first], metadata_schema(spark, target, tmp_path))
+    target.write(again)
+    second = target.read(spark, tmp_path, 2)
+    left_out = {"redelivered", "deliveryCount", "timestamp", "expiration"}
+    for row, other in zip(sorted(first, key=key), sorted(second, key=key), strict=True):
+        for name in set(row.__fields__) - left_out:
+            assert row[name] == other[name], name
+
+
+def key(row: Any) -> bytes:
+    return bytes(row.body)
+
+
+def metadata_schema(spark: Any, target: Target, folder: Path) -> Any:
+    reader = spark.readStream.format("mq").options(**target.options, checkpointLocation=str(folder / "schema"))
+    return reader.option("includeMetadata", "true").load().schema
+
+
+def test_a_query_writes_each_batch_and_goes_on(spark: Any, target: Target, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    for number in range(2):
+        frame = spark.range(10 * number, 10 * number + 10).selectExpr("cast(id as string) as body")
+        frame.write.mode("append").parquet(str(source))
+        (
+            spark.readStream.schema("body string")
+            .parquet(str(source))
+            .writeStream.format("mq")
+            .options(**target.options)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+            .awaitTermination(120)
+        )
+    rows = target.read(spark, tmp_path, 20)
+    assert sorted(int(bytes(row.body)) for row in rows) == list(range(20))
+    assert len({row.messageId for row in rows}) == 20
+
+
+def test_a_batch_that_is_run_again_has_the_same_ids(spark: Any, orders: Target, tmp_path: Path) -> None:
+    """The last batch is written, and the commit log forgets it: the next start runs it again."""
+    checkpoint, source = tmp_path / "checkpoint", str(tmp_path / "in")
+    spark.range(0, 50, 1, 4).selectExpr("cast(id % 10 as string) as body").write.parquet(source)
+
+    def run() -> None:
+        stream = spark.readStream.schema("body string").parquet(source).repartition(3)
+        writer = stream.writeStream.format("mq").options(**orders.options)
+        query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+        assert query.exception() is None
+
+    run()
+    for log in (checkpoint / "commits").iterdir():
+        log.unlink()
+    run()
+    assert total(orders.node, orders.queue) == 100
+    rows = orders.read(spark, tmp_path, 50)
+    assert len(rows) == len({row.messageId for row in rows}) == 50, "the source dropped the copies"
+
+
+# -- batches and foreachBatch
+
+
+def test_a_named_write_has_the_same_ids_and_another_has_others(spark: Any, orders: Target, tmp_path: Path) -> None:
+    frame = spark.range(0, 10, 1, 2).selectExpr("cast(id as string) as body")
+    for name in ("nightly", "nightly", "other", "", ""):
+        orders.write(frame, writeId=name)
+    assert total(orders.node, orders.queue) == 50
+    assert len(orders.read(spark, tmp_path, 40)) == 40
+
+
+def test_a_write_within_foreach_batch_warns_without_a_name(
+    spark: Any, orders: Target, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spark.range(5).selectExpr("cast(id as string) as body").write.parquet(str(tmp_path / "in"))
+
+    def run(checkpoint: str, **more: str) -> str:
+        query = (
+            spark.readStream.schema("body string")
+            .parquet(str(tmp_path / "in"))
+            .writeStream.foreachBatch(lambda batch, _: orders.write(batch, **more))
+            .option("checkpointLocation", str(tmp_path / checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+        assert query.exception() is None
+        return capfd.readouterr().err
+
+    capfd.readouterr()
+    assert "has no 'writeId'" in run("a")
+    assert "has no 'writeId'" not in run("b", writeId="query/0/orders")
+    orders.write(spark.createDataFrame([("x",)], "body string"))
+    assert "has no 'writeId'" not in capfd.readouterr().err
+    assert total(orders.node, orders.queue) == 11
+
+
+def test_an_empty_frame_writes_nothing(spark: Any, orders: Target) -> None:
+    orders.write(spark.createDataFrame([], "body string"), url="amqp://guest:guest@127.0.0.1:1/")
+    assert total(orders.node, orders.queue) == 0
+
+
+# -- what a user does wrong
+
+
+@pytest.mark.parametrize(
+    ("ddl", "row", "words"),
+    [
+        ("body string, mesageId string", ("a", "b"), "did you mean 'messageId'?"),
+        ("value string", ("a",), "no message has"),
+        ("body int", (1,), "column 'body' is int, and has to be string or binary"),
+        ("body string", (None,), "column 'body' is null in a row"),
+        ("body string, properties map<string,string>", ("a", {"CC": "x"}), "has the name 'CC'"),
+        ("body string, messageId string", ("a", "x" * 256), "column 'messageId' has 256 bytes"),
+    ],
+    ids=str,
+)
+def test_rows_that_are_no_messages_are_refused_in_words(
+    spark: Any, orders: Target, ddl: str, row: tuple[Any, ...], words: str
+) -> None:
+    good = ("good", *row[1:]) if ddl.startswith("body string") and row[0] is None else row
+    frame = spark.createDataFrame([good, row], ddl).coalesce(1)
+    assert words in refused(lambda: orders.write(frame))
+    assert total(orders.node, orders.queue) == 0
+
+
+def test_options_and_modes_are_refused_in_words(spark: Any, orders: Target) -> None:
+    frame = spark.createDataFrame([("a",)], "body string")
+    assert "did you mean 'queue'?" in refused(lambda: orders.write(frame, queue="", queu="x"))
+    assert "set option 'queue' or 'exchange'" in refused(lambda: orders.write(frame, queue=""))
+    assert "use mode 'append'" in refused(lambda: orders.write(frame, mode="overwrite"))
+    missing = refused(lambda: orders.write(frame, queue="not-there"))
+    assert "queue 'not-there' does not exist in virtual host '/'" in missing
+    wrong = refused(lambda: orders.write(frame, username="guest", password="s3cret-pw"))
+    assert "refused the login of user 'guest'" in wrong
+    assert "s3cret-pw" not in wrong
+    stomp = refused(lambda: orders.write(frame, url="stomp://guest:guest@127.0.0.1:1/", protocol=""))
+    assert "over STOMP RabbitMQ does not tell" in stomp
+    old = refused(lambda: orders.write(frame, protocol=AMQP_1_0))
+    assert "cannot write to RabbitMQ 3." in old
+    assert total(orders.node, orders.queue) == 0
+
+
+@pytest.mark.parametrize("output", ["update", "complete"])
+def test_other_modes_of_output_are_refused(spark: Any, orders: Target, tmp_path: Path, output: str) -> None:
+    spark.range(5).selectExpr("cast(id as string) as body").write.parquet(str(tmp_path / "in"))
+    counts = spark.readStream.schema("body string").parquet(str(tmp_path / "in")).groupBy("body").count()
+    writer = counts.select("body").writeStream.format("mq").options(**orders.options).outputMode(output)
+    with pytest.raises(Exception, match=r"append|update|Update") as caught:
+        writer.option("checkpointLocation", str(tmp_path / "c")).start().awaitTermination(60)
+    print(str(caught.value)[:600])
+    assert total(orders.node, orders.queue) == 0
