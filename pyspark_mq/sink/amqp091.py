@@ -161,9 +161,12 @@ class Amqp091Publisher(Publisher):
     def send(self, encoded: list[_Encoded]) -> None:
         self._left, self._exhausted = iter(encoded), False
         self._fill()
-        while not self._exhausted or self.window.open:
+        while True:
+            # First of all: what is returned is confirmed all the same.
             if self._failed is not None:
                 raise self._failed
+            if self._exhausted and not self.window.open:
+                return
             if self._end is not None:
                 raise self._end_error("")
             self.window.check()

@@ -66,7 +66,8 @@ class Amqp10Publisher(Publisher):
         self._end = ""
         self._cause: BaseException | None = None
         self._failed: MqError | None = None
-        self._ids: dict[str, tuple[Place, str]] = {}
+        #: What is under way: its delivery, where it goes, and its ID.
+        self._sent: dict[str, tuple[Delivery, Place, str]] = {}
 
     # -- opening
 
@@ -169,10 +170,9 @@ class Amqp10Publisher(Publisher):
             window.block("")
             self._number += 1
             tag = str(self._number)
-            link.delivery(tag)
+            self._sent[tag] = link.delivery(tag), place, message_id
             link.stream(data)
             link.advance()
-            self._ids[tag] = place, message_id
             window.sent(tag, len(data))
         self._drain()
 
@@ -190,18 +190,9 @@ class Amqp10Publisher(Publisher):
 
     def _look(self) -> None:
         """Take outcomes in, then the ends of links and of the connection."""
-        delivery = self._proton.work_head
-        while delivery is not None:
-            following = delivery.work_next
-            if delivery.updated:
-                state, tag = delivery.remote_state, delivery.tag
-                if state == Delivery.ACCEPTED:
-                    self.window.confirmed(tag)
-                    self._ids.pop(tag, None)
-                elif state or delivery.settled:
-                    self._failed = self._failed or self._outcome_error(delivery, state, *self._ids[tag])
-                delivery.settle()
-            delivery = following
+        # They come in order, nearly always.
+        if not self._take_outcomes(first=True):
+            self._take_outcomes(first=False)
         for place, link in self._links.items():
             if self._refused(link):
                 self._failed = self._failed or self._link_error(place, link)
@@ -209,7 +200,25 @@ class Amqp10Publisher(Publisher):
             condition = self._condition()
             self._failed = self.lost(f"{condition[0]}: {condition[1]}" if condition else self._end)
 
-    def _outcome_error(self, delivery: Any, state: Any, place: Place, message_id: str) -> WriteError:
+    def _take_outcomes(self, *, first: bool) -> int:
+        """Take outcomes of the first that have one, or of any; return how many were accepted."""
+        accepted = []
+        for tag, (delivery, _, _) in self._sent.items():
+            state = delivery.remote_state
+            if state == Delivery.ACCEPTED:
+                accepted.append(tag)
+            elif state or delivery.settled:
+                self._failed = self._failed or self._outcome_error(tag)
+            elif first:
+                break
+        for tag in accepted:
+            self._sent.pop(tag)[0].settle()
+            self.window.confirmed(tag)
+        return len(accepted)
+
+    def _outcome_error(self, tag: str) -> WriteError:
+        delivery, place, message_id = self._sent[tag]
+        state = delivery.remote_state
         condition = delivery.remote.condition
         reason = f"{condition.name}: {condition.description}" if condition is not None else f"{state or 'no outcome'}"
         if state in (Delivery.RELEASED, Delivery.MODIFIED):

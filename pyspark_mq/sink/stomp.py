@@ -136,16 +136,22 @@ class StompPublisher(Publisher):
     def _end_error(self) -> MqError:
         if not self._stated:
             return self.lost(self._end)
-        lower = self._end.lower()
+        said, inner, _ = self._end.partition(" CoreMessage[")
+        lower, user = said.lower(), self.endpoint.user(self.url)
         where = str(self.settings.place or "a destination of the rows")
         if any(word in lower for word in _FULL):
-            return WriteError(f"{self.url}: {where} is full ({self._end}): make room, or raise its limit")
+            return WriteError(f"{self.url}: {where} is full ({said}): make room, or raise its limit")
         if any(word in lower for word in _REFUSED):
             return DestinationError(
-                f"{where} at {self.url} may not be written to by user '{self.endpoint.user(self.url)}' ({self._end}): "
-                "give it the permission to write and to create, or correct option 'username'"
+                f"{where} at {self.url} may not be written to by user '{user}' ({said}): give it the "
+                "permission to write and to create, or correct option 'username'"
             )
-        return WriteError(f"{self.url}: the broker refused a message for {where} ({self._end}): see the broker's log")
+        if inner:  # Artemis writes the message and not the reason
+            return WriteError(
+                f"{self.url}: the broker refused a message for {where} ({said}), without a reason: user '{user}' may "
+                "lack the permission to write, or the address is full; the broker's log has it"
+            )
+        return WriteError(f"{self.url}: the broker refused a message for {where} ({said}): see the broker's log")
 
     # -- the connection
 

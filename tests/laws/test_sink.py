@@ -125,6 +125,8 @@ def test_every_column_arrives_as_a_reader_has_it(cell: LiveCell) -> None:
         for name in ("contentEncoding", "groupId", "groupSequence", "appId"):
             assert row[name] in (None, FULL[name])
             expected.pop(name)
+        if cell.cell.broker == "artemis":
+            expected.pop("timestamp")  # its own, whatever the header says
     elif cell.cell.broker == "activemq":
         expected.pop("messageId")
     assert known.items() <= row["properties"].items()
@@ -178,10 +180,10 @@ def test_artemis_drops_what_it_has(cell: LiveCell) -> None:
 
 def test_no_row_is_no_connection(cell: LiveCell) -> None:
     nowhere = replace(settings_of(cell).endpoint, urls=parse_urls("amqp://127.0.0.1:1/"), connect_timeout_s=0.5)
-    assert write(cell, settings=replace(settings_of(cell), endpoint=nowhere)) == 0
-    with cell.proxy() as proxy:
-        assert write(cell, [], [{"body": b"x"}][:0], settings=settings_of(cell, proxy)) == 0
-        assert proxy.connections() == 0
+    settings = replace(settings_of(cell), endpoint=nowhere)
+    plan = ColumnPlan(fields_of(["body"]), settings)
+    for batches in ([], [batch_of([], fields_of(["body"]))]):
+        assert write_rows(batches, settings, plan, Identity(("w",), 0)) == 0
 
 
 def test_rows_name_their_own_queues(cell: LiveCell) -> None:
@@ -275,9 +277,12 @@ def test_a_wrong_password_is_refused_without_being_shown(cell: LiveCell) -> None
 
 def test_who_may_only_read_may_not_write(cell: LiveCell) -> None:
     with cell.reader() as login:
-        text = failure(DestinationError, cell, bodies(10), settings=settings_of(cell, **login))
-    assert login["username"] in text
-    assert "write" in text
+        # Over STOMP Artemis does not say why.
+        silent = (cell.cell.broker, cell.cell.protocol) == ("artemis", STOMP)
+        kind = WriteError if silent else DestinationError
+        text = failure(kind, cell, bodies(10), settings=settings_of(cell, **login))
+    assert f"user '{login['username']}'" in text
+    assert "the permission to write" in text
     assert cell.total() == 0
 
 
