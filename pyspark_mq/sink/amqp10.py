@@ -48,6 +48,7 @@ _CLOSE_TIMEOUT_S = 1.0
 _LINKS_MAX = 100
 _PRIORITY_MAX = 9
 _NO_CREDIT = "it gives no credit to send more"
+_NO_WINDOW = "it takes in no more of what was sent"
 _OLDEST_RABBITMQ = 4
 _UNREADABLE = (ProtonException, UnicodeDecodeError, TypeError, ValueError)
 _Encoded: TypeAlias = "tuple[Place, bytes, str]"
@@ -130,7 +131,7 @@ class Amqp10Publisher(Publisher):
         if self._refused(link):
             raise self._link_error(place, link)
         if not ready:
-            raise self.lost(self._end) if self._end else BrokerUnavailableError(f"{self.url}: {place} did not answer")
+            raise self._end_error() if self._end else BrokerUnavailableError(f"{self.url}: {place} did not answer")
         return link
 
     @staticmethod
@@ -164,10 +165,7 @@ class Amqp10Publisher(Publisher):
                 self._pass(0.0)
             link = self._links.get(place) or self._link(place, time.monotonic() + self.endpoint.connect_timeout_s)
             while window.full or link.credit <= 0:
-                # Everything is confirmed and no more may come: the broker holds writers up.
-                window.block("" if window.open or link.credit > 0 else _NO_CREDIT)
-                self._pass(_TURN_S)
-            window.block("")
+                self._pass(_TURN_S, waits=not window.open and link.credit <= 0)
             self._number += 1
             tag = str(self._number)
             self._sent[tag] = link.delivery(tag), place, message_id
@@ -180,12 +178,19 @@ class Amqp10Publisher(Publisher):
         while self.window.open:
             self._pass(_TURN_S)
 
-    def _pass(self, timeout_s: float) -> None:
-        """A turn of the connection, and what it brought."""
+    def _pass(self, timeout_s: float, *, waits: bool = False) -> None:
+        """A turn of the connection, and what it brought.
+
+        Args:
+            waits: everything is confirmed, and the broker gives no credit for more.
+        """
         self._turn(timeout_s)
         self._look()
         if self._failed is not None:
             raise self._failed
+        # RabbitMQ under an alarm opens the session's window no more, and what was sent stays here.
+        stuck = not self._socket.outgoing and self._session.outgoing_bytes > 0
+        self.window.block(_NO_WINDOW if stuck else _NO_CREDIT if waits else "")
         self.window.check()
 
     def _look(self) -> None:
@@ -197,8 +202,7 @@ class Amqp10Publisher(Publisher):
             if self._refused(link):
                 self._failed = self._failed or self._link_error(place, link)
         if self._failed is None and self._end:
-            condition = self._condition()
-            self._failed = self.lost(f"{condition[0]}: {condition[1]}" if condition else self._end)
+            self._failed = self._end_error()
 
     def _take_outcomes(self, *, first: bool) -> int:
         """Take outcomes of the first that have one, or of any; return how many were accepted."""
@@ -233,26 +237,39 @@ class Amqp10Publisher(Publisher):
 
     def _link_error(self, place: Place, link: Any) -> MqError:
         condition = link.remote_condition
-        name = str(condition.name) if condition is not None else ""
-        reason = f"{name}: {condition.description}" if condition is not None else "no reason given"
+        if condition is None:
+            return WriteError(f"{self.url}: the broker closed the link to {place} without a reason; see its log")
+        return self._refusal(str(place), place.kind, str(condition.name), str(condition.description or ""))
+
+    def _end_error(self) -> MqError:
+        """The error for the end of the session or the connection."""
+        condition = self._condition()
+        if condition is None:
+            return self.lost(self._end)
+        # RabbitMQ ends the session for what it refuses of a link.
+        place = self.settings.place
+        where, kind = ("a destination of the rows", "queue") if place is None else (str(place), place.kind)
+        return self._refusal(where, kind, *condition)
+
+    def _refusal(self, where: str, kind: str, name: str, description: str) -> MqError:
+        reason = f"{name}: {description}"
         if name == "amqp:link:message-size-exceeded":
             return WriteError(
-                f"{self.url}: a message for {place} is larger than the broker takes ({reason}): make column 'body' "
+                f"{self.url}: a message for {where} is larger than the broker takes ({reason}): make column 'body' "
                 "smaller, or raise the broker's limit"
             )
         if name == "amqp:not-found":
             return DestinationError(
-                f"{place} does not exist at {self.url}: declare it, or correct option or column '{place.kind}' "
-                f"({reason})"
+                f"{where} does not exist at {self.url}: declare it, or correct option or column '{kind}' ({reason})"
             )
         if name in {"amqp:unauthorized-access", "amqp:not-allowed"}:
             return DestinationError(
-                f"{place} at {self.url} may not be written to by user '{self.endpoint.user(self.url)}' ({reason}): "
+                f"{where} at {self.url} may not be written to by user '{self.endpoint.user(self.url)}' ({reason}): "
                 "give it the permission to write, or correct option 'username'"
             )
         if name == "amqp:resource-limit-exceeded":
-            return WriteError(f"{self.url}: {place} is full ({reason}): make room, or raise its limit")
-        return WriteError(f"{self.url}: {place} cannot be written to ({reason})")
+            return WriteError(f"{self.url}: {where} is full ({reason}): make room, or raise its limit")
+        return self.lost(reason)
 
     # -- the connection
 

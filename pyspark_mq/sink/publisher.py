@@ -102,8 +102,8 @@ class Window:
         if not self.blocked and waited_s >= self._timeout_s:
             raise WriteError(
                 f"{self._where}: no confirmation of {len(self.open)} message(s) for sendTimeout={self._timeout_s:g}s. "
-                "A without a majority of its nodes confirms nothing, and a full broker may hold confirmations back: "
-                "see to it, or raise 'sendTimeout'"
+                "A queue without a majority of its nodes confirms nothing, and a full broker may hold confirmations "
+                "back: see to it, or raise 'sendTimeout'"
             )
 
 

@@ -346,7 +346,7 @@ def test_a_connection_that_is_cut_leaves_only_copies_with_equal_ids(cell: LiveCe
             cut = proxy.cut_after(upto, Direction.TO_BROKER)
             with pytest.raises(BrokerUnavailableError, match="unconfirmed") as lost:
                 write(cell, rows, settings=settings_of(cell, proxy))
-            assert cut.is_set()
+            assert cut.wait(5), lost.value
             assert "same IDs" in str(lost.value)
         assert write(cell, rows, settings=settings_of(cell, proxy)) == 3_000
     found = read(cell, cell.total())
