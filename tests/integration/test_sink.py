@@ -73,15 +73,15 @@ class Target:
 
 CELLS = [
     ("rabbitmq", "", AMQP_0_9_1),
-    with_all("rabbitmq", "4.3", AMQP_1_0),
-    with_all("activemq", "", AMQP_1_0),
-    with_all("activemq", "", STOMP),
-    with_all("artemis", "", AMQP_1_0),
-    with_all("artemis", "", STOMP),
+    with_all(("rabbitmq", "4.3", AMQP_1_0)),
+    with_all(("activemq", "", AMQP_1_0)),
+    with_all(("activemq", "", STOMP)),
+    with_all(("artemis", "", AMQP_1_0)),
+    with_all(("artemis", "", STOMP)),
 ]
 
 
-@pytest.fixture(params=CELLS, ids=lambda cell: "-".join(filter(None, cell)) if isinstance(cell, tuple) else None)
+@pytest.fixture(params=CELLS, ids="-".join)
 def target(nodes: Nodes, request: pytest.FixtureRequest) -> Iterator[Target]:
     broker, version, protocol = request.param
     yield from target_of(nodes, broker, version, protocol)
