@@ -94,9 +94,9 @@ class Amqp091Publisher(Publisher):
         done: list[Any] = []
 
         def look(channel: Any) -> None:
-            channel.add_on_close_callback(lambda _, error: (closed.append(error), self._loop.stop()))
+            channel.add_on_close_callback(lambda _, error: self._note(closed, error))
             declare = channel.exchange_declare if place.kind == "exchange" else channel.queue_declare
-            declare(place.name, passive=True, callback=lambda _: (done.append(channel), self._loop.stop()))
+            declare(place.name, passive=True, callback=lambda _: self._note(done, channel))
 
         self._connection.channel(on_open_callback=look)
         if not self._until(lambda: bool(closed or done), deadline):
@@ -123,11 +123,15 @@ class Amqp091Publisher(Publisher):
             self._channel = channel
             channel.add_on_close_callback(lambda _, error: self._ended(error))
             channel.add_on_return_callback(self._returned)
-            channel.confirm_delivery(self._answered, callback=lambda _: (confirms.append(1), self._loop.stop()))
+            channel.confirm_delivery(self._answered, callback=lambda _: self._note(confirms, channel))
 
         self._connection.channel(on_open_callback=use)
         if not self._until(lambda: bool(confirms), deadline):
             raise self._end_error("the broker did not open a channel in time")
+
+    def _note(self, noted: list[Any], what: Any) -> None:
+        noted.append(what)
+        self._loop.stop()
 
     def _until(self, done: Callable[[], bool], deadline: float) -> bool:
         """Run the loop until something holds; False if the connection ends or the time is over before."""

@@ -78,7 +78,7 @@ def _application(message: Message, broker: str) -> bytes:
     if broker != "rabbitmq":
         entries[MQ_ID] = message.id
     if broker == "artemis":
-        entries[_DUPLICATE_ID] = message.id
+        entries[_DUPLICATE_ID] = message.attempt_id
     if not entries:
         return b""
     parts = [part for name, value in entries.items() for part in (_string(name), _or_null(value, _string))]

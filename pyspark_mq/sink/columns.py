@@ -57,8 +57,8 @@ COLUMNS: Mapping[str, _Column] = {
     "exchange": _Column(0, (_TEXT,), "RabbitMQ: the row's own exchange, the same"),
     "routingKey": _Column(0, (_TEXT,), "RabbitMQ: its routing key, unless an option says it"),
 }  # fmt: skip
-#: Codes of the other fields: a body in bytes, and where the message goes.
-_BYTES_BODY, _PLACE = 2, 20
+#: Codes of the other fields: a body in bytes, where the message goes, and an ID that the row has.
+_BYTES_BODY, _PLACE, _GIVEN = 2, 20, 21
 #: What sources say of a delivery, and of a place in a stream.
 LEFT_OUT = frozenset(
     {"destination", "redelivered", "deliveryCount", "userId", "partition", "streamOffset", "chunkTimestamp"}
@@ -179,15 +179,20 @@ class RowReader:
         self._check_given([drafts[place][0] for place, _ in given], [digests[place] for place, _ in given])
         nameless = [place for place, (message, _) in enumerate(drafts) if not message.id]
         messages = [message for message, _ in drafts]
+        for place, message_id in given:
+            # What is read and written back has its ID, and is no copy.
+            digest = self._identity.digest(drafts[place][1] + field(_GIVEN, message_id.encode()))
+            messages[place] = messages[place]._replace(attempt_id=self._identity.text(digest, 0))
         numbers = self._rows.number([digests[place] for place in nameless]) if nameless else []
         for place, number in zip(nameless, numbers, strict=True):
-            messages[place] = messages[place]._replace(id=self._identity.text(digests[place], number))
+            own = self._identity.text(digests[place], number)
+            messages[place] = messages[place]._replace(id=own, attempt_id=own)
         return messages
 
     def _check_given(self, messages: Sequence[Message], digests: Sequence[bytes]) -> None:
         if not messages:
             return
-        names = [self._identity.digest(field(0, one.id.encode()) + _place_field(one.place)) for one in messages]
+        names = [self._identity.digest(field(_GIVEN, one.id.encode()) + _place_field(one.place)) for one in messages]
         wrong = self._ids.differing(names, digests)
         if wrong is not None:
             raise RowError(
@@ -202,7 +207,7 @@ class RowReader:
         _check_numbers(row)
         persistent = row.get("persistent")
         message = Message(
-            place, row.get("messageId") or "", row["body"], is_text, row.get("correlationId"), row.get("replyTo"),
+            place, row.get("messageId") or "", "", row["body"], is_text, row.get("correlationId"), row.get("replyTo"),
             row.get("contentType"), row.get("contentEncoding"), row.get("type"), row.get("priority"),
             row.get("timestamp"), row.get("expiration"), row.get("appId"), row.get("groupId"),
             row.get("groupSequence"), persistent is not False, properties,

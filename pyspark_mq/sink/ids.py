@@ -37,7 +37,7 @@ def field(code: int, value: bytes) -> bytes:
 
 def pairs(entries: Iterable[tuple[str, str | None]]) -> bytes:
     """The entries of a map, sorted by their names."""
-    parts = []
+    parts: list[bytes] = []
     for name, value in sorted(entries, key=lambda entry: entry[0].encode()):
         key = name.encode()
         parts += (len(key).to_bytes(4, "big"), key)

@@ -35,6 +35,7 @@ class Message(NamedTuple):
     """One message as its row says it. What is None is not written.
 
     Attributes:
+        attempt_id: the same for each attempt of one row of one write, and for no other; where a broker drops copies.
         is_text: a text message, with its body in UTF-8; otherwise a bytes message.
         timestamp_us, expiration_us: microseconds since 1970.
         properties: names and values without those that brokers add.
@@ -42,6 +43,7 @@ class Message(NamedTuple):
 
     place: Place
     id: str
+    attempt_id: str
     body: bytes
     is_text: bool
     correlation_id: str | None = None

@@ -244,7 +244,7 @@ def frame_headers(message: Message, broker: str) -> dict[str, str]:
     headers["persistent"] = "true" if message.persistent else "false"
     headers[MQ_ID] = message.id
     if broker == "artemis":
-        headers["_AMQ_DUPL_ID"] = message.id
+        headers["_AMQ_DUPL_ID"] = message.attempt_id
         headers["destination-type"] = "MULTICAST" if message.place.kind == "topic" else "ANYCAST"
     if not message.is_text:
         headers["content-length"] = str(len(message.body))
