@@ -142,7 +142,7 @@ def test_what_brokers_add_does_not_count() -> None:
         {"settings": settings_of(queue="others")},
         {"settings": settings_of("activemq", "stomp", queue=None, topic="orders")},
     ],
-    ids=str,
+    ids=["query", "batch", "neighbours", "a write", "partition", "queue", "topic"],
 )
 def test_query_batch_partition_and_destination_count(other: dict[str, Any]) -> None:
     assert not set(ids_of(bodies(b"a", b"b"))) & set(ids_of(bodies(b"a", b"b"), **other))
