@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -293,3 +295,50 @@ def test_other_modes_of_output_are_refused(spark: Any, orders: Target, tmp_path:
         writer.option("checkpointLocation", str(tmp_path / "c")).start().awaitTermination(60)
     print(str(caught.value)[:600])
     assert total(orders.node, orders.queue) == 0
+
+
+# -- kills
+
+
+@pytest.mark.timeout(900)
+def test_a_job_that_is_killed_writes_copies_with_equal_ids_and_a_reader_has_each_once(
+    spark: Any, target: Target, nodes: Nodes, tmp_path: Path
+) -> None:
+    source = nodes.get("rabbitmq")
+    read_from = f"from-{uuid.uuid4().hex[:8]}"
+    source.declare(read_from)
+    options = {
+        "source": {
+            "broker": "rabbitmq",
+            "url": source.url(AMQP_0_9_1),
+            "queue": read_from,
+            "maxMessagesPerTrigger": "200",
+        },
+        "sink": target.options,
+    }
+    command = [sys.executable, "-m", "tests.support.writing_job", str(tmp_path / "checkpoint"), json.dumps(options)]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    log = tmp_path / "log.txt"
+    try:
+        for number in range(3):
+            source.publish(read_from, [b"%d-%d" % (number, row) for row in range(1_500)])
+            before = total(target.node, target.queue)
+            with log.open("ab") as output:
+                job = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+            # Killed with batches behind it, and most probably in the middle of one; the last run goes to the end.
+            enough = before + 700 if number < 2 else 4_500
+            done = poll(lambda enough=enough: total(target.node, target.queue) >= enough, 120)
+            if number == 2:
+                poll(lambda: total(source, read_from) == 0, 60)
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+            assert done, log.read_text("utf-8", "replace")[-4000:]
+            assert "STARTED" in log.read_text("utf-8", "replace")
+        assert total(source, read_from) == 0, "everything was committed and acknowledged"
+        written = total(target.node, target.queue)
+        rows = target.read(spark, tmp_path, 4_500)
+    finally:
+        source.delete(read_from)
+    found = sorted(bytes(row.body) for row in rows)
+    assert found == sorted(b"%d-%d" % (number, row) for number in range(3) for row in range(1_500)), written
+    assert written >= 4_500
