@@ -30,7 +30,7 @@ _TABLE = (
     Option("exchange", _WRITTEN, "RabbitMQ: an existing exchange instead", unset="a row's column `exchange`"),
     Option("routingKey", _WRITTEN, "RabbitMQ: with `exchange`, the routing key of all rows",
            unset="a row's column `routingKey`, or empty"),
-    Option("writeId", _WRITTEN, "batch only: names the write, so that it has the same [IDs](write.md#ids) when it is "
+    Option("writeId", _WRITTEN, "batch only: names the write, so that it has the same [IDs](#ids) when it is "
            "run again, in `foreachBatch` for example by query, batch and destination", unset="random"),
     Option("sendTimeout", _SENDING, "longest wait for a confirmation, from 1 s. A broker that says it is blocked is "
            "waited for", default="2m", kind=duration_s(1)),
