@@ -23,6 +23,7 @@ from testbed.process import poll
 from tests.plugin import Nodes
 from tests.support.checks import total
 from tests.support.effort import with_all
+from tests.support.pages import block
 
 ENDS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
 WRITTEN = [
@@ -293,13 +294,49 @@ def test_other_modes_of_output_are_refused(spark: Any, orders: Target, tmp_path:
     writer = counts.select("body").writeStream.format("mq").options(**orders.options).outputMode(output)
     with pytest.raises(Exception, match=r"append|update|Update") as caught:
         writer.option("checkpointLocation", str(tmp_path / "c")).start().awaitTermination(60)
-    print(str(caught.value)[:600])
+    assert caught.value
     assert total(orders.node, orders.queue) == 0
+
+
+# -- the pages
+
+
+@pytest.mark.whole
+@pytest.mark.skipif(not ENDS, reason="before Spark 4.2 it does not end by itself")
+def test_the_code_of_the_pages_writes(
+    spark: Any, orders: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = orders.options["url"]
+    batch = spark.createDataFrame([("id", b"x")], "messageId string, body binary")
+    batch.write.parquet(str(tmp_path / "orders"))
+
+    def execute(page: str, begin: str, **names: Any) -> dict[str, Any]:
+        code = block(page, begin).replace("amqp://guest:guest@localhost:5672/", url)
+        code = code.replace('"invoices"', repr(orders.queue))
+        exec(compile(code, page, "exec"), names)
+        return names
+
+    stream = spark.readStream.schema(batch.schema).parquet(str(tmp_path / "orders"))
+    names = execute("docs/sink.md", "query = (", rows=stream, checkpoint=str(tmp_path / "checkpoint"))
+    names["query"].processAllAvailable()
+    names["query"].stop()
+    assert total(orders.node, orders.queue) == 1
+    given = {"broker": "rabbitmq", "url": url}
+    begin = 'named = rows.write.format("mq").mode("append").option("writeId", name)'
+    execute("docs/sink.md", begin, rows=batch, name="nightly", **given)
+    written = execute(
+        "docs/sink.md", "def write(batch, number):", options={**given, "queue": orders.queue}, query_name="q"
+    )["write"]
+    written(batch, 7)
+    execute("docs/quick-start.md", 'url = "amqp://guest:guest@localhost:5672/"', spark=spark)
+    assert total(orders.node, orders.queue) == 4
 
 
 # -- kills
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(900)
 def test_a_job_that_is_killed_writes_copies_with_equal_ids_and_a_reader_has_each_once(
     spark: Any, target: Target, nodes: Nodes, tmp_path: Path
