@@ -35,6 +35,8 @@ _GAP_S = 10.0
 #: A write that a broker holds up says so after as long.
 _BLOCKED_S = 30.0
 _PAUSE_S = 0.5
+#: Of a batch that is made into messages at a time.
+_COPIED_BYTES = 64 << 20
 
 #: protocol -> (module, class, what to install for it)
 PUBLISHERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
@@ -199,6 +201,13 @@ def connect(settings: SinkSettings) -> Publisher:
         time.sleep(_PAUSE_S)
 
 
+def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches in parts that may be copied: rows of large bodies come by the ten thousand."""
+    for batch in batches:
+        rows = max(1, batch.num_rows * _COPIED_BYTES // max(batch.nbytes, _COPIED_BYTES))
+        yield from (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
+
+
 def write_rows(batches: Iterable[pa.RecordBatch], settings: SinkSettings, plan: ColumnPlan, identity: Identity) -> int:
     """Publish the rows of one task; returns how many, when the broker has confirmed all of them.
 
@@ -211,10 +220,8 @@ def write_rows(batches: Iterable[pa.RecordBatch], settings: SinkSettings, plan: 
     gap_s = min(_GAP_S, settings.endpoint.heartbeat_s / 2)
     with settings.endpoint.hiding():
         try:
-            for batch in batches:
+            for batch in _parts(batches):
                 messages = reader.messages(batch)
-                if not messages:
-                    continue
                 if publisher is not None and time.monotonic() - used_s > gap_s:
                     publisher.close()
                     publisher = None

@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 from pyspark_mq.sources.endpoint import Endpoint
 
-__all__ = ["MQ_ID", "Message", "Place", "SinkSettings", "lifetime_ms"]
+__all__ = ["MEANT_BY_CLASSIC", "MQ_ID", "Message", "Place", "SinkSettings", "lifetime_ms"]
 
 #: Property that carries the ID on both ActiveMQs, whose own header cannot do so over every protocol.
 MQ_ID = "mq_id"
+
+#: Characters by which a name is several destinations, or has parameters, on ActiveMQ Classic.
+MEANT_BY_CLASSIC = frozenset(",*>?")
 
 
 class Place(NamedTuple):

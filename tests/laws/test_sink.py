@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -21,12 +21,14 @@ from pyspark_mq.sink.columns import COLUMNS, ColumnPlan
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.publisher import write_rows
 from pyspark_mq.sink.settings import SinkSettings
+from pyspark_mq.sources.endpoint import Tls
 from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
 from testbed.storm.proxy import Direction, FaultProxy
 from tests.support.cells import LiveCell
+from tests.support.certificates import Certificates
 from tests.support.columns import built
 from tests.support.sink import batch_of, fields_of
 
@@ -154,6 +156,45 @@ def test_large_bodies_are_bounded_in_bytes(cell: LiveCell, monkeypatch: pytest.M
     sizes = [1, 3 << 20, 700_000, 700_000, 10]
     write(cell, [{"body": bytes([number]) * size} for number, size in enumerate(sizes)])
     assert [len(row["body"]) for row in read(cell, 5)] == sizes
+
+
+def test_a_batch_of_large_rows_is_taken_in_parts(cell: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "_COPIED_BYTES", 10_000)
+    sizes = [9_000, 1, 50_000, 3]
+    assert write(cell, [{"body": bytes([number]) * size} for number, size in enumerate(sizes)]) == 4
+    assert [len(row["body"]) for row in read(cell, 4)] == sizes
+
+
+def test_what_has_expired_is_not_handed_out(cell: LiveCell) -> None:
+    now = datetime.now(timezone.utc)
+    write(
+        cell,
+        [
+            {"body": b"gone", "expiration": now - timedelta(seconds=9), "timestamp": MOMENT},
+            {"body": b"kept", "expiration": now + timedelta(hours=1), "timestamp": MOMENT},
+        ],
+    )
+    time.sleep(1.0)
+    assert [row["body"] for row in read(cell, 1)] == [b"kept"]
+
+
+def test_over_tls(cell: LiveCell, certificates: Certificates) -> None:
+    settings = settings_of(cell)
+    tls = Tls(str(certificates.ca.cert_file))
+    endpoint = replace(settings.endpoint, urls=parse_urls(cell.tls_url()), tls=tls)
+    write(cell, bodies(300), settings=replace(settings, endpoint=endpoint))
+    assert len(read(cell, 300)) == 300
+    untrusted = replace(settings, endpoint=replace(endpoint, tls=Tls()))
+    with pytest.raises(RefusedError, match=r"tls\.caFile"):
+        write(cell, bodies(1), settings=untrusted)
+
+
+def test_a_property_without_a_value(cell: LiveCell) -> None:
+    write(cell, [{"body": b"x", "properties": [("nothing", None), ("own", "x")]}])
+    (row,) = read(cell, 1)
+    assert row["properties"]["own"] == "x"
+    assert row["properties"].get("nothing") is None
+    assert ("nothing" in row["properties"]) == (cell.cell.protocol != STOMP)
 
 
 def test_a_task_that_is_run_again_writes_the_same_ids(cell: LiveCell) -> None:

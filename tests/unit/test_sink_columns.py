@@ -130,6 +130,13 @@ def test_a_row_without_its_own_destination_is_an_error(name: str | None) -> None
     assert f"column 'queue' is {'null' if name is None else 'empty'} in a row" in text
 
 
+@pytest.mark.parametrize("name", ["a,b", "a.*", "a.>", "a?b=c"])
+def test_a_row_names_one_queue_of_classic(name: str) -> None:
+    text = bad_row({"body": b"", "queue": name}, settings=settings_of(queue=None, **CLASSIC))
+    assert f"column 'queue' is '{name}'" in text
+    messages_of([{"body": b"", "queue": name}], settings_of(queue=None))
+
+
 # -- rows
 
 

@@ -79,6 +79,14 @@ def test_what_is_refused_of_rabbitmq(changes: dict[str, Any], option: str, words
     assert (found, words in problem) == (option, True), problem
 
 
+@pytest.mark.parametrize("name", ["a,b", "a.*", "a.>", "a?consumer.exclusive=true"])
+def test_a_name_that_is_several_on_classic_is_refused(name: str) -> None:
+    classic = {"broker": "activemq", "url": "stomp://localhost"}
+    assert "stand for others" in refused(classic, queue=name)[1]
+    assert "stand for others" in refused(classic, topic=name)[1]
+    assert parsed({**ARTEMIS, "queue": name}).queue == name
+
+
 @pytest.mark.parametrize(
     ("changes", "option", "words"),
     [
