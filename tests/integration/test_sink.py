@@ -364,7 +364,7 @@ def test_a_job_that_is_killed_writes_copies_with_equal_ids_and_a_reader_has_each
                 job = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
             # Killed with batches behind it, and most probably in the middle of one; the last run goes to the end.
             enough = before + 700 if number < 2 else 4_500
-            done = poll(lambda enough=enough: total(target.node, target.queue) >= enough, 120)
+            done = poll(lambda enough=enough: total(target.node, target.queue) >= enough, 300)
             if number == 2:
                 poll(lambda: total(source, read_from) == 0, 60)
             os.killpg(job.pid, signal.SIGKILL)
