@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -252,8 +253,13 @@ def _check_numbers(row: Mapping[str, Any]) -> None:
             raise RowError(f"column '{name}' is {value} in a row, and has to be from 0 (for a time: 1970) to {most}")
 
 
+@lru_cache(maxsize=1_000)
 def _place_field(place: Place) -> bytes:
     return b"".join(field(_PLACE, part.encode()) for part in place)
+
+
+#: What most rows have besides a body.
+_NOTHING = (None,) * 10
 
 
 def _fields(message: Message, persistent: bool | None) -> bytes:
@@ -263,7 +269,8 @@ def _fields(message: Message, persistent: bool | None) -> bytes:
         message.priority, message.timestamp_us, message.app_id, message.group_id, message.group_sequence,
     )  # fmt: skip
     parts = [field(COLUMNS["body"].code if message.is_text else _BYTES_BODY, message.body)]
-    parts += [field(code, str(value).encode()) for code, value in enumerate(texts, 3) if value is not None]
+    if texts != _NOTHING:
+        parts += [field(code, str(value).encode()) for code, value in enumerate(texts, 3) if value is not None]
     if persistent is not None:
         parts.append(field(COLUMNS["persistent"].code, b"1" if persistent else b"0"))
     if message.properties:
