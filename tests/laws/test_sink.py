@@ -245,6 +245,23 @@ def test_rows_name_their_own_queues(cell: LiveCell) -> None:
             cell.node.delete(queue)
 
 
+@pytest.mark.protocols(AMQP_1_0)
+def test_more_destinations_than_links_at_a_time(cell: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark_mq.sink import amqp10
+
+    monkeypatch.setattr(amqp10, "_LINKS_MAX", 2)
+    queues = [f"{cell.queue}-{number}" for number in range(5)]
+    for queue in queues:
+        cell.declare(queue)
+    try:
+        rows = [{"body": b"%d" % number, "queue": queues[number % 5]} for number in range(20)]
+        assert write(cell, rows, settings=settings_of(cell, queue=None)) == 20
+        assert [cell.node.counts(queue).total for queue in queues] == [4] * 5
+    finally:
+        for queue in queues:
+            cell.node.delete(queue)
+
+
 def test_a_name_in_properties_adds_no_header_of_its_own(cell: LiveCell) -> None:
     other = f"{cell.queue}-other"
     cell.declare(other)
