@@ -142,6 +142,8 @@ def test_what_is_read_with_its_metadata_can_be_written(spark: Any, target: Targe
     second = target.read(spark, tmp_path, 2)
     left_out = {"redelivered", "deliveryCount", "timestamp", "expiration"}
     for row, other in zip(sorted(first, key=key), sorted(second, key=key), strict=True):
+        for read in (row, other):
+            read.properties.pop("_AMQ_DUPL_ID", None)  # of the attempt: what is written back is no copy
         for name in set(row.__fields__) - left_out:
             assert row[name] == other[name], name
 
@@ -303,17 +305,14 @@ def test_other_modes_of_output_are_refused(spark: Any, orders: Target, tmp_path:
 
 @pytest.mark.whole
 @pytest.mark.skipif(not ENDS, reason="before Spark 4.2 it does not end by itself")
-def test_the_code_of_the_pages_writes(
-    spark: Any, orders: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_code_of_the_pages_writes(spark: Any, orders: Target, tmp_path: Path) -> None:
     url = orders.options["url"]
     batch = spark.createDataFrame([("id", b"x")], "messageId string, body binary")
     batch.write.parquet(str(tmp_path / "orders"))
 
     def execute(page: str, begin: str, **names: Any) -> dict[str, Any]:
         code = block(page, begin).replace("amqp://guest:guest@localhost:5672/", url)
-        code = code.replace('"invoices"', repr(orders.queue))
+        code = code.replace('"invoices"', repr(orders.queue)).replace('"orders"', repr(str(tmp_path / "orders")))
         exec(compile(code, page, "exec"), names)
         return names
 
