@@ -24,7 +24,7 @@ from typing import ClassVar
 __all__ = [
     "BrokerError", "BrokerUnavailableError", "CheckpointError", "ConfigurationError", "DataLossError",
     "DestinationError", "InternalError", "MessageError", "MissingExtraError", "MissingMessageIdError", "MqError",
-    "OptionError", "RefusedError", "SchemaError",
+    "OptionError", "RefusedError", "RowError", "SchemaError", "WriteError",
 ]  # fmt: skip
 
 
@@ -100,7 +100,7 @@ class OptionError(ConfigurationError):
 
 
 class SchemaError(ConfigurationError):
-    """The schema names a column or a type that the source does not have."""
+    """The schema names a column or a type that the source does not have, or that no message has."""
 
     short_name = "schema"
 
@@ -142,6 +142,21 @@ class DestinationError(BrokerError):
     """The queue or topic does not exist, was deleted, or is used exclusively by another."""
 
     short_name = "destination"
+
+
+class WriteError(BrokerError):
+    """The broker did not take a message: unroutable, rejected, too large, or not confirmed within `sendTimeout`.
+
+    Messages before it may be in the queue. Run again, the write sends them with the same IDs.
+    """
+
+    short_name = "write"
+
+
+class RowError(MqError):
+    """A row cannot be written as a message. Nothing of its Arrow batch was published by this attempt."""
+
+    short_name = "row"
 
 
 class MessageError(MqError):

@@ -16,7 +16,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from pyspark_mq.brokers.base import AMQP_0_9_1
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0
 from pyspark_mq.sources.connections.protocols import SESSIONS
 from testbed.brokers.node import Node, TlsFiles
 from testbed.brokers.rabbitmq import RabbitNode
@@ -38,6 +38,7 @@ _ON_EVERY_PROTOCOL = (
     "laws.test_alone",
     "laws.test_amqp10_peer",
     "laws.test_session",
+    "laws.test_sink",
     "laws.test_topics",
     "laws.test_unreadable",
 )
@@ -68,6 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "sampled: with --all on one cell of each protocol, as what it covers is above the brokers"
     )
     config.addinivalue_line("markers", "law(name): the row of the compatibility matrix a test belongs to")
+    config.addinivalue_line(
+        "markers", "writes: on cells whose queues are written to, which leaves out the queue in memory"
+    )
     config.addinivalue_line("markers", "untraced: what it does is not in the specification")
 
 
@@ -87,6 +91,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cell" in metafunc.fixturenames:
         only = metafunc.definition.get_closest_marker("protocols")
         cells = [cell for cell in _chosen(metafunc.config) if only is None or cell.protocol in only.args]
+        if metafunc.definition.get_closest_marker("writes"):
+            cells = [cell for cell in cells if is_written(cell)]
         if metafunc.definition.get_closest_marker("network"):
             cells = [cell for cell in cells if cell != MEMORY_CELL]
         if metafunc.definition.get_closest_marker("thorough") and not metafunc.config.getoption("--thorough"):
@@ -100,6 +106,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             every_protocol = everything or metafunc.module.__name__.endswith(_ON_EVERY_PROTOCOL)
             cells = dealt(turn, cells, every_protocol=every_protocol)
         metafunc.parametrize("cell", cells, indirect=True, ids=[cell.name for cell in cells], scope="function")
+
+
+def is_written(cell: Cell) -> bool:
+    """Whether a sink writes there: not over STOMP to RabbitMQ, nor over AMQP 1.0 before its version 4."""
+    if cell.broker != "rabbitmq":
+        return cell != MEMORY_CELL
+    return cell.protocol == AMQP_0_9_1 or (cell.protocol == AMQP_1_0 and cell.version.startswith("4"))
 
 
 def _everything(metafunc: pytest.Metafunc) -> bool:

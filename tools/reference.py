@@ -1,5 +1,5 @@
-"""Writes the tables of docs/options.md and docs/streams.md from the code's own: ``python -m tools.reference``, which
-``make docs`` runs.
+"""Writes the tables of docs/options.md, docs/streams.md and docs/sink.md from the code's own, as ``make docs`` has it:
+``python -m tools.reference``.
 
 A table stands between two marks of a page, ``<!-- written by make docs: columns -->`` and ``<!-- end -->``. What is
 around them is written by hand. tools/tests/test_reference.py fails while the page and the code differ.
@@ -14,14 +14,16 @@ from dataclasses import fields
 from pathlib import Path
 
 from pyspark_mq.ack.counters import Counters
+from pyspark_mq.sink.columns import COLUMNS as SINK_COLUMNS
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, COLUMNS
+from pyspark_mq.spark_source.sink_options import SINK_OPTIONS
 from pyspark_mq.spark_source.stream_options import STREAM_OPTIONS
 
-__all__ = ["PAGE", "STREAMS_PAGE", "STREAM_TABLES", "TABLES", "written"]
+__all__ = ["PAGE", "SINK_PAGE", "SINK_TABLES", "STREAMS_PAGE", "STREAM_TABLES", "TABLES", "written"]
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
-STREAMS_PAGE = PAGE.with_name("streams.md")
+STREAMS_PAGE, SINK_PAGE = PAGE.with_name("streams.md"), PAGE.with_name("sink.md")
 
 _MARKED = re.compile(r"(<!-- written by make docs: (.+?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 _NOTHING = "\N{EN DASH}"
@@ -35,6 +37,17 @@ def options(section: str) -> list[str]:
 def stream_options() -> list[str]:
     """Options that streams have of their own."""
     return _options([option for name, option in STREAM_OPTIONS.items() if OPTIONS.get(name) is not option])
+
+
+def sink_options() -> list[str]:
+    """Options that a write has of its own."""
+    return _options([option for name, option in SINK_OPTIONS.items() if OPTIONS.get(name) is not option])
+
+
+def sink_columns() -> list[str]:
+    """The columns of a write with their types."""
+    rows = [(f"`{name}`", ", ".join(column.kinds), column.text) for name, column in SINK_COLUMNS.items()]
+    return _table(("column", "type", ""), rows)
 
 
 def columns() -> list[str]:
@@ -63,6 +76,13 @@ TABLES: dict[str, Callable[[], list[str]]] = {
 }
 #: The same for the page of streams.
 STREAM_TABLES: dict[str, Callable[[], list[str]]] = {"options of streams": stream_options}
+
+
+#: And for the page of writes.
+SINK_TABLES: dict[str, Callable[[], list[str]]] = {
+    "columns of a write": sink_columns,
+    "options of a write": sink_options,
+}
 
 
 def written(page: str, tables: Mapping[str, Callable[[], list[str]]] = TABLES) -> str:
@@ -103,7 +123,7 @@ def _cell(text: str) -> str:
 
 def main() -> int:
     """Write the pages."""
-    for page, tables in ((PAGE, TABLES), (STREAMS_PAGE, STREAM_TABLES)):
+    for page, tables in ((PAGE, TABLES), (STREAMS_PAGE, STREAM_TABLES), (SINK_PAGE, SINK_TABLES)):
         before = page.read_text("utf-8")
         after = written(before, tables)
         if after != before:

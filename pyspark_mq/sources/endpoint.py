@@ -161,7 +161,7 @@ class Endpoint:
             OptionError: it is another one of those this package reads.
         """
         found = broker_of(product)
-        if found is not None and found is not self.broker:
+        if found is not None and found.name != self.broker.name:
             raise OptionError(
                 "broker", f"'{self.broker.name}' is given, but {url} calls itself '{product}'; use '{found.name}'"
             )

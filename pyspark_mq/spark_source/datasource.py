@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
@@ -10,18 +10,16 @@ from pyspark.sql.types import StructType
 from pyspark_mq.errors import ConfigurationError, OptionError
 from pyspark_mq.spark_source.extras import check_installed
 from pyspark_mq.spark_source.failures import in_words
-from pyspark_mq.spark_source.options import parse_options
+from pyspark_mq.spark_source.options import Options, parse_options
 from pyspark_mq.spark_source.reader import MqStreamReader
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
+from pyspark_mq.spark_source.sink_options import parse_sink_options
+from pyspark_mq.spark_source.sink_writer import BatchWriter, StreamWriter
 from pyspark_mq.spark_source.stream_options import is_stream, parse_stream_options
 from pyspark_mq.spark_source.stream_reader import StreamBatchReader, StreamReader, stream_schema
 
 __all__ = ["MqDataSource"]
 
-_NO_SINK = (
-    "format 'mq' reads queues and cannot write to them: write to 'parquet', 'delta' or another sink, or publish in "
-    "foreachBatch with the client library of the broker"
-)
 _NO_TABLE = (
     "a table of format 'mq' cannot be created like this: when a query starts Spark does not hand the OPTIONS or "
     "TBLPROPERTIES of a table to a source in Python. Use spark.readStream.format('mq') with options; or create the "
@@ -34,7 +32,7 @@ _NO_OPTIONS = (
 
 
 class MqDataSource(DataSource):
-    """Messages of a queue as an unbounded table.
+    """Messages of a queue as an unbounded table, and rows written to one.
 
     Options and columns are in ``docs/options.md``. With the default guarantee every message is in
     the output of the query once, whatever is killed and whenever, provided that the sink is
@@ -56,17 +54,7 @@ class MqDataSource(DataSource):
         # All properties of the table, of which these are not the user's (Spark: DataSourceV2Utils, TableCatalog).
         if "provider" in options and "owner" in options:
             raise ConfigurationError(_NO_TABLE)
-        if not options:
-            raise OptionError("broker", _NO_OPTIONS)
         self._planned = False
-        self._is_stream = is_stream(options)
-        if self._is_stream:
-            self._columns = stream_schema(include_metadata=parse_stream_options(options).include_metadata)
-            return
-        parsed = parse_options(options)
-        parsed.check_place()
-        check_installed(parsed)
-        self._columns = ALL_COLUMNS if parsed.include_metadata else SCHEMA
 
     def __getstate__(self) -> dict[str, Any]:
         # Spark pickles the source once for the driver's own processes, which need the options, and,
@@ -77,30 +65,49 @@ class MqDataSource(DataSource):
     def name(cls) -> str:
         return "mq"
 
+    @in_words
     def schema(self) -> StructType:
         """The columns, with `includeMetadata` all; a schema given by the user may name any of them."""
-        return self._columns
+        if is_stream(self.options):
+            return stream_schema(include_metadata=parse_stream_options(self.options).include_metadata)
+        return ALL_COLUMNS if self._checked().include_metadata else SCHEMA
+
+    def _checked(self) -> Options:
+        """The options of a source. Spark does not say whether it makes one to read or to write."""
+        if not self.options:
+            raise OptionError("broker", _NO_OPTIONS)
+        parsed = parse_options(self.options)
+        parsed.check_place()
+        check_installed(parsed)
+        return parsed
 
     @in_words
     def streamReader(self, schema: StructType) -> MqStreamReader | StreamReader:
         self._planned = True
-        if self._is_stream:
+        if is_stream(self.options):
             return StreamReader(parse_stream_options(self.options).streaming, schema)
-        return MqStreamReader(parse_options(self.options), schema)
+        return MqStreamReader(self._checked(), schema)
 
     @in_words
     def reader(self, schema: StructType) -> StreamBatchReader:
         """The reader of a range of streams. A queue is not a table: it would need an end and a commit."""
-        if self._is_stream:
+        if is_stream(self.options):
             self._planned = True
             return StreamBatchReader(parse_stream_options(self.options).batch, schema)
+        self._checked()
         raise ConfigurationError(
             "format 'mq' is for streams: use spark.readStream instead of spark.read; to read what the queue "
             "holds now and stop, use .trigger(availableNow=True)"
         )
 
     @in_words
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        raise ConfigurationError(_NO_SINK)
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """The writer of a DataFrame to a queue."""
+        self._planned = True
+        return BatchWriter(parse_sink_options(self.options, streaming=False), schema, overwrite=overwrite)
 
-    streamWriter = writer
+    @in_words
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        """The writer of a query's batches to a queue."""
+        self._planned = True
+        return StreamWriter(parse_sink_options(self.options, streaming=True), schema, overwrite=overwrite)

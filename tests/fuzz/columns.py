@@ -30,7 +30,7 @@ from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
 from tests.fuzz.amqp10 import generated, mutated
 
-__all__ = ["run"]
+__all__ = ["makers", "run"]
 
 _BATCH = 100
 _BUILDER = BatchBuilder(ALL_COLUMNS)
@@ -132,6 +132,10 @@ class _Stomp:
         except FrameError:
             pass
         return raws
+
+
+#: Makers of raw deliveries with bytes changed, for other fuzzers.
+makers: dict[str, Callable[..., Any]] = {"amqp091": _amqp091, "amqp10": _Amqp10, "stomp": _Stomp}
 
 
 # -- the law

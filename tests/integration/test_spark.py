@@ -794,16 +794,6 @@ def test_sql_tables_work_with_the_options_of_the_stream_or_are_refused_in_words(
         spark.sql(f"DROP TABLE {table}")
 
 
-def test_writing_is_refused_in_words(spark: Any, rabbit: RabbitNode, tmp_path: Path) -> None:
-    job = Job(spark, tmp_path, rabbit, "any")
-    with pytest.raises(Exception, match="reads queues and cannot write"):
-        spark.range(3).write.format("mq").mode("append").options(**job.options).save()
-    rows = spark.readStream.format("rate").load()
-    writer = rows.writeStream.format("mq").options(**job.options).option("checkpointLocation", str(tmp_path / "c"))
-    with pytest.raises(Exception, match="reads queues and cannot write"):
-        writer.start().awaitTermination(60)
-
-
 @pytest.mark.whole
 def test_no_password_reaches_checkpoint_plan_or_log(rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     # In a process of its own, so that everything Spark writes at its most talkative is seen.

@@ -57,34 +57,6 @@ def written(folder: Path) -> list[tuple[str, bytes]]:
 
 
 @pytest.mark.whole
-def test_what_is_published_to_a_queue_has_the_ids_of_its_rows(spark: Any, rabbit: RabbitNode, tmp_path: Path) -> None:
-    pika = pytest.importorskip("pika")
-    queue, target = (f"write-{uuid.uuid4().hex[:8]}" for _ in range(2))
-    for name in (queue, target):
-        rabbit.declare(name)
-    ids = rabbit.publish(queue, [f"order {number}".encode() for number in range(10)])
-    checkpoint = str(tmp_path / "checkpoint")
-    given = {"broker": "rabbitmq", "url": rabbit.url(), "checkpointLocation": checkpoint}
-    messages = spark.readStream.format("mq").options(**given, queue=queue).load()
-    names: dict[str, Any] = {"messages": messages, "checkpoint": checkpoint, "pika": pika, "url": rabbit.url()}
-    code = block(PAGE, "import pika").replace('"invoices"', repr(target))
-    exec(compile(code, PAGE, "exec"), names)
-    try:
-        assert poll(lambda: total(rabbit, target) == 10 or not names["query"].isActive, 90)
-    finally:
-        names["query"].stop()
-    again = spark.createDataFrame([(ids[0], b"order 0")], "messageId string, body binary")
-    names["publish"](again, 0)
-    parameters = pika.URLParameters(rabbit.url())
-    with pika.BlockingConnection(parameters) as connection:
-        channel = connection.channel()
-        found = [channel.basic_get(target, auto_ack=True) for _ in range(11)]
-    assert sorted(str(properties.message_id) for _, properties, _ in found) == sorted([*ids, ids[0]])
-    for name in (queue, target):
-        rabbit.delete(name)
-
-
-@pytest.mark.whole
 @pytest.mark.skipif(not ENDS, reason="before Spark 4.2 it does not end by itself")
 def test_a_scheduled_job_takes_what_is_there_and_ends(rabbit: RabbitNode, tmp_path: Path) -> None:
     queue = f"write-{uuid.uuid4().hex[:8]}"

@@ -136,6 +136,15 @@ RUN_BY: dict[str, dict[str, str]] = {
     "docs/quick-start.md": dict.fromkeys(
         ("# publish.py", "python publish.py", "# job.py", "python job.py"),
         "integration/test_quick_start.py::test_the_blocks_run_one_after_the_other",
+    )
+    | {'url = "amqp://guest:guest@localhost:5672/"': "integration/test_sink.py::test_the_code_of_the_pages_writes"},
+    "docs/sink.md": dict.fromkeys(
+        (
+            "query = (",
+            'named = rows.write.format("mq").mode("append").option("writeId", name)',
+            "def write(batch, number):",
+        ),
+        "integration/test_sink.py::test_the_code_of_the_pages_writes",
     ),
     "docs/write.md": {
         "from pyspark.sql.functions import col, from_json, try_validate_utf8": (
@@ -148,7 +157,6 @@ RUN_BY: dict[str, dict[str, str]] = {
             "integration/test_sinks_with_jars.py::test_the_code_of_the_page_writes_each_delta_table_once"
         ),
         "import sqlite3": "integration/test_write.py::test_a_batch_that_is_written_again_changes_nothing",
-        "import pika": "integration/test_write.py::test_what_is_published_to_a_queue_has_the_ids_of_its_rows",
         "def merge(batch, batch_id):": (
             "integration/test_sinks_with_jars.py::test_the_code_of_the_page_merges_each_message_once"
         ),

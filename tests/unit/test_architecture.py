@@ -18,11 +18,12 @@ PACKAGE = "pyspark_mq"
 
 #: Folder -> folders it may import, besides itself and the errors.
 ALLOWED = {
-    "cli": {"spark_source", "admin", "sources", "streams", "dedup", "brokers", PACKAGE},
-    "spark_source": {"admin", "sources", "streams", "ack", "dedup", "brokers"},
+    "cli": {"spark_source", "sink", "admin", "sources", "streams", "dedup", "brokers", PACKAGE},
+    "spark_source": {"admin", "sources", "streams", "sink", "ack", "dedup", "brokers"},
     "admin": {"sources", "dedup", "brokers"},
     "sources": {"ack", "dedup", "brokers"},
     "streams": {"sources", "dedup", "brokers"},
+    "sink": {"sources", "brokers"},
     "ack": set(),
     "dedup": set(),
     "brokers": set(),
@@ -33,13 +34,13 @@ PURE = {
     "hashlib", "heapq", "itertools", "math", "numpy", "operator", "re", "struct", "types", "typing", "zlib",
 }  # fmt: skip
 IMPURE_BUILTINS = {"open", "input", "print", "exec", "eval", "compile", "__import__", "breakpoint"}
-#: Client library -> the one module, or folder of a protocol, that may import it when it is imported itself.
+#: Client library -> the modules, or folders of a protocol, that may import it when they are imported themselves.
 CLIENTS = {
-    "pika": "sources.amqp091",
-    "stomp": "sources.stomp",
-    "proton": "sources.amqp10",
-    "cproton_ffi": "sources.amqp10",
-    "redis": "dedup.redis_store",
+    "pika": ("sources.amqp091", "sink.amqp091"),
+    "stomp": ("sources.stomp", "sink.stomp"),
+    "proton": ("sources.amqp10", "sink.amqp10"),
+    "cproton_ffi": ("sources.amqp10",),
+    "redis": ("dedup.redis_store",),
 }
 #: What the wheel does not have.
 NOT_SHIPPED = {
@@ -56,11 +57,17 @@ NOT_SHIPPED = {
     "rich",
 }
 #: Where deliveries are rows of Arrow blocks, without Spark; and who reads Delta's log.
-ARROW = ("sources.connections.", "sources.amqp10.", "sources.stomp.", "streams.", "cli.sink")
+ARROW = ("sources.connections.", "sources.amqp10.", "sources.stomp.", "streams.", "sink.", "cli.sink")
 #: What streams share with queues: what both import below them, the reader of AMQP 1.0 with the form of its decoder, and
 #: spans of memory as columns.
 SHARED = (
     "sources.url", "sources.endpoint", "sources.amqp10", "sources.connections.decoder", "sources.connections.spans"
+)  # fmt: skip
+#: What writing shares with reading: the way to a broker and its words, and nothing of sessions.
+OF_BOTH = (
+    "sources.url", "sources.endpoint", "sources.connections.socket_loop", "sources.amqp091.errors",
+    "sources.amqp091.login", "sources.amqp10.errors", "sources.amqp10.login", "sources.stomp.client",
+    "sources.stomp.errors", "sources.stomp.frames", "sources.stomp.headers",
 )  # fmt: skip
 #: Lines of a module, and modules and folders directly in `sources`.
 LINES_MAX, ROOMS_MAX = 500, 18
@@ -171,7 +178,7 @@ def against_the_clients(name: str, imports: list[Import]) -> list[str]:
     return [
         item.name
         for item in imports
-        if item.top in CLIENTS and name != CLIENTS[item.top] and not name.startswith(f"{CLIENTS[item.top]}.")
+        if item.top in CLIENTS and not any(f"{name}.".startswith(f"{place}.") for place in CLIENTS[item.top])
     ]
 
 
@@ -278,6 +285,17 @@ def test_arrow_is_imported_by_the_blocks_beside_the_spark_side(name: str) -> Non
 def test_streams_share_with_queues_what_is_below_both(name: str) -> None:
     found = [item.inner for item in imports()[name] if item.folder == "sources"]
     assert [inner for inner in found if not inner.startswith(SHARED)] == []
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("sink")])
+def test_writing_shares_with_reading_the_way_to_a_broker(name: str) -> None:
+    assert [item.inner for item in imports()[name] if item.folder == "sources" and item.inner not in OF_BOTH] == []
+
+
+def test_nothing_that_reads_knows_of_writing() -> None:
+    users = {name for name, items in imports().items() if any(item.folder == "sink" for item in items)}
+    outside = {name for name in users if not name.startswith("sink")}
+    assert outside == {"spark_source.sink_options", "spark_source.sink_writer"}
 
 
 def loaded_with(name: str) -> set[str]:

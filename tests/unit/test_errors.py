@@ -30,7 +30,9 @@ NAMES = {
     "MqError": "error",
     "OptionError": "option",
     "RefusedError": "refused",
+    "RowError": "row",
     "SchemaError": "schema",
+    "WriteError": "write",
 }
 
 

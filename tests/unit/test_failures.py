@@ -22,7 +22,7 @@ def texts(error: BaseException) -> str:
 
 def test_a_wrong_option_is_shown_behind_one_frame_of_the_package() -> None:
     with pytest.raises(MqError) as caught:
-        MqDataSource({"subscribe": "orders"})
+        MqDataSource({"subscribe": "orders"}).schema()
     frames = [one.name for one in traceback.extract_tb(caught.value.__traceback__) if "pyspark_mq" in one.filename]
     assert frames == ["outer"]
 

@@ -24,13 +24,13 @@ RABBIT = {"broker": "rabbitmq", "queue": "orders", "checkpointLocation": "/data/
 def test_told_at_load(
     monkeypatch: pytest.MonkeyPatch, library: str, module: str, options: dict[str, str], extra: str
 ) -> None:
-    MqDataSource({**RABBIT, **options})
+    MqDataSource({**RABBIT, **options}).schema()
     for name in [name for name in sys.modules if name.partition(".")[0] == library]:
         monkeypatch.setitem(sys.modules, name, None)
     for name in [name for name in sys.modules if name.startswith(f"pyspark_mq.{module}")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingExtraError) as missing:
-        MqDataSource({**RABBIT, **options})
+        MqDataSource({**RABBIT, **options}).schema()
     assert f"pip install '{extra}'" in str(missing.value)
 
 
@@ -47,7 +47,7 @@ def test_a_system_that_is_none_for_it_is_said_at_load(
         if name.endswith((".session", ".socket_loop", ".connection", ".client")):
             monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ConfigurationError, match="runs on Linux, and this is 'win32'") as refused:
-        MqDataSource({**RABBIT, **options})
+        MqDataSource({**RABBIT, **options}).schema()
     assert "pip" not in str(refused.value)
 
 
@@ -56,5 +56,5 @@ def test_what_macos_has_not_is_refused_and_the_rest_is_not(monkeypatch: pytest.M
     given = {**RABBIT, "url": "amqp://a"}
     assert MqDataSource(given).schema()
     with pytest.raises(OptionError, match=r"'synced' needs Linux.* this is darwin") as refused:
-        MqDataSource({**given, "settleAfter": "synced"})
+        MqDataSource({**given, "settleAfter": "synced"}).schema()
     assert refused.value.option == "settleAfter"

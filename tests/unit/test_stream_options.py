@@ -81,7 +81,7 @@ def test_each_option_of_queues_is_refused_with_words(name: str) -> None:
 
 def test_a_stream_with_the_url_of_queues_is_told_which_url_reads_it() -> None:
     with pytest.raises(OptionError, match="'events' is read with a URL rabbitmq-stream://"):
-        MqDataSource({**GIVEN, "url": "amqp://me:s3cret@host/"})
+        MqDataSource({**GIVEN, "url": "amqp://me:s3cret@host/"}).schema()
 
 
 def test_a_stream_is_required() -> None:

@@ -23,7 +23,7 @@ QUESTIONS = {
     "no message IDs": ("message-ids.md", "Messages without an ID", "no ID"),
     "stop": ("operate.md", "Stop", "stop"),
     "rewind": ("operate.md", "Rewind", "rewind"),
-    "write to a queue": ("write.md", "Write to a queue", "publish"),
+    "write to a queue": ("sink.md", "Write to queues", "publish"),
     "driver memory": ("operate.md", "Memory", "driver's memory"),
     "Airflow": ("schedule.md", "Airflow", "airflow"),
     "MERGE": ("write.md", "Merge into Delta", "merge"),

@@ -1,18 +1,19 @@
-"""The tables of docs/options.md and docs/streams.md are those of the code."""
+"""The tables of docs/options.md, docs/streams.md and docs/sink.md are those of the code."""
 
 from __future__ import annotations
 
 import pytest
 
 from pyspark_mq.spark_source.option_table import OPTIONS
-from tools.reference import PAGE, STREAM_TABLES, STREAMS_PAGE, TABLES, written
+from tools.reference import PAGE, SINK_PAGE, SINK_TABLES, STREAM_TABLES, STREAMS_PAGE, TABLES, written
 
 
 def test_the_page_is_as_the_code_has_it() -> None:
     page = PAGE.read_text("utf-8")
     assert written(page) == page, "the page is older than the code: run `make docs`"
-    page = STREAMS_PAGE.read_text("utf-8")
-    assert written(page, STREAM_TABLES) == page, "the page is older than the code: run `make docs`"
+    for other, tables in ((STREAMS_PAGE, STREAM_TABLES), (SINK_PAGE, SINK_TABLES)):
+        page = other.read_text("utf-8")
+        assert written(page, tables) == page, "the page is older than the code: run `make docs`"
 
 
 def test_a_row_that_was_changed_by_hand_is_written_again() -> None:

@@ -31,10 +31,10 @@ from pyspark_mq.sources.amqp091.client import Answer, Connection, Loop
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_stated
 from pyspark_mq.sources.amqp091.frames import FrameError
+from pyspark_mq.sources.amqp091.login import connection_parameters
 from pyspark_mq.sources.amqp091.properties import Raw, check, unreadable
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.session import Greeting, QueueDepth, Session, SessionLostError
-from pyspark_mq.sources.connections.socket_loop import addresses_of
 from pyspark_mq.sources.endpoint import exclusive_error
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -135,31 +135,9 @@ class Amqp091Session(Session):
         return as_text((self._pika.server_properties or {}).get(name)) or ""
 
     def _parameters(self, url: BrokerUrl, timeout_s: float) -> pika.ConnectionParameters:
-        # pika gives each address of a host the whole time: one that swallows everything leaves the others none.
-        addresses = 1
-        with suppress(OSError):
-            addresses = len(addresses_of(url.host, url.port))
-        return pika.ConnectionParameters(
-            host=url.host,
-            port=url.port,
-            virtual_host=url.virtual_host,
-            credentials=self._credentials(url),
-            heartbeat=round(self.endpoint.heartbeat_s),
-            socket_timeout=timeout_s / max(1, addresses),
-            stack_timeout=timeout_s,
-            client_properties={"product": "pyspark-mq", "connection_name": f"pyspark-mq {self.endpoint.destination}"},
-            ssl_options=pika.SSLOptions(self.endpoint.tls.context(), url.host) if url.tls else None,
-        )
-
-    def _credentials(self, url: BrokerUrl) -> Any:
-        username, password = self.endpoint.credentials(url)
-        self._secret = password
-        if username is None and url.tls and self.endpoint.tls.cert_file is not None:
-            # A client certificate and nobody named: the certificate says who it is (SASL EXTERNAL).
-            return pika.credentials.ExternalCredentials()
-        return pika.PlainCredentials(
-            "guest" if username is None else username, "guest" if password is None else password
-        )
+        login = self.endpoint.credentials(url)
+        self._secret = login[1]
+        return connection_parameters(self.endpoint, url, timeout_s, login, f"pyspark-mq {self.endpoint.destination}")
 
     def _open_queue(self, deadline: float) -> QueueDepth:
         opened = Answer(self._loop)

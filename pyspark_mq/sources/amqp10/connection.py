@@ -14,13 +14,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proton import SASL, Endpoint, ProtonException, Receiver, Transport, symbol
+from proton import SASL, Endpoint, ProtonException, Receiver, Transport
 from proton import Connection as ProtonConnection
 from proton import Session as ProtonSession
 
 from pyspark_mq.brokers.base import Amqp10Dialect
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
+from pyspark_mq.sources.amqp10.login import FRAME_BYTES, log_in
 from pyspark_mq.sources.amqp10.transfers import Transfers
 from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error
@@ -28,8 +29,6 @@ from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["UNREADABLE", "UNREADABLE_ERRORS", "Amqp10Connection"]
 
-#: Small frames make the incoming window, which counts frames, a fine measure of bytes.
-_FRAME_BYTES = 16 << 10
 _READ_BYTES = 1 << 20
 _CLOSE_TIMEOUT_S = 1.0
 #: What a broker says of itself is made into objects when it is asked for: texts, which are UTF-8 (1.6.20), and maps,
@@ -48,7 +47,7 @@ class Amqp10Connection(Session):
         self._dialect: Amqp10Dialect = dialect
         self._socket = SocketLoop(self.now_s)
         self._link_name = self.endpoint.subscription or f"pyspark-mq-{self.number}"
-        self._transfers = Transfers(self._link_name, _FRAME_BYTES)
+        self._transfers = Transfers(self._link_name, FRAME_BYTES)
         self._transport = Transport(Transport.CLIENT)
         self._proton = ProtonConnection()
         self._session: ProtonSession | None = None
@@ -80,28 +79,7 @@ class Amqp10Connection(Session):
 
     def _begin(self, url: BrokerUrl) -> None:
         """Say who we are; nothing is sent before the first turn."""
-        endpoint, proton = self.endpoint, self._proton
-        proton.container = self._container_id()
-        if url.virtual_host != "/" and self._dialect.virtual_host:
-            proton.hostname = self._dialect.virtual_host.format(name=url.virtual_host)
-        else:
-            proton.hostname = url.host
-        proton.properties = {symbol("product"): "pyspark-mq"}
-        username, password = endpoint.credentials(url)
-        sasl = SASL(self._transport)
-        sasl.allow_insecure_mechs = True  # PLAIN without TLS is the user's choice of URL
-        if username is not None:
-            proton.user, proton.password = username, password or ""
-            sasl.allowed_mechs("PLAIN")
-        elif url.tls and endpoint.tls.cert_file is not None:
-            sasl.allowed_mechs("EXTERNAL")
-        else:
-            sasl.allowed_mechs("ANONYMOUS")
-        self._transport.max_frame_size = _FRAME_BYTES
-        # The peer is asked for half of what we wait (proton advertises that half).
-        self._transport.idle_timeout = 2 * endpoint.heartbeat_s
-        self._transport.bind(proton)
-        proton.open()
+        log_in(self._transport, self._proton, self.endpoint, url, self._container_id())
 
     def _container_id(self) -> str:
         # The client identifier of JMS: a durable subscription belongs to it and its name.

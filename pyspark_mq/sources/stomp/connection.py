@@ -15,7 +15,6 @@ from itertools import count
 from typing import Any
 
 from stomp.protocol import Protocol12
-from stomp.transport import BaseTransport
 
 from pyspark_mq.brokers.base import StompDialect
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
@@ -24,6 +23,7 @@ from pyspark_mq.sources.connections.decoder import TOGETHER_MIN
 from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.stomp.batch import Frames
+from pyspark_mq.sources.stomp.client import Transport
 from pyspark_mq.sources.stomp.errors import login_error, said
 from pyspark_mq.sources.stomp.frames import Frame, FrameReader
 from pyspark_mq.sources.stomp.headers import parse
@@ -51,19 +51,6 @@ _BEAT_S = 0.5
 _QUIET_S = 0.002
 _PROOF_S = 30.0
 PROVED = "proved"
-
-
-class _Transport(BaseTransport):  # type: ignore[misc]
-    """A transport for stomp.py that adds what it writes to the bytes to be sent. Never waits."""
-
-    def __init__(self, host: str, url: BrokerUrl, outgoing: bytearray) -> None:
-        super().__init__(auto_decode=False)
-        self.vhost = host
-        self.current_host_and_port = (url.host, url.port)
-        self._outgoing = outgoing
-
-    def send(self, encoded_frame: bytes) -> None:
-        self._outgoing += encoded_frame
 
 
 class StompConnection(Session):
@@ -115,7 +102,7 @@ class StompConnection(Session):
         self._url = url
         self._socket.dial(url, self.endpoint, deadline, _SPEAKS)
         host = url.virtual_host if self.endpoint.broker.virtual_hosts else url.host
-        self._transport = _Transport(host, url, self._socket.outgoing)
+        self._transport = Transport(host, url, self._socket.outgoing)
         # Questions are texts, which a length would make bytes of; nothing else with a body is sent.
         self._protocol = Protocol12(self._transport, auto_content_length=False)
         # With nobody named, the broker's default user or the client certificate counts.

@@ -1,0 +1,346 @@
+"""Publishing over AMQP 0-9-1 by pika, with confirms and `mandatory`.
+
+pika's callback connection is driven directly, as its blocking one waits for the confirmation of each message. RabbitMQ
+returns what it cannot route, and then confirms it all the same, in this order (`rabbit_channel.erl`), so a returned
+message is an error before it counts as confirmed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import takewhile
+from typing import Any, TypeAlias
+
+import pika
+from pika.adapters.select_connection import IOLoop, SelectConnection
+from pika.exceptions import ChannelClosedByBroker
+
+from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RowError, WriteError
+from pyspark_mq.logs import leave_out_own_lines
+from pyspark_mq.sink.publisher import Publisher
+from pyspark_mq.sink.settings import Message, Place, lifetime_ms
+from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, reason_of
+from pyspark_mq.sources.amqp091.login import connection_parameters
+
+__all__ = ["Amqp091Publisher", "properties_of"]
+
+_LOG = logging.getLogger("pyspark_mq")
+leave_out_own_lines("pika")
+
+#: Messages that are written down before the socket has its turn.
+_TURN_MESSAGES = 500
+_TURN_S = 1.0
+_CLOSE_TIMEOUT_S = 1.0
+#: A name is a short string (AMQP 0-9-1, 4.2.5.3), and all headers are one frame (4.2.3), of 128 KiB by default.
+_SHORT_BYTES, _HEADERS_BYTES = 255, 120 << 10
+_COPIES = "which RabbitMQ takes for further routing keys, and refuses as a text"
+_MICROSECONDS = 1_000_000
+#: RabbitMQ's longest time to live (`?MAX_EXPIRY_TIMER`).
+_LIFETIME_MS = (1 << 32) - 1
+#: Reply codes of a channel that the broker closes (AMQP 0-9-1, "reply-code").
+_REFUSED, _NOT_FOUND, _LOCKED, _PRECONDITION = 403, 404, 405, 406
+_Encoded: TypeAlias = "tuple[Place, pika.BasicProperties, bytes]"
+
+
+class Amqp091Publisher(Publisher):
+    """One connection with one channel in confirm mode."""
+
+    never = {"CC": _COPIES, "BCC": _COPIES}  # noqa: RUF012 - as of the base class
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._loop = IOLoop()
+        self._connection: Any = None
+        self._channel: Any = None
+        self._end: object = None
+        self._failed: MqError | None = None
+        self._left: Iterator[_Encoded] = iter(())
+        self._exhausted = True
+        self._tag = 0
+
+    # -- opening
+
+    def open(self, deadline: float) -> None:
+        url, left_s = self.url, deadline - time.monotonic()
+        login = self.endpoint.credentials(url)
+        self._connection = SelectConnection(
+            connection_parameters(self.endpoint, url, left_s, login, "pyspark-mq writes"),
+            on_open_callback=lambda _: self._loop.stop(),
+            on_open_error_callback=lambda _, error: self._ended(error),
+            on_close_callback=lambda _, error: self._ended(error),
+            custom_ioloop=self._loop,
+        )
+        if not self._until(lambda: self._connection.is_open, deadline):
+            if self._end is not None:
+                raise connect_error(self._end, url, self.endpoint)
+            raise BrokerUnavailableError(f"{url}: no answer in time{handshake_hint((), url)}")
+        product = (self._connection.server_properties or {}).get("product")
+        self.endpoint.check_product(url, str(product))
+        self._connection.add_on_connection_blocked_callback(lambda _, frame: self._block(frame))
+        self._connection.add_on_connection_unblocked_callback(lambda *_: self.window.block(""))
+        if self.settings.place is not None:
+            self._check(self.settings.place, deadline)
+        self._open_channel(deadline)
+
+    def _block(self, frame: Any) -> None:
+        self.window.block(str(frame.method.reason) or "no reason given")
+
+    def _check(self, place: Place, deadline: float) -> None:
+        """Look for the destination, on a channel that may be closed for it."""
+        closed: list[Any] = []
+        done: list[Any] = []
+
+        def look(channel: Any) -> None:
+            channel.add_on_close_callback(lambda _, error: self._note(closed, error))
+            declare = channel.exchange_declare if place.kind == "exchange" else channel.queue_declare
+            declare(place.name, passive=True, callback=lambda _: self._note(done, channel))
+
+        self._connection.channel(on_open_callback=look)
+        if not self._until(lambda: bool(closed or done), deadline):
+            raise self._end_error(f"{place} did not answer in time")
+        if done:
+            done[0].close()
+            return
+        code, reason = getattr(closed[0], "reply_code", 0), reason_of(closed[0])
+        if code == _LOCKED:
+            return  # somebody's own queue, which others may write to
+        if code == _NOT_FOUND and not self.endpoint.broker.will_be_back(reason):
+            raise DestinationError(
+                f"{place} does not exist in virtual host '{self.url.virtual_host}' of {self.url}: declare it, or "
+                f"correct option '{place.kind}' ({reason})"
+            )
+        if code == _REFUSED:
+            raise DestinationError(f"{place} at {self.url} is not for this user: see option 'username' ({reason})")
+        raise BrokerUnavailableError(f"{self.url}: {place}: {reason}")
+
+    def _open_channel(self, deadline: float) -> None:
+        confirms: list[Any] = []
+
+        def use(channel: Any) -> None:
+            self._channel = channel
+            channel.add_on_close_callback(lambda _, error: self._ended(error))
+            channel.add_on_return_callback(self._returned)
+            channel.confirm_delivery(self._answered, callback=lambda _: self._note(confirms, channel))
+
+        self._connection.channel(on_open_callback=use)
+        if not self._until(lambda: bool(confirms), deadline):
+            raise self._end_error("the broker did not open a channel in time")
+
+    def _note(self, noted: list[Any], what: Any) -> None:
+        noted.append(what)
+        self._loop.stop()
+
+    def _until(self, done: Callable[[], bool], deadline: float) -> bool:
+        """Run the loop until something holds; False if the connection ends or the time is over before."""
+        while not done():
+            left_s = deadline - time.monotonic()
+            if self._end is not None or left_s <= 0:
+                return False
+            self._turn(left_s)
+        return True
+
+    def _turn(self, timeout_s: float) -> None:
+        timer = self._loop.call_later(timeout_s, self._loop.stop)
+        try:
+            self._loop.start()
+        finally:
+            self._loop.remove_timeout(timer)
+
+    def _ended(self, error: object) -> None:
+        if self._end is None:
+            self._end = error
+        self._loop.stop()
+
+    # -- sending
+
+    def encode(self, message: Message) -> _Encoded:
+        place = message.place
+        for name, text in ((place.kind, place.name), ("routingKey", place.key)):
+            _check_short(name, text)
+        return place, properties_of(message), message.body
+
+    def send(self, encoded: list[_Encoded]) -> None:
+        self._left, self._exhausted = iter(encoded), False
+        self._fill()
+        while True:
+            # First of all: what is returned is confirmed all the same.
+            if self._failed is not None:
+                raise self._failed
+            if self._exhausted and not self.window.open:
+                return
+            if self._end is not None:
+                raise self._end_error("")
+            self.window.check()
+            self._turn(_TURN_S)
+
+    def _fill(self) -> None:
+        """Publish as much as the window has room for, and let the socket have its turns."""
+        for _ in range(_TURN_MESSAGES):
+            if self._end is not None or self._failed is not None or self.window.full:
+                return
+            item = next(self._left, None)
+            if item is None:
+                self._exhausted = True
+                return
+            place, properties, body = item
+            exchange, key = (place.name, place.key) if place.kind == "exchange" else ("", place.name)
+            self._tag += 1
+            self.window.sent(self._tag, len(body))
+            self._channel.basic_publish(exchange, key, body, properties, mandatory=True)
+        self._loop.add_callback_threadsafe(self._fill)
+
+    def _answered(self, frame: Any) -> None:
+        answer, window = frame.method, self.window
+        upto = answer.delivery_tag
+        tags = list(takewhile(lambda tag: tag <= upto, window.open)) if answer.multiple else [upto]
+        if answer.NAME != "Basic.Ack":
+            self._fail(
+                f"{self.url}: the broker refused {len(tags)} message(s) for {self._named()}: the queue is full and "
+                "rejects (`overflow` is reject-publish), or failed. Make room, or raise its limit; see the broker's log"
+            )
+            return
+        was_full = window.full
+        for tag in tags:
+            window.confirmed(tag)
+        if self._exhausted and not window.open:
+            self._loop.stop()
+        elif was_full and not window.full:
+            self._fill()
+
+    def _named(self) -> str:
+        return str(self.settings.place or "the destinations of the rows")
+
+    def _returned(self, _: Any, method: Any, properties: Any, __: bytes) -> None:
+        said = f"({method.reply_code} {method.reply_text}), messageId '{properties.message_id}'"
+        if method.exchange:
+            self._fail(
+                f"{self.url}: exchange '{method.exchange}' routes key '{method.routing_key}' to no queue {said}: bind "
+                "a queue, or correct option or column 'routingKey'"
+            )
+        else:
+            self._fail(
+                f"{self.url}: queue '{method.routing_key}' does not exist in virtual host '{self.url.virtual_host}' "
+                f"{said}: declare it, or correct option or column 'queue'"
+            )
+
+    def _fail(self, text: str) -> None:
+        self._failed = self._failed or WriteError(text)
+        self._loop.stop()
+
+    def _end_error(self, text: str) -> MqError:
+        """The error for the end of the connection, or of the channel, or for what was awaited."""
+        if self._end is None:
+            return BrokerUnavailableError(f"{self.url}: {text}")
+        reason = reason_of(self._end)
+        if isinstance(self._end, ChannelClosedByBroker):
+            code = self._end.reply_code
+            if code == _PRECONDITION and "size" in reason:
+                return WriteError(
+                    f"{self.url}: a message for {self._named()} is larger than the broker takes ({reason}): make "
+                    "column 'body' smaller, or raise `max_message_size` of the broker"
+                )
+            if code == _NOT_FOUND:
+                return DestinationError(
+                    f"{self.url}: no such exchange ({reason}): declare it, or correct option or column 'exchange'"
+                )
+            if code == _REFUSED:
+                return DestinationError(
+                    f"{self.url}: user '{self.endpoint.user(self.url) or 'guest'}' may not write to {self._named()} "
+                    f"({reason}): give it the permission to write, or correct option 'username'"
+                )
+            return WriteError(f"{self.url}: the broker ended the write to {self._named()} ({reason})")
+        return self.lost(reason)
+
+    def close(self) -> None:
+        connection, deadline = self._connection, time.monotonic() + _CLOSE_TIMEOUT_S
+        try:
+            if connection is not None and connection.is_open:
+                connection.close()
+                # A broker under an alarm does not even read that we leave.
+                while not connection.is_closed and time.monotonic() < deadline:
+                    self._turn(0.1)
+        except Exception as failed:  # noqa: BLE001 - the write is over, whatever pika says
+            _LOG.debug("closing: %s", self.endpoint.hide(str(failed)))
+        finally:
+            transport = getattr(connection, "_transport", None)
+            if transport is not None and not connection.is_closed:
+                with suppress(Exception):
+                    transport.abort()
+                    self._turn(0.0)  # a callback of the loop closes the socket
+            self._loop.close()
+
+
+def properties_of(message: Message) -> pika.BasicProperties:
+    """A message's properties, as :class:`.Amqp091Decoder` reads them.
+
+    Raises:
+        RowError: one is too long.
+    """
+    texts = {
+        "messageId": message.id,
+        "correlationId": message.correlation_id,
+        "replyTo": message.reply_to,
+        "contentType": message.content_type,
+        "contentEncoding": message.content_encoding,
+        "type": message.type,
+        "appId": message.app_id,
+    }
+    for name, text in texts.items():
+        if text is not None:
+            _check_short(name, text)
+    headers: dict[str, Any] = dict(message.properties)
+    if message.group_id is not None:
+        headers["JMSXGroupID"] = message.group_id
+    if message.group_sequence is not None:
+        headers["JMSXGroupSeq"] = message.group_sequence
+    if headers:
+        _check_headers(headers)
+    seconds = None if message.timestamp_us is None else message.timestamp_us // _MICROSECONDS
+    return pika.BasicProperties(
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        headers=headers or None,
+        delivery_mode=2 if message.persistent else 1,
+        priority=message.priority,
+        correlation_id=message.correlation_id,
+        reply_to=message.reply_to,
+        expiration=_lifetime(message.expiration_us),
+        message_id=message.id,
+        timestamp=seconds,
+        type=message.type,
+        app_id=message.app_id,
+    )
+
+
+def _lifetime(expiration_us: int | None) -> str | None:
+    if expiration_us is None:
+        return None
+    lifetime = lifetime_ms(expiration_us)
+    if lifetime > _LIFETIME_MS:
+        raise RowError(
+            f"column 'expiration' is {lifetime} ms ahead in a row, and RabbitMQ takes {_LIFETIME_MS} (49 days): "
+            "set it to null"
+        )
+    return str(lifetime)
+
+
+def _check_short(name: str, text: str) -> None:
+    if len(text) * 4 > _SHORT_BYTES and (size := len(text.encode())) > _SHORT_BYTES:
+        raise RowError(
+            f"column '{name}' has {size} bytes in a row ('{text[:40]}…'), and AMQP 0-9-1 has at most {_SHORT_BYTES} "
+            "there: shorten it, or put it into 'body'"
+        )
+
+
+def _check_headers(headers: dict[str, Any]) -> None:
+    for name in headers:
+        _check_short("properties", name)
+    size = sum(len(name.encode()) + len(str(value).encode()) + 6 for name, value in headers.items())
+    if size > _HEADERS_BYTES:
+        raise RowError(
+            f"column 'properties' has {size} bytes in a row, and a frame of AMQP 0-9-1 takes {_HEADERS_BYTES}: put the "
+            "large ones into 'body'"
+        )

@@ -1,0 +1,341 @@
+"""Publishing over AMQP 1.0 by proton's engine, as the source uses it: the socket is ours, and so is the loop.
+
+A message is confirmed when the broker has accepted it (AMQP 1.0, 3.4.2). RabbitMQ 4 releases what it cannot route, and
+rejects what a full queue refuses; both ActiveMQs reject or end the link. Each destination has a link, of which a broker
+that makes missing addresses is told that a queue is wanted (capability `queue`): Artemis would make one whose messages
+nobody keeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+from proton import (
+    SASL,
+    UNDESCRIBED,
+    Array,
+    Connection,
+    Data,
+    Delivery,
+    Endpoint,
+    Link,
+    ProtonException,
+    Transport,
+    symbol,
+)
+
+from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RowError, WriteError
+from pyspark_mq.sink.amqp10_message import encoded
+from pyspark_mq.sink.publisher import Publisher
+from pyspark_mq.sink.settings import Message, Place
+from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
+from pyspark_mq.sources.amqp10.login import log_in
+from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
+
+__all__ = ["Amqp10Publisher"]
+
+_READ_BYTES = 256 << 10
+#: Messages that are written down before the socket has its turn.
+_TURN_MESSAGES = 200
+_TURN_S = 1.0
+_CLOSE_TIMEOUT_S = 1.0
+#: Links that are open at a time. Rows may name any number of destinations.
+_LINKS_MAX = 100
+_PRIORITY_MAX = 9
+_NO_CREDIT = "it gives no credit to send more"
+_NO_WINDOW = "it takes in no more of what was sent"
+_OLDEST_RABBITMQ = 4
+_UNREADABLE = (ProtonException, UnicodeDecodeError, TypeError, ValueError)
+_Encoded: TypeAlias = "tuple[Place, bytes, str]"
+
+
+class Amqp10Publisher(Publisher):
+    """One connection with one session, and a sending link for each destination."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._socket = SocketLoop()
+        self._transport, self._proton = Transport(Transport.CLIENT), Connection()
+        self._session: Any = None
+        self._links: dict[Place, Any] = {}
+        self._number = 0
+        self._end = ""
+        self._cause: BaseException | None = None
+        self._failed: MqError | None = None
+        #: What is under way: its delivery, where it goes, and its ID.
+        self._sent: dict[str, tuple[Delivery, Place, str]] = {}
+
+    # -- opening
+
+    def open(self, deadline: float) -> None:
+        url = self.url
+        self._socket.dial(url, self.endpoint, deadline, SPEAKS)
+        log_in(self._transport, self._proton, self.endpoint, url, f"pyspark-mq-{id(self):x}-{time.time_ns():x}")
+        if not self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_ACTIVE), deadline):
+            if not self._end:
+                raise BrokerUnavailableError(f"{url}: no answer in time{hint(url, SPEAKS)}")
+            if isinstance(self._cause, ssl.SSLError):
+                # TLS 1.3 reports what it refuses with the first bytes after the handshake.
+                raise dial_error(self._cause, url, SPEAKS)
+            login = self._transport.sasl().outcome in {SASL.AUTH, SASL.PERM}
+            condition = self._condition() or ("", self._end)
+            raise open_error(condition, url, self.endpoint, opened=False, login=login)
+        self._check_broker()
+        self._session = self._proton.session()
+        self._session.open()
+        if self.settings.place is not None:
+            self._link(self.settings.place, deadline)
+
+    def _check_broker(self) -> None:
+        found = self._proton.remote_properties
+        product, version = (str(found.get(name, "")) if found else "" for name in ("product", "version"))
+        self.endpoint.check_product(self.url, product)
+        major = version.partition(".")[0]
+        if self.endpoint.broker.name == "rabbitmq" and major.isdecimal() and int(major) < _OLDEST_RABBITMQ:
+            raise OptionError(
+                "protocol",
+                f"'amqp-1.0' cannot write to RabbitMQ {version} at {self.url}: before version 4 it does not tell what "
+                "no queue has taken. Use 'amqp-0-9-1', which is the default",
+            )
+
+    def _link(self, place: Place, deadline: float) -> Any:
+        """The link to a destination, attached; a refused one is an error."""
+        link = self._links.get(place)
+        if link is not None:
+            return link
+        if len(self._links) >= _LINKS_MAX:
+            self._drain()
+            for old in self._links.values():
+                old.close()
+            self._links.clear()
+        self._number += 1
+        link = self._session.sender(f"pyspark-mq-writes-{self._number}")
+        link.target.address = self._address(place)
+        dialect = self.endpoint.broker.amqp10
+        if dialect is not None and dialect.capabilities:
+            wanted = symbol(dialect.capabilities[place.kind == "topic"])
+            link.target.capabilities.put_object(Array(UNDESCRIBED, Data.SYMBOL, wanted))  # type: ignore[arg-type]
+        link.snd_settle_mode = Link.SND_UNSETTLED
+        link.open()
+        self._links[place] = link
+        # A refused link is attached without a target and then detached (AMQP 1.0, 2.6.3).
+        answered = Endpoint.REMOTE_ACTIVE | Endpoint.REMOTE_CLOSED
+        ready = self._until(
+            lambda: bool(link.state & answered) and bool(self._refused(link) or link.remote_target.address), deadline
+        )
+        if self._refused(link):
+            raise self._link_error(place, link)
+        if not ready:
+            raise self._end_error() if self._end else BrokerUnavailableError(f"{self.url}: {place} did not answer")
+        return link
+
+    @staticmethod
+    def _refused(link: Any) -> bool:
+        return bool(link.state & Endpoint.REMOTE_CLOSED)
+
+    def _address(self, place: Place) -> str:
+        if place.kind == "exchange":
+            key = f"/{quote(place.key, safe='')}" if place.key else ""
+            return f"/exchanges/{quote(place.name, safe='')}{key}"
+        dialect = self.endpoint.broker.amqp10
+        assert dialect is not None
+        if place.kind == "topic":
+            return dialect.topic_address(place.name)
+        return dialect.queue_address(place.name, str(_OLDEST_RABBITMQ))
+
+    # -- sending
+
+    def encode(self, message: Message) -> _Encoded:
+        broker = self.endpoint.broker
+        if message.priority is not None and message.priority > _PRIORITY_MAX and broker.name != "rabbitmq":
+            raise RowError(
+                f"column 'priority' is {message.priority} in a row, and '{broker.name}' has 0 to {_PRIORITY_MAX}"
+            )
+        return message.place, encoded(message, broker.name), message.id
+
+    def send(self, encoded: list[_Encoded]) -> None:
+        window = self.window
+        for number, (place, data, message_id) in enumerate(encoded):
+            if number % _TURN_MESSAGES == 0:
+                self._pass(0.0)
+            link = self._links.get(place) or self._link(place, time.monotonic() + self.endpoint.connect_timeout_s)
+            while window.full or link.credit <= 0:
+                self._pass(_TURN_S, waits=not window.open and link.credit <= 0)
+            self._number += 1
+            tag = str(self._number)
+            self._sent[tag] = link.delivery(tag), place, message_id
+            link.stream(data)
+            link.advance()
+            window.sent(tag, len(data))
+        self._drain()
+
+    def _drain(self) -> None:
+        while self.window.open:
+            self._pass(_TURN_S)
+
+    def _pass(self, timeout_s: float, *, waits: bool = False) -> None:
+        """A turn of the connection, and what it brought.
+
+        Args:
+            waits: everything is confirmed, and the broker gives no credit for more.
+        """
+        self._turn(timeout_s)
+        self._look()
+        if self._failed is not None:
+            raise self._failed
+        # RabbitMQ under an alarm opens the session's window no more, and what was sent stays here.
+        stuck = not self._socket.outgoing and self._session.outgoing_bytes > 0
+        self.window.block(_NO_WINDOW if stuck else _NO_CREDIT if waits else "")
+        self.window.check()
+
+    def _look(self) -> None:
+        """Take outcomes in, then the ends of links and of the connection."""
+        # They come in order, nearly always.
+        if not self._take_outcomes(first=True):
+            self._take_outcomes(first=False)
+        for place, link in self._links.items():
+            if self._refused(link):
+                self._failed = self._failed or self._link_error(place, link)
+        if self._failed is None and self._end:
+            self._failed = self._end_error()
+
+    def _take_outcomes(self, *, first: bool) -> int:
+        """Take outcomes of the first that have one, or of any; return how many were accepted."""
+        accepted = []
+        for tag, (delivery, _, _) in self._sent.items():
+            state = delivery.remote_state
+            if state == Delivery.ACCEPTED:
+                accepted.append(tag)
+            elif state or delivery.settled:
+                self._failed = self._failed or self._outcome_error(tag)
+            elif first:
+                break
+        for tag in accepted:
+            self._sent.pop(tag)[0].settle()
+            self.window.confirmed(tag)
+        return len(accepted)
+
+    def _outcome_error(self, tag: str) -> WriteError:
+        delivery, place, message_id = self._sent[tag]
+        state = delivery.remote_state
+        condition = delivery.remote.condition
+        reason = f"{condition.name}: {condition.description}" if condition is not None else f"{state or 'no outcome'}"
+        if state in (Delivery.RELEASED, Delivery.MODIFIED):
+            return WriteError(
+                f"{self.url}: no queue has taken the message with messageId '{message_id}' for {place} ({reason}): "
+                f"declare or bind a queue, or correct option or column '{place.kind}'"
+            )
+        return WriteError(
+            f"{self.url}: {place} rejected the message with messageId '{message_id}' ({reason}): it is full, or takes "
+            "no such message; make room, or see the broker's log"
+        )
+
+    def _link_error(self, place: Place, link: Any) -> MqError:
+        condition = link.remote_condition
+        if condition is None:
+            return WriteError(f"{self.url}: the broker closed the link to {place} without a reason; see its log")
+        return self._refusal(str(place), place.kind, str(condition.name), str(condition.description or ""))
+
+    def _end_error(self) -> MqError:
+        """The error for the end of the session or the connection."""
+        condition = self._condition()
+        if condition is None:
+            return self.lost(self._end)
+        # RabbitMQ ends the session for what it refuses of a link.
+        place = self.settings.place
+        where, kind = ("a destination of the rows", "queue") if place is None else (str(place), place.kind)
+        return self._refusal(where, kind, *condition)
+
+    def _refusal(self, where: str, kind: str, name: str, description: str) -> MqError:
+        reason = f"{name}: {description}"
+        if name == "amqp:link:message-size-exceeded":
+            return WriteError(
+                f"{self.url}: a message for {where} is larger than the broker takes ({reason}): make column 'body' "
+                "smaller, or raise the broker's limit"
+            )
+        if name == "amqp:not-found":
+            return DestinationError(
+                f"{where} does not exist at {self.url}: declare it, or correct option or column '{kind}' ({reason})"
+            )
+        if name in {"amqp:unauthorized-access", "amqp:not-allowed"}:
+            return DestinationError(
+                f"{where} at {self.url} may not be written to by user '{self.endpoint.user(self.url)}' ({reason}): "
+                "give it the permission to write, or correct option 'username'"
+            )
+        if name == "amqp:resource-limit-exceeded":
+            return WriteError(f"{self.url}: {where} is full ({reason}): make room, or raise its limit")
+        return self.lost(reason)
+
+    # -- the connection
+
+    def _condition(self) -> tuple[str, str] | None:
+        for part in (self._session, self._proton, self._transport):
+            try:
+                condition = part and (part.condition if part is self._transport else part.remote_condition)
+            except _UNREADABLE as unreadable:
+                return "amqp:decode-error", str(unreadable)
+            if condition:
+                return str(condition.name), str(condition.description or "")
+        return None
+
+    def _until(self, done: Callable[[], bool], deadline: float) -> bool:
+        while not done():
+            left_s = deadline - time.monotonic()
+            if self._end or left_s <= 0:
+                return done()
+            self._turn(min(left_s, _TURN_S))
+            if self._session is not None:
+                self._look()
+                if isinstance(self._failed, WriteError):
+                    raise self._failed
+        return True
+
+    def _turn(self, timeout_s: float) -> None:
+        """Send, wait, receive."""
+        transport = self._transport
+        if self._end:
+            return
+        try:
+            next_s = transport.tick(time.monotonic())
+            if next_s:
+                timeout_s = max(0.0, min(timeout_s, next_s - time.monotonic()))
+            self._write()
+            self._socket.wait(timeout_s)
+            data = self._socket.read(_READ_BYTES) if transport.capacity() >= 0 else b""
+            if data == b"":
+                self._end = "the broker closed the connection"
+                return
+            while data:
+                room = transport.capacity()
+                if room <= 0:
+                    raise ProtonException("the engine has no room for what came")
+                transport.push(data[:room])
+                data = data[room:]
+            self._write()
+        except (OSError, *_UNREADABLE) as error:
+            self._end, self._cause = f"{type(error).__name__}: {error}", error
+        closed = any(part is not None and part.state & Endpoint.REMOTE_CLOSED for part in (self._session, self._proton))
+        if closed or transport.condition is not None:
+            self._end = self._end or "closed by the broker"
+
+    def _write(self) -> None:
+        transport, outgoing = self._transport, self._socket.outgoing
+        self._socket.write()
+        while not outgoing and (pending := transport.pending()) > 0:
+            outgoing += transport.peek(pending) or b""
+            transport.pop(pending)
+            self._socket.write()
+
+    def close(self) -> None:
+        if self._socket.connected and not self._end and self._failed is None:
+            with contextlib.suppress(Exception):  # the write is over, whatever the other side says
+                self._proton.close()
+                self._until(
+                    lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), time.monotonic() + _CLOSE_TIMEOUT_S
+                )
+        self._socket.close()

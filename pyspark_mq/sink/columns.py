@@ -1,0 +1,347 @@
+"""Columns of a write: which there are, and how a row becomes a message.
+
+Columns have the names of the source's, so what was read can be written. What a source says of a delivery is left out,
+and so are headers that brokers add. Names and types are checked before anything is published.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES
+from pyspark_mq.errors import RowError, SchemaError
+from pyspark_mq.sink.ids import Identity, Seen, field, pairs
+from pyspark_mq.sink.settings import MEANT_BY_CLASSIC, MQ_ID, Message, Place, SinkSettings
+
+__all__ = ["COLUMNS", "LEFT_OUT", "ColumnPlan", "RowReader"]
+
+_TEXT, _MAP = "string", "map<string,string>"
+
+
+class _Column(NamedTuple):
+    """A column.
+
+    Attributes:
+        code: of its field in a digest; frozen. 0 for none.
+        kinds: types that it may have, by Spark's names.
+        text: what it becomes, for docs/sink.md, as Markdown.
+    """
+
+    code: int
+    kinds: tuple[str, ...]
+    text: str
+
+
+COLUMNS: Mapping[str, _Column] = {
+    "body": _Column(1, (_TEXT, "binary"), "a string is a text message, a binary a bytes message; required, and never "
+                    "null"),
+    "messageId": _Column(0, (_TEXT,), "the ID; a row without one gets a [stable ID](#ids)"),
+    "correlationId": _Column(3, (_TEXT,), "pairs answers with requests"),
+    "replyTo": _Column(4, (_TEXT,), "where an answer is wanted"),
+    "contentType": _Column(5, (_TEXT,), "MIME type of the body"),
+    "contentEncoding": _Column(6, (_TEXT,), "how the body is encoded; it is not encoded here"),
+    "type": _Column(7, (_TEXT,), "what the producer calls this kind of message; over AMQP 1.0 the subject"),
+    "priority": _Column(8, ("int", "bigint", "smallint", "tinyint"), "0 to 255, on the ActiveMQs to 9"),
+    "timestamp": _Column(9, ("timestamp",), "when it was made; over AMQP 0-9-1 in whole seconds"),
+    "expiration": _Column(0, ("timestamp",), "when it ends: a time to live, counted when it is sent"),
+    "appId": _Column(10, (_TEXT,), "the application"),
+    "groupId": _Column(11, (_TEXT,), "the group of messages it belongs to"),
+    "groupSequence": _Column(12, ("bigint", "int"), "its number within the group"),
+    "persistent": _Column(13, ("boolean",), "false: the broker may lose it with a restart. Null is true"),
+    "properties": _Column(14, (_MAP,), "headers or application properties, as texts"),
+    "queue": _Column(0, (_TEXT,), "the row's own queue, where no option names a destination"),
+    "exchange": _Column(0, (_TEXT,), "RabbitMQ: the row's own exchange, the same"),
+    "routingKey": _Column(0, (_TEXT,), "RabbitMQ: its routing key, unless an option says it"),
+}  # fmt: skip
+#: Codes of the other fields: a body in bytes, where the message goes, and an ID that the row has.
+_BYTES_BODY, _PLACE, _GIVEN = 2, 20, 21
+#: What sources say of a delivery, and of a place in a stream.
+LEFT_OUT = frozenset(
+    {"destination", "redelivered", "deliveryCount", "userId", "partition", "streamOffset", "chunkTimestamp"}
+)
+_ROUTING = frozenset({"exchange", "routingKey"})
+#: Properties that have columns, by which sources of other protocols show them.
+_IN_COLUMNS = {"JMSXGroupID": "groupId", "JMSXGroupSeq": "groupSequence", "JMSXAppID": "appId"}
+#: Properties that brokers and the source of this package add, in full and by how they begin.
+_ADDED = frozenset({*PASSING_HEADERS, MQ_ID, "x-death", "x-stream-offset", "JMSXUserID", "JMSXDeliveryCount"})
+_ADDED_PREFIXES = (*PASSING_PREFIXES, "_AMQ_", "x-opt-", "JMS_AMQP_", "__HDR_", "__AMQ_", "NATIVE_MESSAGE_ID")
+_INT32_MAX, _INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
+
+
+class ColumnPlan:
+    """The columns of one write, checked.
+
+    Args:
+        fields: name and type of each, by Spark's names.
+        settings: what options say of the destination.
+
+    Raises:
+        SchemaError: a column or a type is none, or the body or a destination is missing.
+    """
+
+    def __init__(self, fields: Sequence[tuple[str, str]], settings: SinkSettings) -> None:
+        names = [name for name, _ in fields]
+        for name, kind in fields:
+            if names.count(name) > 1:
+                raise SchemaError(f"the rows have column '{name}' twice; select it once")
+            _check(name, kind)
+        if "body" not in names:
+            raise SchemaError(f"the rows have no column 'body' (string or binary); they have {', '.join(names)}")
+        routed = settings.endpoint.broker.virtual_hosts
+        self._place = settings.place
+        self._meant = MEANT_BY_CLASSIC if settings.endpoint.broker.name == "activemq" else frozenset[str]()
+        self._key = settings.routing_key
+        where = ("queue", "exchange") if routed else ("queue",)
+        #: The column that says where each row goes; empty where an option does.
+        self._where = "" if self._place is not None else next((name for name in where if name in names), "?")
+        if self._where == "?":
+            ways = "'queue' or 'exchange'" if routed else "'queue' or 'topic'"
+            raise SchemaError(
+                f"neither an option nor a column says where rows go: set option {ways}, or add column 'queue' (the "
+                f"rows have {', '.join(names)})"
+            )
+        unused = set(LEFT_OUT)
+        if self._where != "exchange":
+            unused |= _ROUTING - ({"routingKey"} if self._by_key(settings) else set())
+        if self._where != "queue":
+            unused.add("queue")
+        self.names = tuple(name for name in COLUMNS if name in names and name not in unused)
+
+    @staticmethod
+    def _by_key(settings: SinkSettings) -> bool:
+        """Whether an option names the exchange and rows may name the routing key."""
+        return settings.exchange is not None and settings.routing_key is None
+
+    def place(self, row: Mapping[str, Any]) -> Place:
+        """Where a row goes."""
+        if not self._where:
+            assert self._place is not None
+            key = row.get("routingKey") if self._place.kind == "exchange" and self._key is None else None
+            return self._place if key is None else self._place._replace(key=key)
+        name = row.get(self._where)
+        if not name:
+            shown = "null" if name is None else "empty"
+            raise RowError(
+                f"column '{self._where}' is {shown} in a row, which then goes nowhere: fill it, or set option "
+                f"'{self._where}' for all rows"
+            )
+        if not self._meant.isdisjoint(name):
+            raise RowError(
+                f"column 'queue' is '{name}' in a row, and in names of broker 'activemq' "
+                f"{' '.join(sorted(self._meant))} stand for other queues or parameters: rename it"
+            )
+        if self._where == "queue":
+            return Place("queue", name)
+        return Place("exchange", name, (row.get("routingKey") if self._key is None else self._key) or "")
+
+
+def _check(name: str, kind: str) -> None:
+    column = COLUMNS.get(name)
+    if column is None:
+        if name in LEFT_OUT:
+            return
+        near = difflib.get_close_matches(name.lower(), {known.lower(): known for known in COLUMNS}, n=1, cutoff=0.5)
+        known = {one.lower(): one for one in COLUMNS}
+        hint = f"did you mean '{known[near[0]]}'? " if near else ""
+        raise SchemaError(
+            f"the rows have column '{name}', which no message has; {hint}Columns are {', '.join(COLUMNS)}. Drop it, "
+            "rename it, or put it into 'body' (to_json) or 'properties'"
+        )
+    if kind not in column.kinds:
+        raise SchemaError(
+            f"column '{name}' is {kind}, and has to be {' or '.join(column.kinds)}: cast it before the write"
+        )
+
+
+class RowReader:
+    """Messages of the rows of one task.
+
+    Args:
+        plan: of the columns.
+        identity: makes the IDs.
+        properties_never: names of properties that this protocol cannot have, each with the reason.
+    """
+
+    def __init__(self, plan: ColumnPlan, identity: Identity, properties_never: Mapping[str, str]) -> None:
+        self._plan, self._identity, self._never = plan, identity, properties_never
+        self._rows, self._ids = Seen(), Seen()
+
+    def messages(self, batch: pa.RecordBatch) -> list[Message]:
+        """The messages of a batch, all of them checked.
+
+        Raises:
+            RowError: a row cannot be a message.
+        """
+        columns = _columns(batch, self._plan.names)
+        is_text = _is_text(batch.schema.field("body").type)
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        drafts = [self._draft(row, is_text=is_text) for row in rows]
+        digests = [self._identity.digest(fields) for _, fields in drafts]
+        given = [(place, message.id) for place, (message, _) in enumerate(drafts) if message.id]
+        self._check_given([drafts[place][0] for place, _ in given], [digests[place] for place, _ in given])
+        nameless = [place for place, (message, _) in enumerate(drafts) if not message.id]
+        messages = [message for message, _ in drafts]
+        for place, message_id in given:
+            # What is read and written back has its ID, and is no copy.
+            digest = self._identity.digest(drafts[place][1] + field(_GIVEN, message_id.encode()))
+            messages[place] = messages[place]._replace(attempt_id=self._identity.text(digest, 0))
+        numbers = self._rows.number([digests[place] for place in nameless]) if nameless else []
+        for place, number in zip(nameless, numbers, strict=True):
+            own = self._identity.text(digests[place], number)
+            messages[place] = messages[place]._replace(id=own, attempt_id=own)
+        return messages
+
+    def _check_given(self, messages: Sequence[Message], digests: Sequence[bytes]) -> None:
+        if not messages:
+            return
+        names = [self._identity.digest(field(_GIVEN, one.id.encode()) + _place_field(one.place)) for one in messages]
+        wrong = self._ids.differing(names, digests)
+        if wrong is not None:
+            raise RowError(
+                f"two rows of one task have the messageId '{messages[wrong].id}' and different contents: a reader that "
+                "drops copies would lose one of them. Give each its own, or leave column 'messageId' out for stable IDs"
+            )
+
+    def _draft(self, row: dict[str, Any], *, is_text: bool) -> tuple[Message, bytes]:
+        """A row as a message, without an ID if it has none, and the fields that its digest is made of."""
+        place = self._plan.place(row)
+        properties = self._properties(row)
+        _check_numbers(row)
+        persistent = row.get("persistent")
+        message = Message(
+            place, row.get("messageId") or "", "", row["body"], is_text, row.get("correlationId"), row.get("replyTo"),
+            row.get("contentType"), row.get("contentEncoding"), row.get("type"), row.get("priority"),
+            row.get("timestamp"), row.get("expiration"), row.get("appId"), row.get("groupId"),
+            row.get("groupSequence"), persistent is not False, properties,
+        )  # fmt: skip
+        return message, _fields(message, persistent)
+
+    def _properties(self, row: dict[str, Any]) -> tuple[tuple[str, str | None], ...]:
+        """Properties as they are written; those that have columns fill these where the row does not."""
+        entries = row.get("properties")
+        if not entries:
+            return ()
+        kept = []
+        for name, value in entries:
+            column = _IN_COLUMNS.get(name)
+            if column is not None:
+                if row.get(column) is None and value is not None:
+                    row[column] = _sequence(value) if column == "groupSequence" else value
+            elif name in _ADDED or name.startswith(_ADDED_PREFIXES):
+                continue
+            elif not name or name in self._never:
+                reason = self._never.get(name, "which is empty, and no name")
+                raise RowError(f"column 'properties' has the name '{name}', {reason}; leave it out (map_filter)")
+            else:
+                kept.append((name, value))
+        return tuple(kept)
+
+
+def _sequence(value: str) -> int | None:
+    return int(value) if value.isascii() and value.isdecimal() and len(value) < 19 else None
+
+
+def _check_numbers(row: Mapping[str, Any]) -> None:
+    for name, most in (("priority", 255), ("groupSequence", _INT64_MAX), ("timestamp", _INT64_MAX)):
+        value = row.get(name)
+        if value is not None and not 0 <= value <= most:
+            raise RowError(f"column '{name}' is {value} in a row, and has to be from 0 (for a time: 1970) to {most}")
+
+
+@lru_cache(maxsize=1_000)
+def _place_field(place: Place) -> bytes:
+    return b"".join(field(_PLACE, part.encode()) for part in place)
+
+
+#: What most rows have besides a body.
+_NOTHING = (None,) * 10
+
+
+def _fields(message: Message, persistent: bool | None) -> bytes:
+    """The fields of a row for its digest, in the order of their codes."""
+    texts = (
+        message.correlation_id, message.reply_to, message.content_type, message.content_encoding, message.type,
+        message.priority, message.timestamp_us, message.app_id, message.group_id, message.group_sequence,
+    )  # fmt: skip
+    parts = [field(COLUMNS["body"].code if message.is_text else _BYTES_BODY, message.body)]
+    if texts != _NOTHING:
+        parts += [field(code, str(value).encode()) for code, value in enumerate(texts, 3) if value is not None]
+    if persistent is not None:
+        parts.append(field(COLUMNS["persistent"].code, b"1" if persistent else b"0"))
+    if message.properties:
+        parts.append(field(COLUMNS["properties"].code, pairs(message.properties)))
+    parts.append(_place_field(message.place))
+    return b"".join(parts)
+
+
+# -- Arrow ------------------------------------------------------------------------------------
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _columns(batch: pa.RecordBatch, names: Iterable[str]) -> dict[str, list[Any]]:
+    """The columns as lists: times in microseconds, the body in bytes."""
+    found = {}
+    for name in names:
+        column = batch.column(name)
+        if name == "body":
+            if column.null_count:
+                raise RowError("column 'body' is null in a row, and a message has one: filter such rows, or coalesce")
+            # Spark does not check that strings are UTF-8, so their bytes are taken as they are.
+            column = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
+        elif name in {"timestamp", "expiration"}:
+            column = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+        try:
+            found[name] = column.to_pylist()
+        except UnicodeDecodeError:
+            raise RowError(
+                f"column '{name}' has a text that is not UTF-8: correct it before the write (try_validate_utf8)"
+            ) from None
+    return found
+
+
+#: Arrow's types of columns, for rows that come one by one.
+_ARROW: Mapping[str, pa.DataType] = {
+    _TEXT: pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64(), "smallint": pa.int16(),
+    "tinyint": pa.int8(), "boolean": pa.bool_(), "timestamp": pa.timestamp("us", "UTC"),
+    _MAP: pa.map_(pa.string(), pa.string()),
+}  # fmt: skip
+
+
+def batches_of_rows(
+    rows: Iterable[Sequence[Any]], fields: Sequence[tuple[str, str]], convert: Callable[[str, Any], Any], most: int
+) -> Iterator[pa.RecordBatch]:
+    """Put rows into batches, as Spark before 4.1 hands them over one by one.
+
+    Args:
+        fields: name and type of each column, by Spark's names.
+        convert: makes a value one that Arrow takes, by the type.
+        most: rows of a batch.
+    """
+    chosen = [(place, name, kind) for place, (name, kind) in enumerate(fields) if name in COLUMNS]
+    schema = pa.schema([pa.field(name, _ARROW[kind]) for _, name, kind in chosen])
+
+    def batch(some: list[Sequence[Any]]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array([convert(kind, row[place]) for row in some], type=_ARROW[kind])
+                for place, _, kind in chosen
+            ],
+            schema=schema,
+        )  # fmt: skip
+
+    kept: list[Sequence[Any]] = []
+    for row in rows:
+        kept.append(row)
+        if len(kept) >= most:
+            yield batch(kept)
+            kept = []
+    if kept:
+        yield batch(kept)

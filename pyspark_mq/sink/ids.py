@@ -1,0 +1,162 @@
+"""Stable IDs: a row gets the same one however often Spark runs its task, also in another order.
+
+An ID is a digest of what writes (a query and its batch, or the ID of a write), the partition, the destination and the
+row's columns, with its number among equal rows of the partition. **The format is frozen** by the vectors in
+tests/unit/test_sink_ids.py: a retry after an upgrade has to give the same IDs.
+
+Each field is a code, its length in four bytes, and its bytes; what is null is left out, so null is not empty, and a
+column of nulls changes nothing. Entries of a map are sorted. The expiration is no part of it: it is a moment that
+follows from the time of a run in many jobs.
+
+Equal rows are counted by 64 bits of their digests in sorted arrays, 12 bytes a row. Two different rows with the same 64
+bits only share a count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from pyspark_mq.errors import RowError
+
+__all__ = ["ROWS_MAX", "Identity", "Seen", "field", "pairs"]
+
+#: Rows of one task whose digests are kept: some 200 MB.
+ROWS_MAX = 16 << 20
+_PERSON = b"pyspark-mq sink1"
+_NULL = b"\xff\xff\xff\xff"
+
+
+def field(code: int, value: bytes) -> bytes:
+    """One field of a row."""
+    return b"%c%b%b" % (code, len(value).to_bytes(4, "big"), value)
+
+
+def pairs(entries: Iterable[tuple[str, str | None]]) -> bytes:
+    """The entries of a map, sorted by their names."""
+    parts: list[bytes] = []
+    for name, value in sorted(entries, key=lambda entry: entry[0].encode()):
+        key = name.encode()
+        parts += (len(key).to_bytes(4, "big"), key)
+        if value is None:
+            parts.append(_NULL)
+        else:
+            data = value.encode()
+            parts += (len(data).to_bytes(4, "big"), data)
+    return b"".join(parts)
+
+
+class Identity:
+    """IDs of the rows of one task.
+
+    Args:
+        writer: what writes, as texts: a query and its batch, or the ID of a write.
+        partition: number of the task's partition.
+    """
+
+    def __init__(self, writer: Sequence[str], partition: int) -> None:
+        context = b"".join(field(0, text.encode()) for text in (*writer, str(partition)))
+        self._base = blake2b(context, digest_size=16, person=_PERSON)
+
+    def digest(self, row: bytes) -> bytes:
+        """The digest of a row, which is its fields in the order of their codes."""
+        found = self._base.copy()
+        found.update(row)
+        return found.digest()
+
+    @staticmethod
+    def text(digest: bytes, number: int) -> str:
+        """The ID of the row that is this one among equal ones, in the form of a UUID (RFC 9562, version 8)."""
+        if number:
+            digest = blake2b(digest + number.to_bytes(8, "big"), digest_size=16, person=_PERSON).digest()
+        bits = int.from_bytes(digest, "big") & ~(0xF << 76) & ~(3 << 62) | 8 << 76 | 2 << 62
+        text = f"{bits:032x}"
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def keys_of(digests: Iterable[bytes]) -> np.ndarray[Any, Any]:
+    """The first 64 bits of each."""
+    return np.frombuffer(b"".join(one[:8] for one in digests), np.dtype(">u8")).astype(np.uint64)
+
+
+class Seen:
+    """Keys that a task has seen, each with a value. They are sorted runs of growing length: 12 or 16 bytes a key.
+
+    Args:
+        rows_max: more keys are not kept.
+    """
+
+    def __init__(self, rows_max: int = ROWS_MAX) -> None:
+        self._rows_max = rows_max
+        self._runs: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+        self._rows = 0
+
+    def number(self, digests: Sequence[bytes]) -> list[int]:
+        """Number each among its equals, in the order in which they come.
+
+        Raises:
+            RowError: there are too many different ones.
+        """
+        keys = keys_of(digests)
+        unique, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        before = np.zeros(len(unique), np.uint32)
+        new = np.ones(len(unique), bool)
+        for run, values in self._runs:
+            places, found = _places(run, unique)
+            before[found] = values[places[found]]
+            values[places[found]] += counts[found].astype(np.uint32)
+            new &= ~found
+        if self._rows + int(new.sum()) > self._rows_max:
+            raise RowError(
+                f"a task has more than {self._rows_max:,} different rows without a messageId, whose equals can no "
+                "longer be counted: write in more partitions (repartition), or give the rows a 'messageId'"
+            )
+        self._add(unique[new], counts[new].astype(np.uint32))
+        numbers = before[inverse].astype(np.int64)
+        if len(unique) < len(keys):
+            order = np.argsort(inverse, kind="stable")
+            starts = np.repeat(np.cumsum(counts) - counts, counts)
+            numbers[order] += np.arange(len(keys)) - starts
+        return [int(number) for number in numbers]
+
+    def differing(self, names: Sequence[bytes], contents: Sequence[bytes]) -> int | None:
+        """Find the first name that has come with other contents before; None if there is none.
+
+        Beyond as many as are kept, nothing is found.
+        """
+        keys, values = keys_of(names), keys_of(contents)
+        order = np.argsort(keys, kind="stable")
+        keys_sorted, values_sorted = keys[order], values[order]
+        first = np.append(True, keys_sorted[1:] != keys_sorted[:-1])
+        firsts = values_sorted[np.flatnonzero(first)[np.cumsum(first) - 1]]
+        wrong = [int(place) for place in order[firsts != values_sorted]]
+        unique, kept = keys_sorted[first], values_sorted[first]
+        new = np.ones(len(unique), bool)
+        for run, known in self._runs:
+            places, found = _places(run, unique)
+            other = unique[found][known[places[found]] != kept[found]]
+            wrong += [int(place) for place in np.flatnonzero(np.isin(keys, other))]
+            new &= ~found
+        if self._rows + int(new.sum()) <= self._rows_max:
+            self._add(unique[new], kept[new])
+        return min(wrong, default=None)
+
+    def _add(self, keys: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> None:
+        if not len(keys):
+            return
+        self._rows += len(keys)
+        self._runs.append((keys, values))
+        while len(self._runs) > 1 and len(self._runs[-2][0]) <= 2 * len(self._runs[-1][0]):
+            (one, of_one), (other, of_other) = self._runs.pop(-2), self._runs.pop()
+            joined = np.concatenate((one, other))
+            order = np.argsort(joined, kind="stable")
+            self._runs.append((joined[order], np.concatenate((of_one, of_other))[order]))
+
+
+def _places(run: np.ndarray[Any, Any], keys: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Where each key is in a sorted run, and whether it is there."""
+    places = np.minimum(np.searchsorted(run, keys), len(run) - 1)
+    return places, run[places] == keys

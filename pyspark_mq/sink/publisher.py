@@ -1,0 +1,235 @@
+"""The contract of a publisher, one connection for one task, and the write of a task with it.
+
+A publisher sends what it is given and returns when the broker has confirmed all of it. It never connects again: what
+was not confirmed may be in the queue or not, so the task fails, Spark runs it again, and the copies have equal IDs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.errors import BrokerUnavailableError, MissingExtraError, WriteError
+from pyspark_mq.sink.columns import ColumnPlan, RowReader
+from pyspark_mq.sink.ids import Identity
+from pyspark_mq.sink.settings import Message, SinkSettings
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["PUBLISHERS", "Publisher", "Window", "publisher_class", "write_rows"]
+
+_LOG = logging.getLogger("pyspark_mq")
+
+#: Messages and bytes under way. Bytes are for large messages; a larger one goes alone.
+WINDOW_MESSAGES, WINDOW_BYTES = 4_000, 8 << 20
+#: After so long, or half a heartbeat, without a message the connection is not used again: nobody has answered the
+#: broker's heartbeats meanwhile. ActiveMQ Classic gives up an idle one after 30 s.
+_GAP_S = 10.0
+#: A write that a broker holds up says so after as long.
+_BLOCKED_S = 30.0
+_PAUSE_S = 0.5
+#: Of a batch that is made into messages at a time.
+_COPIED_BYTES = 64 << 20
+
+#: protocol -> (module, class, what to install for it)
+PUBLISHERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
+    {
+        AMQP_0_9_1: ("pyspark_mq.sink.amqp091", "Amqp091Publisher", "pyspark-mq"),
+        AMQP_1_0: ("pyspark_mq.sink.amqp10", "Amqp10Publisher", "pyspark-mq[amqp10]"),
+        STOMP: ("pyspark_mq.sink.stomp", "StompPublisher", "pyspark-mq[stomp]"),
+    }
+)
+
+
+class Window:
+    """What was sent and is not confirmed.
+
+    Args:
+        where: the broker's URL, for errors.
+        send_timeout_s: see :class:`.SinkSettings`.
+        now_s: a clock.
+    """
+
+    def __init__(self, where: object, send_timeout_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.open: dict[Any, int] = {}
+        self.bytes = 0
+        #: What the broker says of being blocked; empty if it does not.
+        self.blocked = ""
+        self._where, self._timeout_s, self._now_s = where, send_timeout_s, now_s
+        self._moved_s = now_s()
+        self._told = False
+
+    @property
+    def full(self) -> bool:
+        return len(self.open) >= WINDOW_MESSAGES or self.bytes >= WINDOW_BYTES
+
+    def sent(self, key: Any, size: int) -> None:
+        """A message is under way."""
+        if not self.open:
+            self._moved()
+        self.open[key] = size
+        self.bytes += size
+
+    def confirmed(self, key: Any) -> None:
+        """A message is confirmed. One that is not under way is none."""
+        self.bytes -= self.open.pop(key, 0)
+        self._moved()
+
+    def block(self, reason: str) -> None:
+        """The broker says that it takes nothing for now, or, with no reason, that it does again."""
+        if reason != self.blocked:
+            self.blocked = reason
+            self._moved()
+
+    def _moved(self) -> None:
+        self._moved_s, self._told = self._now_s(), False
+
+    def check(self) -> None:
+        """Look at the clock while something is awaited.
+
+        Raises:
+            WriteError: nothing was confirmed for too long, and the broker does not say that it is blocked.
+        """
+        waited_s = self._now_s() - self._moved_s
+        if self.blocked and waited_s >= _BLOCKED_S and not self._told:
+            self._told = True
+            _LOG.warning("%s: the broker takes no messages for now (%s); the write waits", self._where, self.blocked)
+        if not self.blocked and waited_s >= self._timeout_s:
+            raise WriteError(
+                f"{self._where}: no confirmation of {len(self.open)} message(s) for sendTimeout={self._timeout_s:g}s. "
+                "A queue without a majority of its nodes confirms nothing, and a full broker may hold confirmations "
+                "back: see to it, or raise 'sendTimeout'"
+            )
+
+
+class Publisher(ABC):
+    """One connection that publishes."""
+
+    #: Names of properties that the protocol gives another meaning, each with the reason.
+    never: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, settings: SinkSettings, url: BrokerUrl) -> None:
+        self.settings, self.endpoint, self.url = settings, settings.endpoint, url
+        self.window = Window(url, settings.send_timeout_s)
+
+    @abstractmethod
+    def open(self, deadline: float) -> None:
+        """Connect, log in, and check the destination that options name.
+
+        Raises:
+            BrokerUnavailableError: nobody there, or not in time.
+            RefusedError: the broker refused.
+            DestinationError: the destination is missing, or not for this user.
+        """
+
+    @abstractmethod
+    def encode(self, message: Message) -> Any:
+        """Make a message ready to be sent.
+
+        Raises:
+            RowError: the protocol cannot carry it.
+        """
+
+    @abstractmethod
+    def send(self, encoded: list[Any]) -> None:
+        """Send, and wait until all are confirmed.
+
+        Raises:
+            WriteError: the broker did not take one, or confirmed none for too long.
+            BrokerUnavailableError: the connection ended.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the connection, whatever state it is in."""
+
+    def lost(self, reason: object) -> BrokerUnavailableError:
+        """The error for a connection that ended."""
+        return BrokerUnavailableError(
+            f"{self.url}: the connection ended with {len(self.window.open)} message(s) unconfirmed ({reason}). Run "
+            "again, the write sends them with the same IDs"
+        )
+
+
+def publisher_class(protocol: str) -> type[Publisher]:
+    """Return the publisher of a protocol; imports its client library.
+
+    Raises:
+        MissingExtraError: it is not installed.
+    """
+    module, name, distribution = PUBLISHERS[protocol]
+    try:
+        found: type[Publisher] = getattr(import_module(module), name)
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("pyspark_mq"):
+            raise
+        import sys  # noqa: PLC0415 - the name of the interpreter, for this text
+
+        text = f"protocol '{protocol}' needs '{missing.name}'; run: {sys.executable} -m pip install '{distribution}'"
+        raise MissingExtraError(text) from missing
+    return found
+
+
+def connect(settings: SinkSettings) -> Publisher:
+    """Return an open publisher at the first URL that answers within `connectTimeout`."""
+    kind = publisher_class(settings.endpoint.protocol)
+    deadline = time.monotonic() + settings.endpoint.connect_timeout_s
+    while True:
+        failed: BrokerUnavailableError | None = None
+        for url in settings.endpoint.urls:
+            publisher = kind(settings, url)
+            try:
+                publisher.open(min(deadline, time.monotonic() + settings.endpoint.connect_timeout_s))
+            except BrokerUnavailableError as unavailable:
+                publisher.close()
+                failed = unavailable
+            except BaseException:
+                publisher.close()
+                raise
+            else:
+                return publisher
+        if time.monotonic() + _PAUSE_S >= deadline:
+            assert failed is not None
+            raise failed
+        time.sleep(_PAUSE_S)
+
+
+def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches in parts that may be copied: rows of large bodies come by the ten thousand."""
+    for batch in batches:
+        rows = max(1, batch.num_rows * _COPIED_BYTES // max(batch.nbytes, _COPIED_BYTES))
+        yield from (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
+
+
+def write_rows(batches: Iterable[pa.RecordBatch], settings: SinkSettings, plan: ColumnPlan, identity: Identity) -> int:
+    """Publish the rows of one task; returns how many, when the broker has confirmed all of them.
+
+    The connection is opened for the first row, and closed at the end. Nothing is under way between two batches.
+    """
+    kind = publisher_class(settings.endpoint.protocol)
+    reader = RowReader(plan, identity, kind.never)
+    publisher: Publisher | None = None
+    used_s, count = 0.0, 0
+    gap_s = min(_GAP_S, settings.endpoint.heartbeat_s / 2)
+    with settings.endpoint.hiding():
+        try:
+            for batch in _parts(batches):
+                messages = reader.messages(batch)
+                if publisher is not None and time.monotonic() - used_s > gap_s:
+                    publisher.close()
+                    publisher = None
+                publisher = publisher or connect(settings)
+                publisher.send([publisher.encode(message) for message in messages])
+                used_s = time.monotonic()
+                count += len(messages)
+        finally:
+            if publisher is not None:
+                publisher.close()
+    return count

@@ -1,0 +1,99 @@
+"""Settings of a write, and where a message goes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pyspark_mq.sources.endpoint import Endpoint
+
+__all__ = ["MEANT_BY_CLASSIC", "MQ_ID", "Message", "Place", "SinkSettings", "lifetime_ms"]
+
+#: Property that carries the ID on both ActiveMQs, whose own header cannot do so over every protocol.
+MQ_ID = "mq_id"
+
+#: Characters by which a name is several destinations, or has parameters, on ActiveMQ Classic.
+MEANT_BY_CLASSIC = frozenset(",*>?")
+
+
+class Place(NamedTuple):
+    """Destination of a message.
+
+    Attributes:
+        kind: `queue`, `topic` or `exchange`.
+        key: routing key, for an exchange.
+    """
+
+    kind: str
+    name: str
+    key: str = ""
+
+    def __str__(self) -> str:
+        routed = f" with routing key '{self.key}'" if self.kind == "exchange" else ""
+        return f"{self.kind} '{self.name}'{routed}"
+
+
+class Message(NamedTuple):
+    """One message as its row says it. What is None is not written.
+
+    Attributes:
+        attempt_id: the same for each attempt of one row of one write, and for no other; where a broker drops copies.
+        is_text: a text message, with its body in UTF-8; otherwise a bytes message.
+        timestamp_us, expiration_us: microseconds since 1970.
+        properties: names and values without those that brokers add.
+    """
+
+    place: Place
+    id: str
+    attempt_id: str
+    body: bytes
+    is_text: bool
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    content_type: str | None = None
+    content_encoding: str | None = None
+    type: str | None = None
+    priority: int | None = None
+    timestamp_us: int | None = None
+    expiration_us: int | None = None
+    app_id: str | None = None
+    group_id: str | None = None
+    group_sequence: int | None = None
+    persistent: bool = True
+    properties: tuple[tuple[str, str | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSettings:
+    """Options of a write, typed. It goes to the tasks, with the password.
+
+    Attributes:
+        queue, topic, exchange, routing_key: None where the rows say it.
+        send_timeout_s: longest wait for a confirmation, unless the broker says that it blocks.
+        write_id: name under which a write may be run again; None for a number of its own.
+    """
+
+    endpoint: Endpoint
+    queue: str | None = None
+    topic: str | None = None
+    exchange: str | None = None
+    routing_key: str | None = None
+    send_timeout_s: float = 120.0
+    write_id: str | None = None
+
+    @property
+    def place(self) -> Place | None:
+        """The destination of every row, as far as options say it; None where rows have columns for it."""
+        if self.queue is not None:
+            return Place("queue", self.queue)
+        if self.topic is not None:
+            return Place("topic", self.topic)
+        if self.exchange is not None:
+            return Place("exchange", self.exchange, self.routing_key or "")
+        return None
+
+
+def lifetime_ms(expiration_us: int) -> int:
+    """Milliseconds until then, at least one: what has ended is written, and ends at once."""
+    return max(1, expiration_us // 1000 - time.time_ns() // 1_000_000)

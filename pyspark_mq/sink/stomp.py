@@ -1,0 +1,271 @@
+"""Publishing over STOMP 1.2 to both ActiveMQs, each message with a receipt.
+
+stomp.py writes the frames, the socket is ours. It escapes values of headers and not their names, so names are escaped
+before it sees them: a line feed in one would be a header of somebody's choice. RabbitMQ's receipts do not tell what was
+routed, so it is none of these brokers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from typing import Any, TypeAlias
+
+from stomp.protocol import Protocol12
+
+from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RowError, WriteError
+from pyspark_mq.logs import leave_out_own_lines
+from pyspark_mq.sink.publisher import Publisher
+from pyspark_mq.sink.settings import MQ_ID, Message
+from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
+from pyspark_mq.sources.stomp.client import Transport
+from pyspark_mq.sources.stomp.errors import login_error, said
+from pyspark_mq.sources.stomp.frames import FrameError, FrameReader
+from pyspark_mq.sources.stomp.headers import parse
+
+__all__ = ["StompPublisher", "frame_headers"]
+
+leave_out_own_lines("stomp.py")
+
+_SPEAKS = "STOMP"
+_READ_BYTES = 64 << 10
+_TURN_BYTES = 256 << 10
+_TURN_S = 1.0
+_CLOSE_TIMEOUT_S = 1.0
+_PRIORITY_MAX = 9
+_HEART_BEAT = re.compile(r" *([0-9]{1,10}) *, *([0-9]{1,10}) *")
+_SILENCE, _SEND_FACTOR = 2.5, 0.5
+_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", ":": "\\c", "\r": "\\r"})
+_OWN = "which is a header of STOMP itself: the columns of that meaning set it"
+#: Headers with a meaning (STOMP 1.2, and what the brokers add): as properties they would be that.
+_MEANT = (
+    "accept-version", "ack", "amq-msg-type", "content-encoding", "content-length", "content-type", "correlation-id",
+    "destination", "destination-type", "expires", "heart-beat", "host", "id", "login", "message-id", "passcode",
+    "persistent", "priority", "receipt", "receipt-id", "redelivered", "reply-to", "selector", "server", "session",
+    "subscription", "subscription-type", "timestamp", "transaction", "transformation", "transformation-error", "type",
+    "version",
+)  # fmt: skip
+_COLUMNS = {
+    "correlation-id": "correlationId", "reply-to": "replyTo", "content-type": "contentType", MQ_ID: "messageId",
+    "content-encoding": "contentEncoding", "type": "type", "JMSXAppID": "appId", "JMSXGroupID": "groupId",
+}  # fmt: skip
+_FULL = ("full", "limit", "no space", "usage manager", "resourceallocation")
+_REFUSED = ("authorized", "permission", "security", "access")
+_Encoded: TypeAlias = "tuple[str, dict[str, str], bytes]"
+
+
+class StompPublisher(Publisher):
+    """One connection; a receipt for each message."""
+
+    never = dict.fromkeys(_MEANT, _OWN)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._socket = SocketLoop()
+        self._reader = FrameReader()
+        self._protocol: Any = None
+        self._connected = False
+        self._server = ""
+        self._number = 0
+        self._ids: dict[str, str] = {}
+        self._end = ""
+        #: The end is the broker's word.
+        self._stated = False
+        self._cause: OSError | None = None
+        self._send_every_s = self._silence_s = float("inf")
+
+    # -- opening
+
+    def open(self, deadline: float) -> None:
+        url, endpoint = self.url, self.endpoint
+        self._socket.dial(url, endpoint, deadline, _SPEAKS)
+        transport = Transport(url.host, url, self._socket.outgoing)
+        self._protocol = Protocol12(transport, auto_content_length=False)
+        beat_ms = round(endpoint.heartbeat_s * 1000)
+        # With nobody named, the broker's default user or the client certificate counts.
+        self._protocol.connect(*endpoint.credentials(url), headers={"heart-beat": f"{beat_ms},{beat_ms}"})
+        while not self._connected and not self._end:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise BrokerUnavailableError(f"{url}: no answer in time{hint(url, _SPEAKS)}")
+            self._turn(left_s)
+        if self._cause is not None:
+            raise dial_error(self._cause, url, _SPEAKS)
+        if self._end:
+            raise (
+                login_error(self._end, url, endpoint)
+                if self._stated
+                else BrokerUnavailableError(f"{url}: {self._end}{hint(url, _SPEAKS)}")
+            )
+        transport.set_connected(True)
+        endpoint.check_product(url, self._server)
+
+    # -- sending
+
+    def encode(self, message: Message) -> _Encoded:
+        dialect = self.endpoint.broker.stomp
+        assert dialect is not None, "an option names this protocol for a broker without it"
+        self._number += 1
+        receipt = str(self._number)
+        template = dialect.topic if message.place.kind == "topic" else dialect.queue
+        headers = frame_headers(message, self.endpoint.broker.name)
+        headers["destination"] = template.format(name=message.place.name)
+        headers["receipt"] = receipt
+        self._ids[receipt] = message.id
+        return receipt, headers, message.body
+
+    def send(self, encoded: list[_Encoded]) -> None:
+        outgoing = self._socket.outgoing
+        for receipt, headers, body in encoded:
+            while self.window.full:
+                self._pass(_TURN_S)
+            self.window.sent(receipt, len(body))
+            self._protocol.send_frame("SEND", headers, body)
+            if len(outgoing) > _TURN_BYTES:
+                self._pass(0.0)
+        while self.window.open:
+            self._pass(_TURN_S)
+
+    def _pass(self, timeout_s: float) -> None:
+        self._turn(timeout_s)
+        if self._end:
+            raise self._end_error()
+        self.window.check()
+
+    def _end_error(self) -> MqError:
+        if not self._stated:
+            return self.lost(self._end)
+        said, inner, _ = self._end.partition(" CoreMessage[")
+        lower, user = said.lower(), self.endpoint.user(self.url)
+        where = str(self.settings.place or "a destination of the rows")
+        if any(word in lower for word in _FULL):
+            return WriteError(f"{self.url}: {where} is full ({said}): make room, or raise its limit")
+        if any(word in lower for word in _REFUSED):
+            return DestinationError(
+                f"{where} at {self.url} may not be written to by user '{user}' ({said}): give it the "
+                "permission to write and to create, or correct option 'username'"
+            )
+        if inner:  # Artemis writes the message and not the reason
+            return WriteError(
+                f"{self.url}: the broker refused a message for {where} ({said}), without a reason: user '{user}' may "
+                "lack the permission to write, or the address is full; the broker's log has it"
+            )
+        return WriteError(f"{self.url}: the broker refused a message for {where} ({said}): see the broker's log")
+
+    # -- the connection
+
+    def _turn(self, timeout_s: float) -> None:
+        """Send, wait, receive."""
+        now = time.monotonic()
+        if now - self._socket.sent_s >= self._send_every_s and not self._socket.outgoing:
+            self._socket.outgoing += b"\n"
+        try:
+            self._socket.write()
+            self._socket.wait(min(timeout_s, self._send_every_s, self._silence_s))
+            self._receive()
+            self._socket.write()
+        except (OSError, FrameError) as error:
+            self._receive_rest()
+            self._cause = error if isinstance(error, OSError) and not self._stated else None
+            self._end = self._end or f"{type(error).__name__}: {error}"
+
+    def _receive(self) -> bool:
+        data = self._socket.read(_READ_BYTES)
+        if data is None:
+            if time.monotonic() - self._socket.received_s > self._silence_s:
+                self._end = self._end or "nothing was heard from the broker"
+            return False
+        if not data:
+            self._end = self._end or "the broker closed the connection"
+            return False
+        for frame in self._reader.feed(data):
+            assert isinstance(frame, tuple), "frames are not looked at together"
+            self._take(*frame)
+        return True
+
+    def _receive_rest(self) -> None:
+        """What a broker that has closed the connection said before."""
+        with contextlib.suppress(OSError, FrameError):
+            while not self._end and self._receive():
+                pass
+
+    def _take(self, command: str, block: bytes, body: bytes) -> None:
+        headers = parse(block, escaped=command != "CONNECTED")
+        if command == "CONNECTED":
+            self._connected, self._server = True, headers.get("server", "")
+            beats = _HEART_BEAT.fullmatch(headers.get("heart-beat", "0,0"))
+            sends_ms, wants_ms = map(int, beats.groups()) if beats else (0, 0)
+            ours_ms = self.endpoint.heartbeat_s * 1000
+            # The slower side decides (STOMP 1.2, "Heart-beating").
+            if wants_ms:
+                self._send_every_s = max(ours_ms, wants_ms) / 1000 * _SEND_FACTOR
+            if sends_ms:
+                self._silence_s = max(ours_ms, sends_ms) / 1000 * _SILENCE
+        elif command == "RECEIPT":
+            receipt = headers.get("receipt-id", "")
+            self.window.confirmed(receipt)
+            self._ids.pop(receipt, None)
+        elif command == "ERROR" and not self._end:
+            about = self._ids.get(headers.get("receipt-id", ""))
+            self._end, self._stated = said(headers, body) + (f"; messageId '{about}'" if about else ""), True
+
+    def close(self) -> None:
+        if self._socket.connected and not self._end and not self.window.open:
+            deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+            with contextlib.suppress(Exception):  # the write is over, whatever the other side says
+                self._protocol.send_frame("DISCONNECT", {"receipt": "end"})
+                self.window.sent("end", 0)
+                while self.window.open and not self._end and time.monotonic() < deadline:
+                    self._turn(0.1)
+        self._socket.close()
+
+
+def frame_headers(message: Message, broker: str) -> dict[str, str]:
+    """Headers of a message's SEND, but for its destination and receipt, with names escaped and values not.
+
+    A text has no length, which tells it from a bytes message.
+
+    Raises:
+        RowError: STOMP cannot carry the message.
+    """
+    if message.priority is not None and message.priority > _PRIORITY_MAX:
+        raise RowError(f"column 'priority' is {message.priority} in a row, and STOMP brokers have 0 to {_PRIORITY_MAX}")
+    # Null has no text. What the broker would take for null must not be written either.
+    headers = {_escaped(name): value for name, value in message.properties if value is not None}
+    own = {
+        "correlation-id": message.correlation_id, "reply-to": message.reply_to, "content-type": message.content_type,
+        "content-encoding": message.content_encoding, "type": message.type, "priority": message.priority,
+        "timestamp": None if message.timestamp_us is None else message.timestamp_us // 1000,
+        "expires": None if message.expiration_us is None else max(1, message.expiration_us // 1000),
+        "JMSXAppID": message.app_id, "JMSXGroupID": message.group_id, "JMSXGroupSeq": message.group_sequence,
+    }  # fmt: skip
+    headers |= {name: str(value) for name, value in own.items() if value is not None}
+    headers["persistent"] = "true" if message.persistent else "false"
+    headers[MQ_ID] = message.id
+    if broker == "artemis":
+        headers["_AMQ_DUPL_ID"] = message.attempt_id
+        headers["destination-type"] = "MULTICAST" if message.place.kind == "topic" else "ANYCAST"
+    if not message.is_text:
+        headers["content-length"] = str(len(message.body))
+    else:
+        _check_text(message.body)
+    for name, value in headers.items():
+        if "\0" in value or "\0" in name:
+            raise RowError(
+                f"column '{_COLUMNS.get(name, 'properties')}' has a NUL in a row, which STOMP cannot carry: remove it"
+            )
+    return headers
+
+
+def _check_text(body: bytes) -> None:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        raise RowError("column 'body' is a string that is not UTF-8 in a row: cast it to binary for bytes") from None
+    if b"\0" in body:
+        raise RowError("column 'body' is a string with a NUL in a row, which ends a text in STOMP: cast it to binary")
+
+
+def _escaped(text: str) -> str:
+    return text.translate(_ESCAPES)

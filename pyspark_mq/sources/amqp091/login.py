@@ -1,0 +1,48 @@
+"""How pika connects: address, login and TLS of an endpoint as its parameters."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pika
+
+from pyspark_mq.sources.connections.socket_loop import addresses_of
+from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["connection_parameters"]
+
+
+def connection_parameters(
+    endpoint: Endpoint, url: BrokerUrl, timeout_s: float, login: tuple[str | None, str | None], name: str
+) -> pika.ConnectionParameters:
+    """Parameters of one attempt.
+
+    Args:
+        login: user and password, as :meth:`.Endpoint.credentials` returns them.
+        name: of the connection, in the broker's lists.
+    """
+    # pika gives each address of a host the whole time: one that swallows everything leaves the others none.
+    addresses = 1
+    with suppress(OSError):
+        addresses = len(addresses_of(url.host, url.port))
+    return pika.ConnectionParameters(
+        host=url.host,
+        port=url.port,
+        virtual_host=url.virtual_host,
+        credentials=_credentials(endpoint, url, login),
+        heartbeat=round(endpoint.heartbeat_s),
+        socket_timeout=timeout_s / max(1, addresses),
+        stack_timeout=timeout_s,
+        client_properties={"product": "pyspark-mq", "connection_name": name},
+        ssl_options=pika.SSLOptions(endpoint.tls.context(), url.host) if url.tls else None,
+    )
+
+
+def _credentials(endpoint: Endpoint, url: BrokerUrl, login: tuple[str | None, str | None]) -> Any:
+    username, password = login
+    if username is None and url.tls and endpoint.tls.cert_file is not None:
+        # A client certificate and nobody named: the certificate says who it is (SASL EXTERNAL).
+        return pika.credentials.ExternalCredentials()
+    return pika.PlainCredentials("guest" if username is None else username, "guest" if password is None else password)

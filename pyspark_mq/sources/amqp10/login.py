@@ -1,0 +1,44 @@
+"""How proton's engine logs in: who connects to whom, as frames of AMQP 1.0 and SASL."""
+
+from __future__ import annotations
+
+from proton import SASL, Connection, Transport, symbol
+
+from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["FRAME_BYTES", "log_in"]
+
+#: Small frames make the incoming window, which counts frames, a fine measure of bytes.
+FRAME_BYTES = 16 << 10
+
+
+def log_in(transport: Transport, connection: Connection, endpoint: Endpoint, url: BrokerUrl, container: str) -> None:
+    """Say who we are; nothing is sent before the transport is asked for its bytes.
+
+    Args:
+        container: the ID of this container (AMQP 1.0, 2.7.1).
+    """
+    dialect = endpoint.broker.amqp10
+    assert dialect is not None, "an option names this protocol for a broker without it"
+    connection.container = container
+    if url.virtual_host != "/" and dialect.virtual_host:
+        connection.hostname = dialect.virtual_host.format(name=url.virtual_host)
+    else:
+        connection.hostname = url.host
+    connection.properties = {symbol("product"): "pyspark-mq"}
+    username, password = endpoint.credentials(url)
+    sasl = SASL(transport)
+    sasl.allow_insecure_mechs = True  # PLAIN without TLS is the user's choice of URL
+    if username is not None:
+        connection.user, connection.password = username, password or ""
+        sasl.allowed_mechs("PLAIN")
+    elif url.tls and endpoint.tls.cert_file is not None:
+        sasl.allowed_mechs("EXTERNAL")
+    else:
+        sasl.allowed_mechs("ANONYMOUS")
+    transport.max_frame_size = FRAME_BYTES
+    # The peer is asked for half of what we wait (proton advertises that half).
+    transport.idle_timeout = 2 * endpoint.heartbeat_s
+    transport.bind(connection)
+    connection.open()

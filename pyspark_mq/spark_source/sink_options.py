@@ -1,0 +1,148 @@
+"""Options of a write, by the names of the source's where they mean the same."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from pyspark_mq.brokers import BROKERS, Broker
+from pyspark_mq.brokers.base import AMQP_0_9_1, STOMP
+from pyspark_mq.errors import OptionError
+from pyspark_mq.sink.settings import MEANT_BY_CLASSIC, SinkSettings
+from pyspark_mq.sources.url import BrokerUrl, parse_urls
+from pyspark_mq.spark_source.option_kinds import choice, duration_s
+from pyspark_mq.spark_source.option_parser import OptionParser, redacting
+from pyspark_mq.spark_source.option_table import OPTIONS, Option
+from pyspark_mq.spark_source.stream_options import is_stream
+
+__all__ = ["SINK_OPTIONS", "parse_sink_options"]
+
+_WRITTEN, _SENDING = "What is written", "Sending"
+#: Of those of the source, with the same meaning and kinds.
+_SHARED = (
+    "broker", "url", "protocol", "username", "password", "passwordFile", "connectTimeout", "heartbeat", "tls.caFile",
+    "tls.certFile", "tls.keyFile", "tls.verify",
+)  # fmt: skip
+_TABLE = (
+    Option("queue", _WRITTEN, "the queue that all rows go to. RabbitMQ needs an existing one, the ActiveMQs make it. "
+           "Wins over the columns of destinations", unset="a row's column `queue`"),
+    Option("topic", _WRITTEN, "ActiveMQ Classic and Artemis: a topic instead"),
+    Option("exchange", _WRITTEN, "RabbitMQ: an existing exchange instead", unset="a row's column `exchange`"),
+    Option("routingKey", _WRITTEN, "RabbitMQ: with `exchange`, the routing key of all rows",
+           unset="a row's column `routingKey`, or empty"),
+    Option("writeId", _WRITTEN, "batch only: names the write, so that it has the same [IDs](#ids) when it is "
+           "run again, in `foreachBatch` for example by query, batch and destination", unset="random"),
+    Option("sendTimeout", _SENDING, "longest wait for a confirmation, from 1 s. A broker that says it is blocked is "
+           "waited for", default="2m", kind=duration_s(1)),
+    Option("checkpointLocation", _SENDING, "of a streaming write: Spark's own, not looked at here"),
+)  # fmt: skip
+#: By name.
+SINK_OPTIONS: Mapping[str, Option] = {option.name: option for option in _TABLE} | {
+    name: OPTIONS[name] for name in _SHARED
+}
+_SHORT_STRING_BYTES = 255
+_READING = "is of reading, and means nothing for a write; leave it out"
+_STREAM = (
+    "streams are not written to by their own protocol: give a URL amqp://…, and name the stream as 'queue'; it takes "
+    "messages like one"
+)
+
+
+def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkSettings:
+    """Check and type the options of a write.
+
+    Args:
+        given: names in any case, values as text.
+        streaming: whether it is a query, which has a checkpoint.
+
+    Raises:
+        OptionError: with the name, the value, and what is accepted.
+    """
+    with redacting(given):
+        if is_stream(given):
+            raise OptionError("url", _STREAM)
+        return _Parser(given).parse(streaming=streaming)
+
+
+class _Parser(OptionParser):
+    TABLE, OF = SINK_OPTIONS, " of a write"
+
+    def elsewhere(self, name: str, value: str) -> str:
+        if name == "path":
+            return f"{value!r}: a queue has no path; use .option('queue', {value!r}) and save() without an argument"
+        near = difflib.get_close_matches(name, [known.lower() for known in SINK_OPTIONS], n=1, cutoff=0.85)
+        known = {one.lower() for one in OPTIONS}
+        if name in known and not near:
+            return _READING
+        return super().elsewhere(name, value)
+
+    def parse(self, *, streaming: bool) -> SinkSettings:
+        self._required("broker", f"accepted are {', '.join(BROKERS)}")
+        broker: Broker = self._value("broker", choice(BROKERS))
+        urls = parse_urls(self._required("url", "for example amqp://user:password@host:5672/vhost"))
+        if urls[0].virtual_host != "/" and not broker.virtual_hosts:
+            problem = f"{urls[0]} has the path '/{urls[0].virtual_host}'"
+            raise OptionError("url", f"{problem}, but broker '{broker.name}' has no virtual hosts")
+        protocol = self._protocol(broker, urls[0])
+        queue, topic, exchange, key = (self._text(name) for name in ("queue", "topic", "exchange", "routingKey"))
+        self._check_destination(broker, queue, topic, exchange, key)
+        if protocol == AMQP_0_9_1:
+            self._check_short_strings(urls[0])
+        if streaming and self._text("writeId") is not None:
+            raise OptionError("writeId", "is of a batch write: a query has its checkpoint and numbers its batches")
+        return SinkSettings(
+            endpoint=self._endpoint_at(
+                urls, secured=urls[0].tls, broker=broker, protocol=protocol, queue=queue, topic=topic or exchange
+            ),
+            queue=queue,
+            topic=topic,
+            exchange=exchange,
+            routing_key=key,
+            send_timeout_s=self._value("sendTimeout"),
+            write_id=self._text("writeId"),
+        )
+
+    def _protocol(self, broker: Broker, url: BrokerUrl) -> str:
+        spoken = broker.protocols.get(url.scheme, ())
+        if not spoken:
+            schemes = ", ".join(f"{scheme}://" for scheme in broker.protocols)
+            raise OptionError("url", f"{url} cannot be used with broker '{broker.name}'; accepted are {schemes}")
+        if spoken[0] == STOMP and broker.virtual_hosts:
+            raise OptionError(
+                "url",
+                f"{url}: over STOMP RabbitMQ does not tell whether a queue has taken a message, so nothing is written "
+                f"that way; use {'amqps' if url.tls else 'amqp'}://",
+            )
+        if self._text("protocol") is None:
+            return spoken[0]
+        return str(self._value("protocol", choice({protocol: protocol for protocol in spoken})))
+
+    def _check_destination(
+        self, broker: Broker, queue: str | None, topic: str | None, exchange: str | None, key: str | None
+    ) -> None:
+        of_rabbitmq = broker.virtual_hosts
+        for name, value, known in (("topic", topic, not of_rabbitmq), ("exchange", exchange, of_rabbitmq)):
+            if value is not None and not known:
+                instead = "RabbitMQ has exchanges: use 'exchange'" if of_rabbitmq else "it has topics: use 'topic'"
+                raise OptionError(name, f"'{value}' is nothing of broker '{broker.name}'; {instead}, or 'queue'")
+        named = [
+            name for name, value in (("queue", queue), ("topic", topic), ("exchange", exchange)) if value is not None
+        ]
+        if len(named) > 1:
+            raise OptionError(named[1], f"is set, and '{named[0]}' too: a write has one destination, or columns for it")
+        for name, value in (("queue", queue), ("topic", topic)):
+            if broker.name == "activemq" and not MEANT_BY_CLASSIC.isdisjoint(value or ""):
+                meant = " ".join(sorted(MEANT_BY_CLASSIC))
+                raise OptionError(name, f"'{value}': in names of this broker {meant} stand for others or parameters")
+        if key is not None and not of_rabbitmq:
+            raise OptionError("routingKey", f"'{key}': broker '{broker.name}' has no routing keys; leave it out")
+        if key is not None and named and exchange is None:
+            raise OptionError("routingKey", f"'{key}' goes with 'exchange', not with '{named[0]}'")
+
+    def _check_short_strings(self, url: BrokerUrl) -> None:
+        """Names are short strings in AMQP 0-9-1 (section 4.2.5.3)."""
+        names = {name: self._text(name) for name in ("queue", "exchange", "routingKey")} | {"url": url.virtual_host}
+        for option, name in names.items():
+            if name is not None and (size := len(name.encode())) > _SHORT_STRING_BYTES:
+                maximum = f"has {size} bytes, and AMQP 0-9-1 has at most {_SHORT_STRING_BYTES}"
+                raise OptionError(option, f"'{name[:60]}...' {maximum}; correct it")

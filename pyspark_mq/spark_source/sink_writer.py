@@ -1,0 +1,148 @@
+"""The writers: Spark's calls translated to the write of a task."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+import pyspark.sql.datasource as spark_api
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from pyspark_mq.errors import ConfigurationError, InternalError
+from pyspark_mq.logs import COMMAND, escape_log_lines
+from pyspark_mq.sink.columns import ColumnPlan, batches_of_rows
+from pyspark_mq.sink.ids import Identity
+from pyspark_mq.sink.publisher import publisher_class, write_rows
+from pyspark_mq.sink.settings import SinkSettings
+from pyspark_mq.spark_source.failures import in_words
+
+__all__ = ["BatchWriter", "StreamWriter"]
+
+_LOG = logging.getLogger("pyspark_mq")
+
+#: Rows of a batch where Spark hands them over one by one, as many as it puts into a batch of Arrow.
+_ROWS = 10_000
+_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+_APPEND = (
+    "a queue cannot be overwritten, nor its messages updated: use mode 'append'. To write the results of a query with "
+    "outputMode 'update' or 'complete', call write.format('mq').mode('append') in foreachBatch"
+)
+_UNNAMED = (
+    "a write within foreachBatch has no 'writeId': when Spark runs the batch again its messages have other IDs, and "
+    "readers take them for new ones. Set it, for example to f'{query}/{batch}/name of the destination'"
+)
+#: From Spark 4.1 on; before, rows come one by one.
+_OfBatch: Any = getattr(spark_api, "DataSourceArrowWriter", DataSourceWriter)
+_OfStream: Any = getattr(spark_api, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task has written.
+
+    Attributes:
+        messages: how many the broker has confirmed.
+        within: whether it ran within a streaming query, as Spark says it.
+    """
+
+    messages: int
+    within: bool
+
+
+class _Writer:
+    """Part of both writers."""
+
+    def __init__(self, settings: SinkSettings, schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise ConfigurationError(_APPEND)
+        publisher_class(settings.endpoint.protocol)
+        self._settings = settings
+        self._fields = [(one.name, one.dataType.simpleString()) for one in schema.fields]
+        self._plan = ColumnPlan(self._fields, settings)
+
+    def _write(self, rows: Iterator[Any], writer: Sequence[str], task: TaskContext) -> int:
+        thread = threading.current_thread()
+        # Client libraries report to the log what errors here say.
+        setattr(thread, COMMAND, True)
+        escape_log_lines()
+        try:
+            return write_rows(self._batches(rows), self._settings, self._plan, Identity(writer, task.partitionId()))
+        finally:
+            delattr(thread, COMMAND)
+
+    def _batches(self, rows: Iterator[Any]) -> Iterable[pa.RecordBatch]:
+        first = next(rows, None)
+        if first is None:
+            return ()
+        everything = chain((first,), rows)
+        if isinstance(first, pa.RecordBatch):
+            return everything
+        return batches_of_rows(everything, self._fields, _plain, _ROWS)
+
+    def abort(self, *_: Any) -> None:
+        """Take nothing back: what the broker has confirmed is in the queue."""
+
+
+class BatchWriter(_Writer, _OfBatch):  # type: ignore[misc]
+    """Writer of a DataFrame, once."""
+
+    def __init__(self, settings: SinkSettings, schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(settings, schema, overwrite=overwrite)
+        self._id = settings.write_id or secrets.token_hex(16)
+
+    @in_words
+    def write(self, iterator: Iterator[Any]) -> Written:
+        """Publish the rows of a task."""
+        task = _task()
+        count = self._write(iterator, ("write", self._id), task)
+        return Written(count, task.getLocalProperty(_QUERY) is not None)
+
+    def commit(self, messages: Sequence[Written | None]) -> None:
+        """Say what was written."""
+        done = [one for one in messages if one is not None]
+        if self._settings.write_id is None and any(one.within for one in done):
+            _LOG.warning(_UNNAMED)
+        _LOG.info(
+            "%d message(s) were written to %s", sum(one.messages for one in done), self._settings.place or "queues"
+        )
+
+
+class StreamWriter(_Writer, _OfStream):  # type: ignore[misc]
+    """Writer of the batches of one query."""
+
+    @in_words
+    def write(self, iterator: Iterator[Any]) -> Written:
+        """Publish the rows of a task."""
+        task = _task()
+        query, batch = (task.getLocalProperty(name) for name in (_QUERY, _BATCH))
+        if query is None or batch is None:
+            raise InternalError(
+                f"Spark does not say which batch a task is of: {_QUERY} is {query}, {_BATCH} is {batch}"
+            )
+        return Written(self._write(iterator, ("query", query, batch), task), within=True)
+
+    def commit(self, messages: Sequence[Written | None], batchId: int) -> None:  # noqa: N803 - Spark names it
+        """Change nothing: each task was done when the broker had confirmed its messages."""
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    if task is None:
+        raise InternalError("a write runs outside of a task")
+    return task
+
+
+def _plain(kind: str, value: Any) -> Any:
+    """A value of a row as Arrow takes it. Spark hands times over in the time zone of the process, without saying so."""
+    if kind == "timestamp" and isinstance(value, datetime):
+        return value.astimezone(timezone.utc)
+    return bytes(value) if kind == "binary" and value is not None else value
