@@ -149,13 +149,15 @@ def test_rows_of_a_stream_that_is_not_there_are_invented_and_a_stream_without_ro
     assert (found.lost, found.invented) == (10, 10)
 
 
-def test_the_judge_reads_numbers_from_chunks_and_from_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("int96", [True, False])
+def test_the_judge_reads_numbers_from_chunks_and_from_files(tmp_path: Path, int96: bool) -> None:
     entries = entry(7) + entry(123_456)
     assert numbers_of(entries, ENTRY_BYTES).tolist() == [7, 123_456]
     bodies = [encoded(number)[-BODY_BYTES:] for number in (3, 4, 5)]
     times = pa.array([1_000, 2_000, 3_000]).cast(pa.timestamp("us", "UTC"))
     table = pa.table({"partition": ["a", "b", "a"], "streamOffset": [0, 0, 1], "chunkTimestamp": times, "body": bodies})
-    pq.write_table(table, tmp_path / "rows.parquet")
+    # As Spark writes times, and as everybody else does.
+    pq.write_table(table, tmp_path / "rows.parquet", use_deprecated_int96_timestamps=int96)
     found = rows_of([tmp_path / "rows.parquet"])
     assert {name: one.numbers.tolist() for name, one in found.items()} == {"a": [3, 5], "b": [4]}
     assert found["a"].offsets.tolist() == [0, 1]

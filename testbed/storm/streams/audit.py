@@ -187,6 +187,8 @@ def joined(parts: Sequence[Records]) -> Records:
 
 
 def milliseconds(column: Any) -> npt.NDArray[np.int64]:
-    """The times of a column `chunkTimestamp`."""
-    found: npt.NDArray[np.int64] = column.cast(pa.int64()).to_numpy() // 1_000
+    """The times of a column `chunkTimestamp`, in whatever unit: Spark writes nanoseconds."""
+    found: npt.NDArray[np.int64] = (
+        column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64()).to_numpy()
+    )
     return found
