@@ -17,8 +17,8 @@ from pyspark_mq.sources.connections.socket_loop import ReadPace
 __all__ = ["Answer", "Connection", "Loop"]
 
 #: pika reads 4 KiB at a time. Every read is a turn of the interpreter, which the query's thread waits for; and what one
-#: brings is looked at together.
-_READ_BYTES = 1 << 20
+#: brings is looked at together. A paused session that has to read now and then reads less.
+_READ_BYTES, _LOOK_BYTES = 1 << 20, 256 << 10
 #: The other side is gone; noticed even while nothing is read. Linux only.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
 
@@ -108,8 +108,12 @@ class Connection(SelectConnection):  # type: ignore[misc]
 
     The seam is private to pika: its contract is in `tests/integration/test_pika_versions.py`, for each supported
     version. Where it is not there, pika calls back with deliveries that it has decoded.
+
+    Attributes:
+        looks: only to see what there is, it reads less at a time.
     """
 
+    looks = False
     _reader: DeliveryReader | None = None
     _pace: ReadPace
     _socket: socket.socket
@@ -134,7 +138,7 @@ class Connection(SelectConnection):  # type: ignore[misc]
         """Read in place of pika, into memory that deliveries stay in."""
         assert self._reader is not None
         room = self._reader.room()
-        return room[: opened.recv_into(room, min(len(room), maximum))]
+        return room[: opened.recv_into(room, min(len(room), _LOOK_BYTES if self.looks else maximum))]
 
     def _on_data_available(self, data_in: bytes | memoryview) -> None:
         reader = self._reader

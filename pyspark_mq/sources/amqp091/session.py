@@ -272,6 +272,8 @@ class Amqp091Session(Session):
 
     def _resume(self) -> None:
         self.paused = self._reading_one = False
+        if self._pika is not None:
+            self._pika.looks = False
         self._loop.release()
 
     def run(self, timeout_s: float) -> None:
@@ -280,7 +282,7 @@ class Amqp091Session(Session):
             # What the broker has sent meanwhile is not looked at: pika counts bytes to know that it lives.
             self._pika.bytes_received += 1
             if self.keep_alive_read_due and not self._reading_one:
-                self._reading_one = True
+                self._reading_one = self._pika.looks = True
                 self._loop.release()
         timer = self._loop.call_later(timeout_s, self._loop.stop)
         try:

@@ -37,7 +37,8 @@ leave_out_own_lines("stomp.py")
 _SPEAKS = "STOMP"
 #: Milliseconds between what each side sends (STOMP 1.2, "Heart-beating").
 _HEART_BEAT = re.compile(r" *([0-9]{1,10}) *, *([0-9]{1,10}) *")
-_RECEIVE_BYTES = 1 << 20
+#: At a time; and at most, by a paused session that has to read now and then.
+_RECEIVE_BYTES, _LOOK_BYTES = 1 << 20, 256 << 10
 #: Two heartbeats missed, and then some.
 _SILENCE = 2.5
 #: Heartbeats are sent at half the interval agreed on: brokers differ in how late one may be.
@@ -187,7 +188,7 @@ class StompConnection(Session):
         """Take in what there is, if anything."""
         quiet_s = self.now_s() - self._socket.received_s
         try:
-            data = self._socket.read(_RECEIVE_BYTES)
+            data = self._socket.read(_LOOK_BYTES if self.paused else _RECEIVE_BYTES)
         except OSError as error:
             self._ended(f"{type(error).__name__}: {error}", error)
             return False
