@@ -51,7 +51,8 @@ def run(python: Path, url: str, folder: Path, *, ends: bool = True) -> QuickStar
     Raises:
         AssertionError: a command failed; with what it printed.
     """
-    for text in _blocks("python"):
+    # Others are run by tests of their own.
+    for text in (block for block in _blocks("python") if block.startswith("# ")):
         script = text if ends else _stopped(text)
         (folder / text.partition("\n")[0].removeprefix("# ")).write_text(script.replace(URL, url), "utf-8")
     _install, *commands = _blocks("sh")
