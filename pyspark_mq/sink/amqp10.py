@@ -33,8 +33,8 @@ from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError,
 from pyspark_mq.sink.amqp10_message import encoded
 from pyspark_mq.sink.publisher import Publisher
 from pyspark_mq.sink.settings import Message, Place
+from pyspark_mq.sources.amqp10.engine import log_in, send
 from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
-from pyspark_mq.sources.amqp10.login import log_in
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 
 __all__ = ["Amqp10Publisher"]
@@ -304,7 +304,7 @@ class Amqp10Publisher(Publisher):
             next_s = transport.tick(time.monotonic())
             if next_s:
                 timeout_s = max(0.0, min(timeout_s, next_s - time.monotonic()))
-            self._write()
+            send(self._transport, self._socket)
             self._socket.wait(timeout_s)
             data = self._socket.read(_READ_BYTES) if transport.capacity() >= 0 else b""
             if data == b"":
@@ -316,20 +316,12 @@ class Amqp10Publisher(Publisher):
                     raise ProtonException("the engine has no room for what came")
                 transport.push(data[:room])
                 data = data[room:]
-            self._write()
+            send(self._transport, self._socket)
         except (OSError, *_UNREADABLE) as error:
             self._end, self._cause = f"{type(error).__name__}: {error}", error
         closed = any(part is not None and part.state & Endpoint.REMOTE_CLOSED for part in (self._session, self._proton))
         if closed or transport.condition is not None:
             self._end = self._end or "closed by the broker"
-
-    def _write(self) -> None:
-        transport, outgoing = self._transport, self._socket.outgoing
-        self._socket.write()
-        while not outgoing and (pending := transport.pending()) > 0:
-            outgoing += transport.peek(pending) or b""
-            transport.pop(pending)
-            self._socket.write()
 
     def close(self) -> None:
         if self._socket.connected and not self._end and self._failed is None:

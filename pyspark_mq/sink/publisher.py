@@ -10,17 +10,17 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.errors import BrokerUnavailableError, MissingExtraError, WriteError
+from pyspark_mq.errors import BrokerUnavailableError, WriteError
 from pyspark_mq.sink.columns import ColumnPlan, RowReader
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.settings import Message, SinkSettings
+from pyspark_mq.sources.connections.protocols import client_class
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["PUBLISHERS", "Publisher", "Window", "publisher_class", "write_rows"]
@@ -159,21 +159,8 @@ class Publisher(ABC):
 
 
 def publisher_class(protocol: str) -> type[Publisher]:
-    """Return the publisher of a protocol; imports its client library.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
-    module, name, distribution = PUBLISHERS[protocol]
-    try:
-        found: type[Publisher] = getattr(import_module(module), name)
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").startswith("pyspark_mq"):
-            raise
-        import sys  # noqa: PLC0415 - the name of the interpreter, for this text
-
-        text = f"protocol '{protocol}' needs '{missing.name}'; run: {sys.executable} -m pip install '{distribution}'"
-        raise MissingExtraError(text) from missing
+    """Return the publisher of a protocol; for what it raises see :func:`.client_class`."""
+    found: type[Publisher] = client_class(protocol, PUBLISHERS)
     return found
 
 
@@ -186,7 +173,7 @@ def connect(settings: SinkSettings) -> Publisher:
         for url in settings.endpoint.urls:
             publisher = kind(settings, url)
             try:
-                publisher.open(min(deadline, time.monotonic() + settings.endpoint.connect_timeout_s))
+                publisher.open(deadline)
             except BrokerUnavailableError as unavailable:
                 publisher.close()
                 failed = unavailable

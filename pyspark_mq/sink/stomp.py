@@ -8,7 +8,6 @@ routed, so it is none of these brokers.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from typing import Any, TypeAlias
 
@@ -19,7 +18,7 @@ from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sink.publisher import Publisher
 from pyspark_mq.sink.settings import MQ_ID, Message
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
-from pyspark_mq.sources.stomp.client import Transport
+from pyspark_mq.sources.stomp.client import Transport, heart_beats
 from pyspark_mq.sources.stomp.errors import login_error, said
 from pyspark_mq.sources.stomp.frames import FrameError, FrameReader
 from pyspark_mq.sources.stomp.headers import parse
@@ -34,8 +33,6 @@ _TURN_BYTES = 256 << 10
 _TURN_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
 _PRIORITY_MAX = 9
-_HEART_BEAT = re.compile(r" *([0-9]{1,10}) *, *([0-9]{1,10}) *")
-_SILENCE, _SEND_FACTOR = 2.5, 0.5
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", ":": "\\c", "\r": "\\r"})
 _OWN = "which is a header of STOMP itself: the columns of that meaning set it"
 #: Headers with a meaning (STOMP 1.2, and what the brokers add): as properties they would be that.
@@ -194,14 +191,9 @@ class StompPublisher(Publisher):
         headers = parse(block, escaped=command != "CONNECTED")
         if command == "CONNECTED":
             self._connected, self._server = True, headers.get("server", "")
-            beats = _HEART_BEAT.fullmatch(headers.get("heart-beat", "0,0"))
-            sends_ms, wants_ms = map(int, beats.groups()) if beats else (0, 0)
-            ours_ms = self.endpoint.heartbeat_s * 1000
-            # The slower side decides (STOMP 1.2, "Heart-beating").
-            if wants_ms:
-                self._send_every_s = max(ours_ms, wants_ms) / 1000 * _SEND_FACTOR
-            if sends_ms:
-                self._silence_s = max(ours_ms, sends_ms) / 1000 * _SILENCE
+            beats = heart_beats(headers.get("heart-beat", "0,0"), self.endpoint.heartbeat_s)
+            if beats is not None:
+                self._send_every_s, self._silence_s = beats
         elif command == "RECEIPT":
             receipt = headers.get("receipt-id", "")
             self.window.confirmed(receipt)

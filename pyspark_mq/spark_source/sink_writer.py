@@ -47,7 +47,7 @@ _OfStream: Any = getattr(spark_api, "DataSourceStreamArrowWriter", DataSourceStr
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task has written.
+    """Result of a task.
 
     Attributes:
         messages: how many the broker has confirmed.

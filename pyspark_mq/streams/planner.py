@@ -50,7 +50,7 @@ _TEXTS = {
 
 @dataclass
 class _Partition:
-    """What is known of a partition.
+    """Facts about a partition.
 
     Attributes:
         of: name of the stream, or of the super stream that it is a partition of.
@@ -388,7 +388,7 @@ class Planner:
         return self._split(planned)
 
     def _logged(self, partition: _Partition, start: Place, end: Place) -> tuple[int, Place]:
-        """Where an epoch begins and ends of which only the log tells."""
+        """Return where an epoch begins and ends that only the log has."""
         found = self._see(partition, start)
         begin = self._judged(partition, start, found, end.next)
         partition.furthest = end

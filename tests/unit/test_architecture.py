@@ -65,8 +65,9 @@ SHARED = (
 )  # fmt: skip
 #: What writing shares with reading: the way to a broker and its words, and nothing of sessions.
 OF_BOTH = (
-    "sources.url", "sources.endpoint", "sources.connections.socket_loop", "sources.amqp091.errors",
-    "sources.amqp091.login", "sources.amqp10.errors", "sources.amqp10.login", "sources.stomp.client",
+    "sources.url", "sources.endpoint", "sources.connections.socket_loop", "sources.connections.protocols",
+    "sources.amqp091.errors",
+    "sources.amqp091.login", "sources.amqp10.errors", "sources.amqp10.engine", "sources.stomp.client",
     "sources.stomp.errors", "sources.stomp.frames", "sources.stomp.headers",
 )  # fmt: skip
 #: Lines of a module, and modules and folders directly in `sources`.

@@ -20,8 +20,8 @@ from proton import Session as ProtonSession
 
 from pyspark_mq.brokers.base import Amqp10Dialect
 from pyspark_mq.errors import MqError
+from pyspark_mq.sources.amqp10.engine import FRAME_BYTES, log_in, send
 from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
-from pyspark_mq.sources.amqp10.login import FRAME_BYTES, log_in
 from pyspark_mq.sources.amqp10.transfers import Transfers
 from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error
@@ -142,7 +142,7 @@ class Amqp10Connection(Session):
         self._top_up()
         try:
             next_s = self._transport.tick(self.now_s())
-            self._send()
+            send(self._transport, self._socket)
             if next_s:
                 timeout_s = min(timeout_s, next_s - self.now_s())
             self._socket.wait(timeout_s)
@@ -150,7 +150,7 @@ class Amqp10Connection(Session):
                 self._receive()
             finally:
                 self._pass_on()  # also before the end: a confirmation comes behind it
-            self._send()
+            send(self._transport, self._socket)
         except ssl.SSLError as error:
             # TLS 1.3 reports what it refuses with the first bytes after the handshake.
             self._refused = self._refused or error
@@ -158,15 +158,6 @@ class Amqp10Connection(Session):
         except (OSError, UnicodeDecodeError, ProtonException) as error:
             self._ended(f"{type(error).__name__}: {error}")
         self._look()
-
-    def _send(self) -> None:
-        """Write what the transport has, as far as the socket takes it."""
-        transport, outgoing = self._transport, self._socket.outgoing
-        self._socket.write()
-        while not outgoing and (pending := transport.pending()) > 0:
-            outgoing += transport.peek(pending) or b""
-            transport.pop(pending)
-            self._socket.write()
 
     def _receive(self) -> None:
         """Read what there is, up to a bound so that requests are not kept waiting."""

@@ -6,12 +6,15 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.errors import ConfigurationError, MissingExtraError
-from pyspark_mq.sources.connections.session import Session
 
-__all__ = ["SESSIONS", "session_class"]
+if TYPE_CHECKING:
+    from pyspark_mq.sources.connections.session import Session
+
+__all__ = ["SESSIONS", "client_class", "session_class"]
 
 #: protocol -> (module, class, what to install for it)
 SESSIONS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
@@ -27,15 +30,24 @@ _OF_UNIX = frozenset({"fcntl", "termios"})
 
 
 def session_class(protocol: str) -> type[Session]:
-    """Return the session class of a protocol; imports its client library.
+    """Return the session class of a protocol; for what it raises see :func:`client_class`."""
+    found: type[Session] = client_class(protocol, SESSIONS)
+    return found
+
+
+def client_class(protocol: str, places: Mapping[str, tuple[str, str, str]]) -> Any:
+    """Return a class that needs the client library of a protocol, which is imported.
+
+    Args:
+        places: module and name of the class by protocol, and what to install for it.
 
     Raises:
         MissingExtraError: the library is not installed.
         ConfigurationError: this system is none for it.
     """
-    module, name, distribution = SESSIONS[protocol]
+    module, name, distribution = places[protocol]
     try:
-        found: type[Session] = getattr(import_module(module), name)
+        return getattr(import_module(module), name)
     except ModuleNotFoundError as missing:
         if (missing.name or "").startswith("pyspark_mq"):
             raise
@@ -47,4 +59,3 @@ def session_class(protocol: str) -> type[Session]:
         # Clusters have several interpreters: it is this one that misses it.
         text = f"protocol '{protocol}' needs '{missing.name}'; run: {sys.executable} -m pip install '{distribution}'"
         raise MissingExtraError(text) from missing
-    return found

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 from stomp.transport import BaseTransport
 
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["Transport"]
+__all__ = ["Transport", "heart_beats"]
+
+#: Milliseconds between what each side sends (STOMP 1.2, "Heart-beating").
+_HEART_BEAT = re.compile(r" *([0-9]{1,10}) *, *([0-9]{1,10}) *")
+#: Two heartbeats missed, and then some.
+_SILENCE = 2.5
+#: Heartbeats are sent at half the interval agreed on: brokers differ in how late one may be.
+_SEND_FACTOR = 0.5
 
 
 class Transport(BaseTransport):  # type: ignore[misc]
@@ -20,3 +30,22 @@ class Transport(BaseTransport):  # type: ignore[misc]
 
     def send(self, encoded_frame: bytes) -> None:
         self._outgoing += encoded_frame
+
+
+def heart_beats(written: str, ours_s: float) -> tuple[float, float] | None:
+    """Return how often to send, and how long the broker may be silent, in seconds; infinite where nothing is agreed on.
+
+    Args:
+        written: header `heart-beat` of CONNECTED.
+        ours_s: what we have offered for both.
+
+    Returns:
+        None if that header is none.
+    """
+    beats = _HEART_BEAT.fullmatch(written)
+    if beats is None:
+        return None
+    sends_ms, wants_ms = map(int, beats.groups())
+    # The slower side decides.
+    send_s = max(ours_s, wants_ms / 1000) * _SEND_FACTOR if wants_ms else math.inf
+    return send_s, max(ours_s, sends_ms / 1000) * _SILENCE if sends_ms else math.inf

@@ -8,7 +8,6 @@ turn. What the frames mean for a queue is the session's (:mod:`pyspark_mq.source
 from __future__ import annotations
 
 import math
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
@@ -23,7 +22,7 @@ from pyspark_mq.sources.connections.decoder import TOGETHER_MIN
 from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.stomp.batch import Frames
-from pyspark_mq.sources.stomp.client import Transport
+from pyspark_mq.sources.stomp.client import Transport, heart_beats
 from pyspark_mq.sources.stomp.errors import login_error, said
 from pyspark_mq.sources.stomp.frames import Frame, FrameReader
 from pyspark_mq.sources.stomp.headers import parse
@@ -35,14 +34,8 @@ __all__ = ["PROVED", "StompConnection"]
 leave_out_own_lines("stomp.py")
 
 _SPEAKS = "STOMP"
-#: Milliseconds between what each side sends (STOMP 1.2, "Heart-beating").
-_HEART_BEAT = re.compile(r" *([0-9]{1,10}) *, *([0-9]{1,10}) *")
 #: At a time; and at most, by a paused session that has to read now and then.
 _RECEIVE_BYTES, _LOOK_BYTES = 1 << 20, 256 << 10
-#: Two heartbeats missed, and then some.
-_SILENCE = 2.5
-#: Heartbeats are sent at half the interval agreed on: brokers differ in how late one may be.
-_SEND_FACTOR = 0.5
 #: So many heartbeats of the broker in a row, and that far apart, within the body of a message are none of it.
 _BEATS_WITHIN = 3
 _BEAT_BYTES = 2
@@ -132,7 +125,7 @@ class StompConnection(Session):
 
     def _welcome(self, headers: Mapping[str, str]) -> None:
         """CONNECTED has come."""
-        beats = _HEART_BEAT.fullmatch(headers.get("heart-beat", "0,0"))
+        beats = heart_beats(headers.get("heart-beat", "0,0"), self.endpoint.heartbeat_s)
         if beats is None:
             self._ended(f"its heart-beat is {headers['heart-beat']!r:.60}", stated=True)
             return
@@ -140,13 +133,7 @@ class StompConnection(Session):
         # What stomp.py asks before it writes DISCONNECT.
         self._transport.set_connected(True)
         self._server = headers.get("server", "")
-        sends_ms, wants_ms = map(int, beats.groups())
-        ours_ms = self.endpoint.heartbeat_s * 1000
-        # The slower side decides (STOMP 1.2, section "Heart-beating").
-        if wants_ms:
-            self._send_every_s = max(ours_ms, wants_ms) / 1000 * _SEND_FACTOR
-        if sends_ms:
-            self._silence_s = max(ours_ms, sends_ms) / 1000 * _SILENCE
+        self._send_every_s, self._silence_s = beats
 
     # -- a turn
 

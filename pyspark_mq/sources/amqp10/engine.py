@@ -1,13 +1,14 @@
-"""How proton's engine logs in: who connects to whom, as frames of AMQP 1.0 and SASL."""
+"""proton's engine on a socket of ours: how it logs in, as frames of AMQP 1.0 and SASL, and sends."""
 
 from __future__ import annotations
 
 from proton import SASL, Connection, Transport, symbol
 
+from pyspark_mq.sources.connections.socket_loop import SocketLoop
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["FRAME_BYTES", "log_in"]
+__all__ = ["FRAME_BYTES", "log_in", "send"]
 
 #: Small frames make the incoming window, which counts frames, a fine measure of bytes.
 FRAME_BYTES = 16 << 10
@@ -42,3 +43,13 @@ def log_in(transport: Transport, connection: Connection, endpoint: Endpoint, url
     transport.idle_timeout = 2 * endpoint.heartbeat_s
     transport.bind(connection)
     connection.open()
+
+
+def send(transport: Transport, connected: SocketLoop) -> None:
+    """Write what the transport has, as far as the socket takes it."""
+    outgoing = connected.outgoing
+    connected.write()
+    while not outgoing and (pending := transport.pending()) > 0:
+        outgoing += transport.peek(pending) or b""
+        transport.pop(pending)
+        connected.write()
