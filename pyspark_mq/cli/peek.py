@@ -9,13 +9,12 @@ are shown. What does not let them be had is an MqError.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
+from pyspark_mq.decode.batch import DeliveryBatch, listed
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.connections.protocols import session_class
 from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, SessionOptions, Sink
@@ -40,8 +39,8 @@ def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, 
     rows = []
     for one in settings.by_queue():
         with consuming(one, maximum) as session:
-            raws = received(session, maximum, patience_s)
-        rows += rows_of(one, session.decoder, raws)
+            batches = received(session, maximum, patience_s)
+        rows += rows_of(one, batches)
     return rows
 
 
@@ -79,12 +78,12 @@ def open_first(session: Session, settings: Settings) -> Greeting:
     raise unavailable
 
 
-def received(session: Session, maximum: int, patience_s: float) -> list[Any]:
+def received(session: Session, maximum: int, patience_s: float) -> list[DeliveryBatch]:
     """All of :func:`arrivals`."""
-    return [*chain.from_iterable(arrivals(session, maximum, patience_s))]
+    return [*arrivals(session, maximum, patience_s)]
 
 
-def arrivals(session: Session, maximum: int, patience_s: float) -> Iterator[list[Any]]:
+def arrivals(session: Session, maximum: int, patience_s: float) -> Iterator[DeliveryBatch]:
     """Deliveries of a session that consumes as they come, at most so many, until none came for so long.
 
     Raises:
@@ -95,21 +94,22 @@ def arrivals(session: Session, maximum: int, patience_s: float) -> Iterator[list
     while maximum and time.monotonic() - received_s < patience_s:
         with session.endpoint.hiding():
             session.run(_TURN_S)
-        raws = session.sink.take_each()[:maximum]
-        if raws:
+        if items := session.sink.take():
             received_s = time.monotonic()
-            maximum -= len(raws)
-            yield raws
+            batch = session.batches.of(items)[:maximum]
+            maximum -= len(batch)
+            yield batch
 
 
-def rows_of(settings: Settings, decoder: Decoder, raws: Sequence[Any]) -> list[dict[str, Any]]:
+def rows_of(settings: Settings, batches: Iterable[DeliveryBatch]) -> list[dict[str, Any]]:
     """Deliveries of one queue by column, as :func:`peek` returns them."""
-    ids = MessageIds.of(settings)
-    columns: Mapping[str, list[Any]] = {
-        "messageId": ids.texts(ids.values(decoder, raws)),
-        "body": decoder.bodies(raws),
-        "destination": [settings.endpoint.name] * len(raws),
-        **{name: list(make(raws)) for name, make in decoder.columns.items() if name != "body"},
-    }
-    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    ids, rows = MessageIds.of(settings), list[dict[str, Any]]()
+    for batch in batches:
+        columns: Mapping[str, list[Any]] = {
+            "messageId": ids.texts(ids.values(batch)),
+            "body": batch.body().to_pylist(),
+            "destination": [settings.endpoint.name] * len(batch),
+            **{name: listed(make(batch)) for name, make in batch.columns.items()},
+        }
+        rows += [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     return [{**row, "properties": dict(row["properties"] or ())} for row in rows]

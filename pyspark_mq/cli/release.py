@@ -81,13 +81,12 @@ def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> Found:
         # Equal contents are counted.
         missing_keys.setdefault(key[:CONTENT_DIGEST_BYTES] if is_content(key) else key, []).append(key)
     with consuming(settings, _LOOKED_AT_MAX) as consumer:
-        decoder = consumer.decoder
-        for raws in arrivals(consumer, _LOOKED_AT_MAX, patience_s):
-            there, _ = ids.keys(decoder, raws, ids.values(decoder, raws))
+        for batch in arrivals(consumer, _LOOKED_AT_MAX, patience_s):
+            there, _ = ids.keys(batch, ids.values(batch))
             if None in there and ids.on_missing is not OnMissing.ROW:
-                first = decoder.tags(raws)[there.index(None)]
-                ids.check(settings.endpoint.destination, there.count(None), first, ids.hidden(decoder, raws))
-            seen += len(raws)
+                first = int(batch.tags[there.index(None)])
+                ids.check(settings.endpoint.destination, there.count(None), first, ids.hidden(batch))
+            seen += len(batch)
             for found in there:
                 some = [] if found is None else missing_keys.get(found, [])
                 if some:

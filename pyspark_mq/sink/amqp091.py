@@ -274,7 +274,7 @@ class Amqp091Publisher(Publisher):
 
 
 def properties_of(message: Message) -> pika.BasicProperties:
-    """A message's properties, as :class:`.Amqp091Decoder` reads them.
+    """A message's properties, as :class:`.Amqp091Batch` reads them.
 
     Raises:
         RowError: one is too long.

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from stomp.protocol import Protocol12
 
+from pyspark_mq.decode.stomp_headers import parse
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RowError, WriteError
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sink.publisher import Publisher
@@ -21,7 +22,6 @@ from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, h
 from pyspark_mq.sources.stomp.client import Transport, heart_beats
 from pyspark_mq.sources.stomp.errors import login_error, said
 from pyspark_mq.sources.stomp.frames import FrameError, FrameReader
-from pyspark_mq.sources.stomp.headers import parse
 
 __all__ = ["StompPublisher", "frame_headers"]
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
+from pyspark_mq.decode.amqp10_columns import COLUMN_TYPES, TIMESTAMP
 from pyspark_mq.errors import SchemaError
-from pyspark_mq.sources.amqp10.columns import COLUMN_TYPES, TIMESTAMP
 from pyspark_mq.spark_source.failures import in_words
 from pyspark_mq.spark_source.read_limits import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow, is_unlimited
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from pyspark_mq.decode.amqp10 import message_columns
+from pyspark_mq.decode.amqp10_columns import COLUMN_TYPES, PADDING, TIMESTAMP, Messages
+from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.errors import MessageError
-from pyspark_mq.sources.amqp10.columns import COLUMN_TYPES, PADDING, TIMESTAMP, Messages, message_columns
-from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.streams.chunk import ChunkError
 from pyspark_mq.streams.ranges import Part, Range, read_range
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from rstream import AMQPMessage, Producer
 
+from pyspark_mq.decode.amqp10_columns import PADDING, Messages, message_columns
+from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources.amqp10.columns import PADDING, Messages, message_columns
-from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.streams import ranges
 from pyspark_mq.streams.connection import Member

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
 from pyspark_mq.sources.connections.block import make_block
-from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
+from tests.support.decoding import Asked
 
 __all__ = ["block_rows", "same_rows"]
 
@@ -22,16 +22,16 @@ def _is_digest(key: object) -> bool:
     return type(key) is bytes and len(key) == CONTENT_DIGEST_BYTES
 
 
-def block_rows(decoder: Decoder, items: list[Any], ids: MessageIds, bytes_max: int) -> list[dict[str, Any]]:
+def block_rows(decoder: Asked, items: list[Any], ids: MessageIds, bytes_max: int) -> list[dict[str, Any]]:
     """The rows of the blocks that are made of an inbox, each with its metadata.
 
     Args:
         items: deliveries and batches.
-        bytes_max: see :meth:`.Decoder.gather`.
+        bytes_max: see :meth:`.DeliveryBatch.gather`.
     """
     rows: list[dict[str, Any]] = []
     for raws in decoder.gather(items, bytes_max):
-        known, made = make_block(decoder, raws, ids, _SCHEMA)
+        known, made = make_block(raws, ids, _SCHEMA)
         made.batch.validate(full=True)
         # Some times are beyond what Python has dates for.
         columns = {

@@ -19,16 +19,17 @@ from typing import Any
 
 from pamqp import body, commands, decode, frame, header
 
+from pyspark_mq.decode.amqp091 import Amqp091Batch, as_text
+from pyspark_mq.decode.amqp091_properties import Properties, Raw, check, headers, unreadable
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError
-from pyspark_mq.sources.amqp091.properties import Properties, Raw, check, headers, unreadable
+from tests.support.decoding import Asked
 
 __all__ = ["FIELDS", "SHORTS", "TYPES", "Made", "run"]
 
 _CHANNEL = 1
 _FRAME_MAX = 4096
-_DECODER = Amqp091Decoder()
+_DECODER = Asked(Amqp091Batch)
 _TEXTS = ("", "a", "täxt €", "\0", "😀", "x" * 255, '"\\\n\x7f', "null", "1")
 _BYTES = (b"", b"\xff\xfe", b"\xed\xa0\x80", b"\0", bytes(range(256)))
 #: Whole numbers: type, form, least and most.
@@ -208,7 +209,7 @@ def _block(rng: random.Random, before: list[Raw]) -> None:
 
 def _together(before: list[Raw]) -> None:
     """What is read of a message does not depend on those beside it."""
-    batch = _DECODER.prepared(before)
+    batch = _DECODER.batches.of(before)
     for name, make in _DECODER.columns.items():
         for raw, found in zip(before, make(batch), strict=True):
             (alone,) = make([raw])

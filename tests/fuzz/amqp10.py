@@ -20,10 +20,11 @@ from uuid import UUID
 
 import proton
 
+from pyspark_mq.decode.amqp10 import Amqp10Batch
+from pyspark_mq.decode.amqp10_message import Raw, UnreadableRaw
+from pyspark_mq.decode.amqp10_sections import SectionReader
+from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw, UnreadableRaw
-from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 from tests.support.amqp10_messages import (
     COMPOUND,
     DECIMALS,
@@ -38,10 +39,11 @@ from tests.support.amqp10_messages import (
     section,
     well_formed,
 )
+from tests.support.decoding import Asked
 
 __all__ = ["generated", "run"]
 
-_DECODER = Amqp10Decoder()
+_DECODER = Asked(Amqp10Batch)
 
 
 def _integers(kind: str) -> list[int]:

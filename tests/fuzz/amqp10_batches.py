@@ -11,18 +11,19 @@ import time
 from collections import Counter
 from typing import Any
 
+from pyspark_mq.decode.amqp10 import Amqp10Batch, WalkedBatch, find_batches
+from pyspark_mq.decode.amqp10_message import UnreadableRaw
+from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.dedup import IdSource, OnMissing
-from pyspark_mq.sources.amqp10.batch import EncodedBatch, find_batches
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, UnreadableRaw
-from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.message_id import MessageIds
 from tests.fuzz._blocks import block_rows, same_rows
 from tests.fuzz.amqp10 import generated
+from tests.support.decoding import Asked
 from tests.support.stream_messages import FORMS, message, mutated
 
 __all__ = ["run"]
 
-_DECODER = Amqp10Decoder()
+_DECODER = Asked(Amqp10Batch)
 _SOURCES = [("message-id",), ("correlation-id",), ("property", "key-0"), ("content",), ("json", "a")]
 _SMALL = 500
 #: What a broker writes before a message: nothing, or headers of a first and a second delivery.
@@ -59,7 +60,7 @@ def _case(rng: random.Random) -> Counter[str]:
     left_out = {"size"} if UnreadableRaw in map(type, alone) or parts > 1 or bytes_max == _SMALL else set()
     made = [block_rows(_DECODER, items, ids, bytes_max) for items in (together, alone)]
     same_rows(*made, left_out, f"{forms}, IDs by {ids.source}")
-    batched = sum(len(item) for item in together if isinstance(item, EncodedBatch))
+    batched = sum(len(item) for item in together if isinstance(item, WalkedBatch))
     return Counter({"changed" if share else "whole": len(alone), "together": batched})
 
 

@@ -17,18 +17,18 @@ from typing import Any
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
-from pyspark_mq.sources.amqp091.properties import check, unreadable
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
-from pyspark_mq.sources.amqp10.sections import SectionReader
+from pyspark_mq.decode.amqp091 import Amqp091Batch
+from pyspark_mq.decode.amqp091_properties import check, unreadable
+from pyspark_mq.decode.amqp10 import Amqp10Batch
+from pyspark_mq.decode.amqp10_sections import SectionReader
+from pyspark_mq.decode.stomp import StompBatch
 from pyspark_mq.sources.connections.block import BlockRows, make_block
-from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.message_id import MessageIds
-from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import MESSAGE, FrameError, FrameReader
 from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
 from tests.fuzz.amqp10 import generated, mutated
+from tests.support.decoding import Asked
 
 __all__ = ["makers", "run"]
 
@@ -142,7 +142,7 @@ makers: dict[str, Callable[..., Any]] = {"amqp091": _amqp091, "amqp10": _Amqp10,
 
 
 class _Law:
-    def __init__(self, broker: str, protocol: str, decoder: Decoder, make: Callable[..., list[Any]]) -> None:
+    def __init__(self, broker: str, protocol: str, decoder: Asked, make: Callable[..., list[Any]]) -> None:
         self.name = f"{protocol} of {broker}"
         self._decoder, self._make = decoder, make
         self._ids: list[MessageIds] = []
@@ -173,10 +173,11 @@ class _Law:
         """Every column, as Spark gets it; and every kind of ID."""
         decoder = self._decoder
         for ids in self._ids:
-            values = ids.values(decoder, raws)
-            assert None not in ids.keys(decoder, raws, values)[0]
+            batch = decoder.batches.of(raws)
+            values = ids.values(batch)
+            assert None not in ids.keys(batch, values)[0]
             assert len(ids.texts(values)) == len(raws)
-        metadata, block = make_block(decoder, raws, self._ids[0], _BUILDER.block_schema)
+        metadata, block = make_block(batch, self._ids[0], _BUILDER.block_schema)
         block.batch.validate(full=True)
         (built,) = [batch for batch in _BUILDER.build(BlockRows.of(block.rows), "q") if batch.num_rows == len(raws)]
         built.validate(full=True)
@@ -188,9 +189,9 @@ class _Law:
 def run(rng: random.Random, deadline: float) -> Counter[str]:
     """Judge batches of each protocol until the deadline."""
     laws = [
-        _Law("rabbitmq", AMQP_0_9_1, Amqp091Decoder(), _amqp091),
-        _Law("artemis", AMQP_1_0, Amqp10Decoder(), _Amqp10()),
-        *(_Law(broker, STOMP, StompDecoder(), _Stomp(broker)) for broker in BROKERS),
+        _Law("rabbitmq", AMQP_0_9_1, Asked(Amqp091Batch), _amqp091),
+        _Law("artemis", AMQP_1_0, Asked(Amqp10Batch), _Amqp10()),
+        *(_Law(broker, STOMP, Asked(StompBatch), _Stomp(broker)) for broker in BROKERS),
     ]
     cases: Counter[str] = Counter()
     while not cases or time.monotonic() < deadline:

@@ -17,16 +17,16 @@ from typing import Any
 from stomp.utils import parse_frame
 
 from pyspark_mq.brokers import BROKERS
+from pyspark_mq.decode.stomp import Raw, StompBatch
+from pyspark_mq.decode.stomp_headers import parse
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.stomp.batch import Raw
-from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, FrameError, FrameReader, UnreadableHeaders
-from pyspark_mq.sources.stomp.headers import parse
+from tests.support.decoding import Asked
 from tests.support.stomp_oracle import escape
 
 __all__ = ["run"]
 
-_DECODER = StompDecoder()
+_DECODER = Asked(StompBatch)
 _DIALECTS = [dialect for broker in BROKERS.values() if (dialect := broker.stomp) is not None]
 _SOURCES = (IdSource("message-id"), IdSource("correlation-id"), IdSource("property", "own"))
 _NAMES = ("ack", "message-id", "amqp-message-id", "correlation-id", "reply-to", "content-type", "type", "priority",
@@ -165,7 +165,7 @@ def _columns(raws: list[Raw]) -> int:
     """What is read of a message does not depend on those beside it; how many messages there were."""
     for dialect in _DIALECTS:
         some: list[Any] = [raw for raw in raws if raw[3] is dialect]
-        batch = _DECODER.prepared(some)
+        batch = _DECODER.batches.of(some) if some else some
         for name, make in _DECODER.columns.items():
             for raw, found in zip(some, make(batch), strict=True):
                 (alone,) = make([raw])

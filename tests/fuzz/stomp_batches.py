@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,25 +16,19 @@ import numpy as np
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import StompDialect
+from pyspark_mq.decode.stomp import FramesBatch, StompBatch
+from pyspark_mq.decode.stomp_frames import Frames
+from pyspark_mq.decode.stomp_headers import value
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.sources.connections.message_id import MessageIds
-from pyspark_mq.sources.stomp.batch import Frames, MessageBatch
-from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import MESSAGE, FrameError, FrameReader, UnreadableHeaders
-from pyspark_mq.sources.stomp.headers import value
 from tests.fuzz._blocks import block_rows, same_rows
+from tests.support.decoding import Asked
 
 __all__ = ["run"]
 
 
-class _OneByOne(StompDecoder):
-    """Puts nothing together."""
-
-    def batch(self, raws: Sequence[Any], names: Collection[str]) -> Sequence[Any]:
-        return raws
-
-
-_DECODER, _ALONE = StompDecoder(), _OneByOne()
+_DECODER = Asked(StompBatch)
 _DIALECTS = [dialect for broker in BROKERS.values() if (dialect := broker.stomp) is not None]
 _SOURCES = [("message-id",), ("correlation-id",), ("property", "own"), ("property", "a:b"), ("content",), ("json", "a")]
 _NAMES = (
@@ -130,7 +123,7 @@ def _read(pieces: list[bytes], together_min: int, dialect: StompDialect) -> tupl
                 if isinstance(item, Frames):
                     count = len(item.kinds)
                     handles += item.values("ack")
-                    inbox.append(MessageBatch(item, np.arange(tag + 1, tag + 1 + count), dialect))
+                    inbox.append(FramesBatch(item, np.arange(tag + 1, tag + 1 + count), dialect))
                     tag += count
                 elif item[0] == MESSAGE:
                     tag += 1
@@ -156,12 +149,12 @@ def _case(rng: random.Random) -> Counter[str]:
     assert found == known, f"{pieces!r}"
     ids = MessageIds(IdSource(*rng.choice(_SOURCES)), OnMissing.CONTENT, exact=True, unreadable_rows=True)
     bytes_max = rng.choice((_SMALL, 4 << 20))
-    made = [block_rows(_DECODER, together, ids, bytes_max), block_rows(_ALONE, alone, ids, bytes_max)]
+    made = [block_rows(_DECODER, together, ids, bytes_max), block_rows(_DECODER, alone, ids, bytes_max)]
     # What counts of a key depends on the whole block.
     parts = len(list(_DECODER.gather(together, bytes_max)))
     left_out = {"size"} if parts > 1 or any(type(raw[1]) is UnreadableHeaders for raw in alone) else set()
     same_rows(*made, left_out, f"{pieces!r}, IDs by {ids.source}")
-    batched = sum(len(item) for item in together if isinstance(item, MessageBatch))
+    batched = sum(len(item) for item in together if isinstance(item, FramesBatch))
     return Counter({"changed" if is_changed else "whole": len(alone), "together": batched})
 
 

@@ -21,10 +21,11 @@ import pyarrow as pa
 import zstandard
 from rstream.schema import Deliver
 
-from pyspark_mq.sources.amqp10.columns import COLUMN_TYPES, arrays_of, message_columns
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
-from pyspark_mq.sources.amqp10.sections import SectionReader
+from pyspark_mq.decode.amqp10 import Amqp10Batch, ReadBatch, message_columns
+from pyspark_mq.decode.amqp10_columns import COLUMN_TYPES
+from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.streams.chunk import ChunkError, read_chunk
+from tests.support.decoding import Asked
 from tests.support.stream_messages import FORMS, joined, message, mutated
 from tests.support.stream_peer import chunk_bytes
 
@@ -153,8 +154,8 @@ def _columns(rng: random.Random) -> int:
     reader = SectionReader(counts_acquirers=False, names_annotations=rng.random() < 0.5)
     found, bad = message_columns(joined(messages), _NAMES, reader)
     raws = [reader.read(number, data) for number, data in enumerate(messages)]
-    expected = arrays_of(raws, _NAMES)
-    wrong = [(one.tag, str(one.error)) for one in Amqp10Decoder().unreadable(raws)]
+    expected = {name: ReadBatch(raws).column(name) for name in _NAMES}
+    wrong = [(one.tag, str(one.error)) for one in Asked(Amqp10Batch).unreadable(raws)]
     assert [(one.tag, str(one.error)) for one in bad] == wrong, f"unreadable of {messages!r}"
     for name in _NAMES:
         found[name].validate(full=True)

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pyspark_mq import QueueListener, readings
-from pyspark_mq.sources.connections.decoder import ROW_BYTES
+from pyspark_mq.decode.batch import ROW_BYTES
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.ports import free_port
 from testbed.process import poll

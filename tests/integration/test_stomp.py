@@ -23,6 +23,7 @@ from testbed.process import NodeError, poll
 from testbed.storm.proxy import Direction, FaultProxy
 from tests.plugin import missing
 from tests.support.certificates import Certificates, make_certificates
+from tests.support.decoding import Asked
 from tests.support.engine import At, Crashed, Engine, full_epochs
 from tests.support.stomp import SessionRun, lost, session
 from tests.support.stomp_nodes import NODES, Target
@@ -169,7 +170,7 @@ def test_columns_have_what_the_producer_set(target: Target, queue: str) -> None:
     target.send(queue, [(b"x", headers)])
     with session(target.broker, target.url, queue=queue) as run:
         run.receive(1)
-        columns = {name: column(run.raws)[0] for name, column in run.consumer.decoder.columns.items()}
+        columns = {name: column(run.raws)[0] for name, column in Asked(run.consumer.batches).columns.items()}
         assert run.acknowledge(1)
     assert dict(columns["properties"]) == {"colour": "a:b\\c\nd", "größe": "ü"}
     assert columns["correlationId"] == "c:1"
@@ -179,8 +180,8 @@ def test_columns_have_what_the_producer_set(target: Target, queue: str) -> None:
     assert columns["priority"] == 7
     assert columns["redelivered"] is False
     assert columns["expiration"] is None
-    assert run.consumer.decoder.ids(run.raws, IdSource("correlation-id")) == ["c:1"]
-    assert run.consumer.decoder.ids(run.raws, IdSource("property", "colour")) == ["a:b\\c\nd"]
+    assert Asked(run.consumer.batches).ids(run.raws, IdSource("correlation-id")) == ["c:1"]
+    assert Asked(run.consumer.batches).ids(run.raws, IdSource("property", "colour")) == ["a:b\\c\nd"]
 
 
 def test_a_message_of_amqp_1_0_that_cannot_be_settled_is_named_also_when_it_is_kept_as_one_of_jms() -> None:

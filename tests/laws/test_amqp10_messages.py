@@ -28,15 +28,16 @@ from proton import (
     ushort,
 )
 
+from pyspark_mq.decode.amqp10 import Amqp10Batch
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from tests.support.amqp10_messages import Message as Encoded
 from tests.support.amqp10_messages import V
 from tests.support.amqp10_send import send
 from tests.support.cells import LiveCell
+from tests.support.decoding import Asked
 
 pytestmark = [pytest.mark.protocols("amqp-1.0"), pytest.mark.law("all body sections and types")]
-DECODER = Amqp10Decoder()
+DECODER = Asked(Amqp10Batch)
 
 
 def received(cell: LiveCell, count: int) -> list[Any]:

@@ -12,10 +12,10 @@ import pytest
 
 from pyspark_mq.ack import Acknowledgements, SessionAcks
 from pyspark_mq.brokers.base import AMQP_0_9_1
+from pyspark_mq.decode.batch import UNREADABLE_PROPERTY, Unreadable
 from pyspark_mq.errors import MessageError
 from pyspark_mq.sources.connections.block import BlockRows, Row
 from pyspark_mq.sources.connections.connections import Connections
-from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY, Unreadable
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
 from pyspark_mq.sources.connections.protocols import session_class
 from pyspark_mq.sources.connections.worker import Worker

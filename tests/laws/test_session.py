@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.decode.batch import ROW_BYTES
+from pyspark_mq.decode.stomp_headers import parse
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.connections.decoder import ROW_BYTES
 from pyspark_mq.sources.connections.session import SessionLostError
 from pyspark_mq.sources.endpoint import Tls
-from pyspark_mq.sources.stomp.headers import parse
 from pyspark_mq.sources.url import parse_urls
 from testbed.process import poll
 from tests.support.cells import LiveCell, SessionRun

@@ -9,9 +9,9 @@ import pytest
 from proton import ProtonException
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import MessageError
-from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 from testbed.process import poll
 from testbed.publishers.amqp10 import OutgoingMessage, publish_amqp10
 from tests.support.amqp10_messages import Message, V, section

@@ -23,15 +23,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pika.spec import Basic
 
+from pyspark_mq.decode.amqp091 import Amqp091Batch, as_text
+from pyspark_mq.decode.amqp091_properties import Raw, UnreadableRaw, check, unreadable
+from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
 from pyspark_mq.dedup import IdSource, id_keys
-from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError
-from pyspark_mq.sources.amqp091.properties import Raw, UnreadableRaw, check, unreadable
-from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
+from tests.support.decoding import Asked
 
 CHANNEL = 1
 FRAME_MAX = 4096
-DECODER = Amqp091Decoder()
+DECODER = Asked(Amqp091Batch)
 SOURCES = [IdSource("message-id"), IdSource("correlation-id"), IdSource("property", "id")]
 DATE_MAX = 253_402_300_799
 

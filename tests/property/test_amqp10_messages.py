@@ -29,16 +29,18 @@ from proton import (
     ushort,
 )
 
+from pyspark_mq.decode.amqp10 import Amqp10Batch
+from pyspark_mq.decode.amqp10_columns import walked_groups
+from pyspark_mq.decode.amqp10_message import Raw, UnreadableRaw
+from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.amqp10.columns import walked_groups
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw, UnreadableRaw
-from pyspark_mq.sources.amqp10.sections import SectionReader
+from tests.support.decoding import Asked
 from tests.support.effort import part_of
 from tests.support.stream_messages import assert_as_read, joined
 
 #: The same examples in every run, whatever the speed of the machine.
 DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=part_of(300))
-DECODER = Amqp10Decoder()
+DECODER = Asked(Amqp10Batch)
 SOURCES = [IdSource("message-id"), IdSource("correlation-id"), IdSource("property", "a"), IdSource("content")]
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(["a", "\0", "a\0b", "None", ""])

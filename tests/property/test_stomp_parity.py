@@ -18,12 +18,13 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from pyspark_mq.brokers import BROKERS
+from pyspark_mq.decode.batch import Picked
+from pyspark_mq.decode.stomp import FramesBatch, StompBatch
+from pyspark_mq.decode.stomp_frames import Frames, find_frames
+from pyspark_mq.decode.stomp_headers import parse, value
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.connections.decoder import Picked
-from pyspark_mq.sources.stomp.batch import Frames, MessageBatch, find_frames
-from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import FrameError, FrameReader, UnreadableHeaders
-from pyspark_mq.sources.stomp.headers import parse, value
+from tests.support.decoding import Asked
 from tests.support.effort import part_of
 from tests.support.stomp_oracle import Delivery, cut_by_stomp_py, headers_of
 
@@ -387,7 +388,7 @@ def values_of(column: Any) -> list[Any]:
     return list(column.to_pylist()) if isinstance(column, pa.Array) else list(column)
 
 
-def together(raws: list[Any]) -> list[MessageBatch]:
+def together(raws: list[Any]) -> list[FramesBatch]:
     """The same deliveries as a batch, if they are alike enough."""
     if not raws or any(type(raw[1]) is UnreadableHeaders for raw in raws):
         return []
@@ -397,16 +398,16 @@ def together(raws: list[Any]) -> list[MessageBatch]:
     found, _ = find_frames(data, len(raws), len(raws), dialect.last_header)
     if found is None or len(found.kinds) < len(raws):
         return []
-    return [MessageBatch(found, np.array([raw[0] for raw in raws]), dialect)]
+    return [FramesBatch(found, np.array([raw[0] for raw in raws]), dialect)]
 
 
 def same_columns(raws: list[Any], plain: list[Delivery]) -> None:
-    decoder = StompDecoder()
-    for given_raws in (raws, decoder.prepared(raws), *together(raws)):
+    decoder = Asked(StompBatch)
+    for given_raws in (raws, *together(raws)):
         assert decoder.tags(given_raws) == [one.tag for one in plain]
         assert decoder.bodies(given_raws) == [one.body for one in plain]
-        if isinstance(given_raws, MessageBatch):
-            assert given_raws.body_column().to_pylist() == [one.body for one in plain]
+        if isinstance(given_raws, FramesBatch):
+            assert given_raws.body().to_pylist() == [one.body for one in plain]
         for source in SOURCES:
             assert decoder.ids(given_raws, source) == [one.id(source.kind, source.name) for one in plain]
         assert decoder.hidden(given_raws) == [name for one in plain for name in one.hidden]

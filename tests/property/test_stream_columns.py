@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_mq.sources.amqp10.columns import walked_groups
-from pyspark_mq.sources.amqp10.sections import SectionReader
+from pyspark_mq.decode.amqp10_columns import walked_groups
+from pyspark_mq.decode.amqp10_sections import SectionReader
 from tests.support.effort import part_of
 from tests.support.stream_messages import FORMS, assert_as_read, joined, message, mutated
 

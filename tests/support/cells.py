@@ -28,6 +28,7 @@ from testbed.process import poll
 from testbed.publishers.amqp10 import OutgoingMessage, publish_amqp10
 from testbed.publishers.stomp import publish_stomp
 from testbed.storm.proxy import FaultProxy
+from tests.support.decoding import Asked, take_each
 from tests.support.engine import Engine, full_epochs
 
 if TYPE_CHECKING:
@@ -330,7 +331,7 @@ class SessionRun:
         self.confirmed: list[int] = []
         sink = Sink(confirmed=self.confirmed.append)
         self.consumer = make(endpoint, next(self._numbers), sink, options)
-        self.decoder = self.consumer.decoder
+        self.decoder = Asked(self.consumer.batches)
         self.raws: list[Any] = []
         self.greeting: Greeting | None = None
 
@@ -352,7 +353,7 @@ class SessionRun:
             if time.monotonic() > deadline:
                 return False
             self.consumer.run(0.05)
-            self.raws += self.consumer.sink.take_each()
+            self.raws += take_each(self.consumer.sink)
         return True
 
     def idle(self, seconds: float) -> None:

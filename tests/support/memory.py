@@ -22,10 +22,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+
 from pyspark_mq.brokers.base import Broker, Listing
+from pyspark_mq.decode.batch import Column, DeliveryBatch, Unreadable
 from pyspark_mq.dedup import IdSource, Key, SeenStore, content_digest
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError
-from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
 from pyspark_mq.sources.connections.session import Greeting, QueueDepth, Session, SessionLostError
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.url import BrokerUrl
@@ -34,8 +37,8 @@ from testbed.brokers.node import QueueCounts
 __all__ = [
     "MEMORY",
     "PROTOCOL",
+    "MemoryBatch",
     "MemoryBroker",
-    "MemoryDecoder",
     "MemoryQueue",
     "MemorySession",
     "MemoryStore",
@@ -140,50 +143,57 @@ class Raw(NamedTuple):
     deliveries: int
 
 
-def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]] | None]:
-    return [list(raw.message.headers.items()) for raw in raws]
+class MemoryBatch(DeliveryBatch):
+    """Deliveries of a session, in order."""
 
+    def __init__(self, raws: Sequence[Raw]) -> None:
+        self.raws, self.tags = raws, np.array([raw.tag for raw in raws], np.int64)
+        self.unreadable = {
+            place: Unreadable(raw.tag, {}, raw.message.body, raw.message.odd)
+            for place, raw in enumerate(raws)
+            if raw.message.odd
+        }
 
-def _nothing(raws: Sequence[Raw]) -> list[Any]:
-    return [None] * len(raws)
+    @classmethod
+    def of(cls, items: Sequence[Any]) -> MemoryBatch:
+        return cls([raw for item in items for raw in (item.raws if isinstance(item, MemoryBatch) else (item,))])
 
-
-class MemoryDecoder(Decoder):
-    """Columns of :class:`Raw`."""
-
-    def body(self, raw: Raw) -> bytes:
-        return raw.message.body
-
-    def size(self, raw: Raw) -> int:
+    @classmethod
+    def size(cls, raw: Raw) -> int:
         return len(raw.message.body) + len(raw.message.id or "")
 
-    def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
+    def taken(self, places: Any) -> MemoryBatch:
+        return type(self)([self.raws[place] for place in places.tolist()])
+
+    @property
+    def sizes(self) -> Any:
+        return np.array(list(map(self.size, self.raws)), np.int64)
+
+    def body(self) -> pa.Array:
+        return pa.array([raw.message.body for raw in self.raws], pa.binary())
+
+    def ids(self, source: IdSource) -> list[object]:
         if source.kind == "property":
-            return [raw.message.headers.get(source.name) for raw in raws]
-        return [raw.message.id for raw in raws]
+            return [raw.message.headers.get(source.name) for raw in self.raws]
+        return [raw.message.id for raw in self.raws]
 
-    def digests(self, raws: Sequence[Raw]) -> list[bytes]:
-        headers = [repr(sorted(raw.message.headers.items())).encode() for raw in raws]
-        return [content_digest(named, raw.message.body) for named, raw in zip(headers, raws, strict=True)]
+    def digests(self) -> list[bytes]:
+        headers = [repr(sorted(raw.message.headers.items())).encode() for raw in self.raws]
+        return [content_digest(named, raw.message.body) for named, raw in zip(headers, self.raws, strict=True)]
 
-    def unmarked(self, raws: Sequence[Raw]) -> list[bool]:
-        return [not raw.redelivered for raw in raws]
+    def unmarked(self) -> list[bool]:
+        return [not raw.redelivered for raw in self.raws]
 
-    def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
-        return [Unreadable(raw.tag, {}, raw.message.body, raw.message.odd) for raw in raws if raw.message.odd]
-
-    columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
+    columns: ClassVar[Mapping[str, Column]] = MappingProxyType(
         {
-            "properties": _properties,
-            "correlationId": _nothing,
-            "replyTo": _nothing,
-            "contentType": _nothing,
-            "type": _nothing,
-            "priority": lambda raws: [raw.message.priority for raw in raws],
-            "timestamp": lambda raws: [raw.message.published_us for raw in raws],
-            "expiration": _nothing,
-            "redelivered": lambda raws: [raw.redelivered for raw in raws],
-            "deliveryCount": lambda raws: [raw.deliveries + 1 for raw in raws],
+            "properties": lambda batch: [list(raw.message.headers.items()) for raw in batch.raws],
+            **dict.fromkeys(
+                ("correlationId", "replyTo", "contentType", "type", "expiration"), lambda batch: batch.nothing()
+            ),
+            "priority": lambda batch: [raw.message.priority for raw in batch.raws],
+            "timestamp": lambda batch: [raw.message.published_us for raw in batch.raws],
+            "redelivered": lambda batch: [raw.redelivered for raw in batch.raws],
+            "deliveryCount": lambda batch: [raw.deliveries + 1 for raw in batch.raws],
         }
     )
 
@@ -498,7 +508,7 @@ def memory_session(broker: MemoryBroker) -> type[MemorySession]:
 class MemorySession(Session):
     """One session with a queue in memory."""
 
-    decoder: ClassVar[Decoder] = MemoryDecoder()
+    batches: ClassVar[type[DeliveryBatch]] = MemoryBatch
     broker: ClassVar[MemoryBroker]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -562,9 +572,9 @@ class MemorySession(Session):
         while session.to_client and session.to_client[0][0] <= now and not self.paused:
             raw = session.to_client.popleft()[1]
             if raw.message.odd and not self.options.keeps_unreadable:
-                raise self._refuse(self.decoder.unreadable([raw])[0])
+                raise self._refuse(MemoryBatch([raw]).unreadable[0])
             sink.inbox.append(raw)
-            sink.count(1, self.decoder.weight([raw]))
+            sink.count(1, MemoryBatch([raw]).weight)
             if sink.full:
                 self.paused = session.cancelled = True
         confirmed = False

@@ -13,6 +13,7 @@ from pyspark_mq.sources.connections.session import Session, SessionOptions
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.options import parse_options
 from testbed.process import poll
+from tests.support.decoding import take_each
 from tests.support.sockets import LIMIT_S
 
 __all__ = ["failure", "receive"]
@@ -27,10 +28,10 @@ def receive(consumer: Session, count: int, longer_s: float = 0.0) -> list[Any]:
         end_s = time.monotonic() + LIMIT_S
         while len(raws) < count and time.monotonic() < end_s:
             consumer.run(0.05)
-            raws += consumer.sink.take_each()
+            raws += take_each(consumer.sink)
         if longer_s:
             consumer.run(longer_s)
-        return raws + consumer.sink.take_each()
+        return raws + take_each(consumer.sink)
     finally:
         consumer.close()
 

@@ -11,21 +11,22 @@ from stomp.protocol import Protocol12
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.decode.amqp091 import Amqp091Batch
+from pyspark_mq.decode.amqp10 import Amqp10Batch
+from pyspark_mq.decode.amqp10_sections import SectionReader
+from pyspark_mq.decode.batch import DeliveryBatch
+from pyspark_mq.decode.stomp import StompBatch
 from pyspark_mq.sink.amqp091 import properties_of
 from pyspark_mq.sink.amqp10_message import encoded
 from pyspark_mq.sink.columns import COLUMNS, ColumnPlan, RowReader
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.settings import Message, SinkSettings
 from pyspark_mq.sink.stomp import StompPublisher, frame_headers
-from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
-from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.stomp.client import Transport
-from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import FrameReader
 from pyspark_mq.sources.url import parse_urls
+from tests.support.decoding import Asked
 
 __all__ = ["ARROW", "CELLS", "as_raw", "batch_of", "decoder_of", "fields_of", "messages_of", "settings_of"]
 
@@ -43,8 +44,8 @@ ARROW: Mapping[str, pa.DataType] = {
     "string": pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64(), "boolean": pa.bool_(),
     "timestamp": pa.timestamp("us", "UTC"), "map<string,string>": pa.map_(pa.string(), pa.string()),
 }  # fmt: skip
-_DECODERS: Mapping[str, type[Decoder]] = {
-    AMQP_0_9_1: Amqp091Decoder, AMQP_1_0: Amqp10Decoder, STOMP: StompDecoder
+_BATCHES: Mapping[str, type[DeliveryBatch]] = {
+    AMQP_0_9_1: Amqp091Batch, AMQP_1_0: Amqp10Batch, STOMP: StompBatch
 }  # fmt: skip
 
 
@@ -83,9 +84,9 @@ def messages_of(
     return RowReader(plan, Identity(writer, partition), never or {}).messages(batch_of(rows, fields))
 
 
-def decoder_of(protocol: str) -> Decoder:
+def decoder_of(protocol: str) -> Asked:
     """The source's decoder."""
-    return _DECODERS[protocol]()
+    return Asked(_BATCHES[protocol])
 
 
 def as_raw(message: Message, broker: str, protocol: str, tag: int = 1) -> Any:

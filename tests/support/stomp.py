@@ -17,6 +17,7 @@ from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.stomp.session import StompSession
 from pyspark_mq.sources.url import parse_urls
 from testbed.process import poll
+from tests.support.decoding import Asked, take_each
 from tests.support.stomp_oracle import escape
 
 __all__ = ["SessionRun", "block", "lost", "publish", "session"]
@@ -50,9 +51,9 @@ class SessionRun:
 
     def take(self) -> None:
         """Empty the inbox, as the query's thread does."""
-        taken = self.consumer.sink.take_each()
+        taken = take_each(self.consumer.sink)
         self.raws += taken
-        self.consumer.sink.bytes_taken += self.consumer.decoder.weight(taken)
+        self.consumer.sink.bytes_taken += Asked(self.consumer.batches).weight(taken)
 
     def receive(self, messages: int, timeout_s: float = 60.0) -> list[bytes]:
         """Receive at least this many; the bodies so far."""
@@ -66,7 +67,7 @@ class SessionRun:
     @property
     def bodies(self) -> list[bytes]:
         """Of what was taken so far."""
-        return self.consumer.decoder.bodies(self.raws)
+        return Asked(self.consumer.batches).bodies(self.raws)
 
     def acknowledge(self, upto: int, *singles: int) -> bool:
         """Acknowledge by position from 1; was it confirmed?"""

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyspark_mq.sources.amqp10.columns import COLUMN_TYPES, PADDING, Messages, arrays_of, message_columns
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
-from pyspark_mq.sources.amqp10.sections import SectionReader
+from pyspark_mq.decode.amqp10 import Amqp10Batch, ReadBatch, message_columns
+from pyspark_mq.decode.amqp10_columns import COLUMN_TYPES, PADDING, Messages
+from pyspark_mq.decode.amqp10_sections import SectionReader
+from tests.support.decoding import Asked
 
 __all__ = ["FORMS", "assert_as_read", "joined", "message", "mutated"]
 
@@ -124,8 +125,8 @@ def assert_as_read(messages: Sequence[bytes], reader: SectionReader) -> None:
     names = list(COLUMN_TYPES)
     found, odd = message_columns(joined(messages), names, reader)
     raws = [reader.read(number, data) for number, data in enumerate(messages)]
-    expected = arrays_of(raws, names)
-    assert [one.tag for one in odd] == [one.tag for one in Amqp10Decoder().unreadable(raws)]
+    expected = {name: ReadBatch(raws).column(name) for name in names}
+    assert [one.tag for one in odd] == [one.tag for one in Asked(Amqp10Batch).unreadable(raws)]
     for name in names:
         found[name].validate(full=True)
         assert found[name].equals(expected[name]), name

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.sources.amqp091.batch import DeliveryBatch
-from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
+from pyspark_mq.decode.amqp091 import Amqp091Batch
+from pyspark_mq.decode.amqp091_properties import check, unreadable
 from pyspark_mq.sources.amqp091.frames import DeliveryReader
-from pyspark_mq.sources.amqp091.properties import check, unreadable
+from tests.support.decoding import Asked
 
-DECODER = Amqp091Decoder()
+DECODER = Asked(Amqp091Batch)
 MIB = 1 << 20
 
 
@@ -26,13 +26,13 @@ def frames_of(tag: int, body: bytes, block: bytes = b"\x00\x00", step: int = 4_0
     ]
 
 
-def batch_of(first: int, count: int) -> DeliveryBatch:
+def batch_of(first: int, count: int) -> Amqp091Batch:
     """Small deliveries as they are read."""
     found: list[Any] = []
     reader = DeliveryReader(1, 131_072, found.append, lambda _: None)
     reader.feed(b"".join(b"".join(frames_of(tag, b"x" * 100)) for tag in range(first, first + count)))
     (batch,) = found
-    assert isinstance(batch, DeliveryBatch)
+    assert isinstance(batch, Amqp091Batch)
     return batch
 
 
@@ -66,7 +66,7 @@ def test_a_delivery_cut_by_the_end_of_a_read_is_a_part_of_the_next_batch() -> No
         found.clear()
         reader.feed(data[: len(data) // 2 + cut])
         reader.feed(data[len(data) // 2 + cut :])
-        assert [type(one) for one in found] == [DeliveryBatch] * 2
+        assert [type(one) for one in found] == [Amqp091Batch] * 2
         assert sum(map(len, found)) == 400
 
 
@@ -76,12 +76,12 @@ def test_what_was_read_one_after_the_other_is_put_together_without_a_copy() -> N
     data = b"".join(b"".join(frames_of(tag, b"x" * 4_000)) for tag in range(1, 901))
     for at in range(0, len(data), 200_000):
         reader.feed(data[at : at + 200_000])
-    batches = [one for one in found if isinstance(one, DeliveryBatch)]
+    batches = [one for one in found if isinstance(one, Amqp091Batch)]
     first, *others = batches  # the first is in the little memory of an idle connection
     (part,) = DECODER.gather(others, 8 * MIB)
     assert len(first) + len(part) > 800
     assert {id(one.data) for one in others} == {id(part.data)}
-    assert part.body_column().to_pylist() == [b"x" * 4_000] * len(part)
+    assert part.body().to_pylist() == [b"x" * 4_000] * len(part)
 
 
 def test_no_more_is_put_together_than_may_be() -> None:
@@ -93,7 +93,7 @@ def test_no_more_is_put_together_than_may_be() -> None:
         *range(1, 101), *range(1_000, 1_020), *range(1_100, 1_200), *range(2_000, 2_100), *range(3_000, 3_100)
     ]  # fmt: skip
     for part in parts:
-        if isinstance(part, DeliveryBatch):
+        if isinstance(part, Amqp091Batch):
             assert len(part.data) <= 4 * MIB + 8
         else:  # nothing of it was copied
             assert {id(raw) for raw in part} <= {id(raw) for raw in [*large, *middle]}

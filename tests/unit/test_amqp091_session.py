@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from pamqp import body, commands, frame, header
 
+from pyspark_mq.decode.amqp091 import Amqp091Batch
+from pyspark_mq.decode.amqp091_properties import Raw
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources.amqp091.batch import DeliveryBatch
 from pyspark_mq.sources.amqp091.errors import reason_of
 from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError
 from pyspark_mq.sources.amqp091.session import Amqp091Session
 from pyspark_mq.sources.connections.session import QueueDepth, SessionLostError, SessionOptions, Sink
 from pyspark_mq.spark_source.options import parse_options
+from tests.support.decoding import Asked
 from tests.support.receiving import failure, receive
 from tests.support.sockets import LIMIT_S, cuts
 
@@ -171,7 +173,7 @@ def test_confirmations_do_not_pile_up_where_the_answer_is_slow(monkeypatch: pyte
 def test_what_a_broker_sends_is_received() -> None:
     raws = received(delivery(1) + delivery(2, b"x" * 9_000), 2)
     assert [(raw[0], raw[3]) for raw in raws] == [(1, b"text"), (2, b"x" * 9_000)]
-    assert Amqp091Session.decoder.unreadable(raws) == []
+    assert Asked(Amqp091Session.batches).unreadable(raws) == []
 
 
 LIES = {
@@ -202,7 +204,7 @@ def test_a_message_whose_properties_lie_is_unreadable_also_where_its_delivery_ha
     odd = method(b"\x04ctag" + struct.pack(">QB", 1, 0))
     odd += struct.pack(">BHIHHQ", 2, 1, 12 + 3, 60, 0, 0) + b"\x80\x00\xff\xce"
     raws = received(odd + delivery(2), 2)
-    (told,) = Amqp091Session.decoder.unreadable(raws)
+    (told,) = Asked(Amqp091Session.batches).unreadable(raws)
     assert (told.tag, raws[1][3]) == (1, b"text")
 
 
@@ -229,6 +231,14 @@ ODDITIES = {
 }  # fmt: skip
 
 
+def cut(batch: Amqp091Batch) -> Iterator[Raw]:
+    """The deliveries of a batch as they are one by one."""
+    flagged, bodies = batch.redelivered, batch.body().to_pylist()
+    for place, (begin, end) in enumerate(batch.spans[4:].T.tolist()):
+        where = bytes(batch.data[begin:end])
+        yield int(batch.tags[place]), flagged[place], batch.block(place), bodies[place], where
+
+
 def told(pieces: Sequence[bytes], least: int, *, keeps: bool) -> tuple[Any, ...]:
     """What a session makes of what it reads: deliveries with what is for pika between them, and why it ends."""
     options = {"broker": "rabbitmq", "url": "amqp://localhost", "queue": "q"}
@@ -239,7 +249,7 @@ def told(pieces: Sequence[bytes], least: int, *, keeps: bool) -> tuple[Any, ...]
 
     def take() -> None:
         for item in session.sink.take():
-            found.extend(item.cut() if isinstance(item, DeliveryBatch) else [item])
+            found.extend(cut(item) if isinstance(item, Amqp091Batch) else [item])
 
     def pass_on(other: bytes) -> None:
         take()

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.sources.amqp10.batch import EncodedBatch, find_batches
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw, UnreadableRaw
-from pyspark_mq.sources.amqp10.sections import SectionReader
+from pyspark_mq.decode.amqp10 import Amqp10Batch, WalkedBatch, find_batches
+from pyspark_mq.decode.amqp10_message import Raw, UnreadableRaw
+from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.sources.amqp10.session import Amqp10Session
 from pyspark_mq.sources.connections.session import SessionLostError, Sink
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.amqp10_peer import peer
+from tests.support.decoding import Asked
 from tests.support.sockets import LIMIT_S
 from tests.support.stream_messages import message
 
@@ -28,7 +29,7 @@ def messages(count: int, form: str = "id") -> list[bytes]:
 
 
 def tags(items: list[Any]) -> list[int]:
-    return [tag for item in items for tag in (item.tags.tolist() if isinstance(item, EncodedBatch) else [item.tag])]
+    return [tag for item in items for tag in (item.tags.tolist() if isinstance(item, WalkedBatch) else [item.tag])]
 
 
 def test_many_are_one_batch_and_few_are_not() -> None:
@@ -42,7 +43,7 @@ def test_two_producers_are_one_batch() -> None:
     mixed = [one for pair in zip(plain, named, strict=True) for one in pair]
     items = read(mixed)
     assert tags(items) == [*range(1, 401)]
-    assert sum(len(item) for item in items if isinstance(item, EncodedBatch)) > 200
+    assert sum(len(item) for item in items if isinstance(item, WalkedBatch)) > 200
 
 
 def test_one_that_cannot_be_read_is_a_delivery_between_batches() -> None:
@@ -56,7 +57,7 @@ def test_one_that_cannot_be_read_is_a_delivery_between_batches() -> None:
 def test_no_more_is_put_together_than_may_be() -> None:
     batches = [item for begin in range(1, 601, 100) for item in read(messages(100), begin)]
     size = int(batches[0].sizes.sum())
-    parts = [*Amqp10Decoder().gather(batches, 2 * size)]
+    parts = [*Asked(Amqp10Batch).gather(batches, 2 * size)]
     assert len(parts) > 1
     assert max(int(part.sizes.sum()) for part in parts) <= 3 * size
     assert tags(parts) == [*range(1, 601)]
@@ -88,12 +89,12 @@ def test_a_session_hands_over_batches_in_order(maximum: int) -> None:
         session.open(session.endpoint.urls[0], LIMIT_S)
         session.consume(len(bodies))
         items: list[Any] = []
-        while sum(len(item) if isinstance(item, EncodedBatch) else 1 for item in items) < len(bodies):
+        while sum(len(item) if isinstance(item, WalkedBatch) else 1 for item in items) < len(bodies):
             session.run(0.1)
             items += session.sink.take(maximum)
         session.close()
-    assert any(isinstance(item, EncodedBatch) for item in items)
-    decoder = Amqp10Decoder()
+    assert any(isinstance(item, WalkedBatch) for item in items)
+    decoder = Asked(Amqp10Batch)
     found = [body for raws in decoder.gather(items, 4 << 20) for body in decoder.bodies(raws)]
     assert [body.decode() for body in found] == bodies
     assert tags(items) == [*range(1, len(bodies) + 1)]
@@ -111,7 +112,7 @@ def test_one_in_a_hundred_that_is_read_alone_leaves_the_others_together() -> Non
         items = read([odd if number % 100 == 70 else named(b"key", b"value") for number in range(300)])
         assert tags(items) == [*range(1, 301)]
         # Two runs of 99, one of 70, and what is behind the last.
-        assert [len(item) for item in items if isinstance(item, EncodedBatch)] == [70, 99, 99]
+        assert [len(item) for item in items if isinstance(item, WalkedBatch)] == [70, 99, 99]
 
 
 def test_what_came_before_a_connection_broke_is_passed_on_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

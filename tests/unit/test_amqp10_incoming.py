@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 from proton import Delivery, Endpoint, Receiver, Sender
 
+from pyspark_mq.decode.amqp10 import Amqp10Batch
+from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import MissingExtraError
 from pyspark_mq.sources.amqp10 import incoming
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.incoming import Incoming
-from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.protocols import session_class
 from tests.support.amqp10_engines import engines
 from tests.support.amqp10_messages import Message, V
+from tests.support.decoding import Asked
 
 _FRAME_BYTES = 1 << 10
 
@@ -111,7 +112,7 @@ def test_a_message_of_any_size_comes_whole_between_others(size: int, side: Incom
 
 
 def test_what_was_read_stays_when_the_memory_of_the_library_is_used_again(side: Incoming, pair: Pair) -> None:
-    reader, decoder = SectionReader(counts_acquirers=False), Amqp10Decoder()
+    reader, decoder = SectionReader(counts_acquirers=False), Asked(Amqp10Batch)
     own = [bytes([65 + number]) * 40 for number in range(20)]
     for text in own:
         parts = [V("list", [V("binary", text)]), V("list", [V("binary", text)])]

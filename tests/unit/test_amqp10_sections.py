@@ -17,13 +17,15 @@ from uuid import UUID
 
 import pytest
 
+from pyspark_mq.decode.amqp10 import Amqp10Batch
+from pyspark_mq.decode.amqp10_message import Raw, UnreadableRaw
+from pyspark_mq.decode.amqp10_sections import SectionReader
+from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw, UnreadableRaw
-from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 from tests.support.amqp10_messages import Message, V, encoded, json_of, section
+from tests.support.decoding import Asked
 
-DECODER = Amqp10Decoder()
+DECODER = Asked(Amqp10Batch)
 ROOT = Path(__file__).parents[2]
 
 

@@ -17,6 +17,7 @@ from pyspark_mq.sources.connections.session import SessionLostError, Sink
 from pyspark_mq.sources.connections.socket_loop import SocketLoop
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.amqp10_peer import Peer, peer
+from tests.support.decoding import take_each
 from tests.support.sockets import LIMIT_S, Pieces, cuts
 
 SPEAKERS = [name for name, broker in BROKERS.items() if broker.amqp10 is not None]
@@ -207,7 +208,7 @@ def told(pieces: Sequence[bytes]) -> tuple[Any, ...]:
             while True:
                 session.run(LIMIT_S)
         except SessionLostError as lost:
-            return session.sink.take_each(), str(lost), lost.stated
+            return take_each(session.sink), str(lost), lost.stated
         finally:
             session.close()
 

@@ -18,12 +18,13 @@ PACKAGE = "pyspark_mq"
 
 #: Folder -> folders it may import, besides itself and the errors.
 ALLOWED = {
-    "cli": {"spark_source", "sink", "admin", "sources", "streams", "dedup", "brokers", PACKAGE},
-    "spark_source": {"admin", "sources", "streams", "sink", "ack", "dedup", "brokers"},
+    "cli": {"spark_source", "sink", "admin", "sources", "streams", "decode", "dedup", "brokers", PACKAGE},
+    "spark_source": {"admin", "sources", "streams", "sink", "ack", "decode", "dedup", "brokers"},
     "admin": {"sources", "dedup", "brokers"},
-    "sources": {"ack", "dedup", "brokers"},
-    "streams": {"sources", "dedup", "brokers"},
-    "sink": {"sources", "brokers"},
+    "sources": {"ack", "decode", "dedup", "brokers"},
+    "streams": {"sources", "decode", "dedup", "brokers"},
+    "sink": {"sources", "decode", "brokers"},
+    "decode": {"dedup", "brokers"},
     "ack": set(),
     "dedup": set(),
     "brokers": set(),
@@ -57,18 +58,15 @@ NOT_SHIPPED = {
     "rich",
 }
 #: Where deliveries are rows of Arrow blocks, without Spark; and who reads Delta's log.
-ARROW = ("sources.connections.", "sources.amqp10.", "sources.stomp.", "streams.", "sink.", "cli.sink")
-#: What streams share with queues: what both import below them, the reader of AMQP 1.0 with the form of its decoder, and
-#: spans of memory as columns.
-SHARED = (
-    "sources.url", "sources.endpoint", "sources.amqp10", "sources.connections.decoder", "sources.connections.spans"
-)  # fmt: skip
+ARROW = ("decode.", "sources.connections.", "streams.", "sink.", "cli.sink")
+#: What streams share with queues, besides what both import below them.
+SHARED = ("sources.url", "sources.endpoint")
 #: What writing shares with reading: the way to a broker and its words, and nothing of sessions.
 OF_BOTH = (
     "sources.url", "sources.endpoint", "sources.connections.socket_loop", "sources.connections.protocols",
     "sources.amqp091.errors",
     "sources.amqp091.login", "sources.amqp10.errors", "sources.amqp10.engine", "sources.stomp.client",
-    "sources.stomp.errors", "sources.stomp.frames", "sources.stomp.headers",
+    "sources.stomp.errors", "sources.stomp.frames",
 )  # fmt: skip
 #: Lines of a module, and modules and folders directly in `sources`.
 LINES_MAX, ROOMS_MAX = 500, 18
@@ -78,7 +76,7 @@ BEHIND_QUEUES = {"ledger", "connections"}
 #: From a session to all sessions of a queue: each imports those before it, and nothing above it.
 ROOM = "sources.connections."
 CONNECTIONS = (
-    "decoder", "spans", "read_memory", "session", "socket_loop", "parent", "message_id", "protocols", "block", "events",
+    "read_memory", "session", "socket_loop", "parent", "message_id", "protocols", "block", "events",
     "backoff", "keeper", "worker", "connections",
 )  # fmt: skip
 #: The one store that does I/O. It is a module of `dedup` that the others do not know.

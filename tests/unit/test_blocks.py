@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
+from pyspark_mq.decode.batch import ROW_BYTES
 from pyspark_mq.dedup import IdSource, Key, OnMissing, id_keys
 from pyspark_mq.sources.connections.block import (
     Block,
@@ -21,7 +22,6 @@ from pyspark_mq.sources.connections.block import (
     block_schema,
     make_block,
 )
-from pyspark_mq.sources.connections.decoder import ROW_BYTES
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
 from tests.support.effort import part_of
@@ -40,7 +40,7 @@ def ids_by(source: IdSource) -> MessageIds:
 
 
 def block_of(sample: Sample, source: IdSource = MESSAGE_ID, builder: BatchBuilder = BUILDER) -> tuple[Metadata, Block]:
-    return make_block(sample.decoder, sample.raws, ids_by(source), builder.block_schema)
+    return make_block(sample.decoder.batches.of(sample.raws), ids_by(source), builder.block_schema)
 
 
 def bytes_of(value: object) -> int:
@@ -119,7 +119,7 @@ def test_no_rows_make_no_batch() -> None:
 def test_a_column_that_nobody_asked_for_is_not_made() -> None:
     sample = SAMPLES["amqp-0-9-1"]
     query = pa.schema([("messageId", pa.string()), ("type", pa.string()), ("destination", pa.string())])
-    _, block = make_block(sample.decoder, sample.raws, ids_by(MESSAGE_ID), block_schema(query))
+    _, block = make_block(sample.decoder.batches.of(sample.raws), ids_by(MESSAGE_ID), block_schema(query))
     # The timestamp is: a bounded run may end by it.
     assert block.batch.schema.names == ["messageId", "type", "timestamp"]
     assert max(block.sizes) < max(block_of(sample)[1].sizes)
@@ -129,7 +129,7 @@ def test_a_column_that_nobody_asked_for_is_not_made() -> None:
 def test_small_batches_are_put_together_and_nothing_is_changed(rows: int) -> None:
     raws = [amqp091(tag, str(tag).encode(), message_id=str(tag)) for tag in range(1, rows + 1)]
     decoder = SAMPLES["amqp-0-9-1"].decoder
-    blocks = [make_block(decoder, [raw], ids_by(MESSAGE_ID), BUILDER.block_schema)[1] for raw in raws]
+    blocks = [make_block(decoder.batches.of([raw]), ids_by(MESSAGE_ID), BUILDER.block_schema)[1] for raw in raws]
     found = list(BlockRows.of([row for block in blocks for row in block.rows]).batches())
     assert len(found) <= 1 + rows // 500
     assert [body for batch in found for body in batch.column("body").to_pylist()] == decoder.bodies(raws)

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from pyspark_mq.ack import Acknowledgements, SessionAcks
+from pyspark_mq.decode.batch import ROW_BYTES
 from pyspark_mq.errors import DestinationError, InternalError
 from pyspark_mq.sources.connections.block import block_schema
 from pyspark_mq.sources.connections.connections import Connections
-from pyspark_mq.sources.connections.decoder import ROW_BYTES
 from pyspark_mq.sources.connections.events import Delivered, EventQueue, Lost, Opened
 from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.runtime import Threads

@@ -12,6 +12,7 @@ from pyspark_mq.ack.copies import Copies, Met
 from pyspark_mq.ack.known import Known
 from pyspark_mq.ack.table import State
 from pyspark_mq.dedup import IdSource, second_hash
+from tests.support.decoding import Asked
 from tests.support.engine import At
 from tests.support.simulation import _identities
 from tests.unit.test_contents import Contents
@@ -219,8 +220,8 @@ def test_a_content_stays_known_to_repeat(monkeypatch: pytest.MonkeyPatch, bound:
 
 def test_an_unreadable_message_of_amqp_1_0_is_the_same_at_each_delivery_and_no_proof_says_that_it_is_new() -> None:
     """With `onUnreadableMessage=row` a replay waits for the digest that it had at first."""
-    from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
-    from pyspark_mq.sources.amqp10.sections import SectionReader
+    from pyspark_mq.decode.amqp10 import Amqp10Batch
+    from pyspark_mq.decode.amqp10_sections import SectionReader
     from tests.support.amqp10_messages import Message, V
 
     def delivery(count: int) -> bytes:
@@ -228,7 +229,7 @@ def test_an_unreadable_message_of_amqp_1_0_is_the_same_at_each_delivery_and_no_p
         twice = [(V("string", "a"), V("int", 1)), (V("string", "a"), V("int", 2))]
         return Message(header, application=twice, body="data", contents=[V("binary", b"x")]).encode()
 
-    reader, decoder = SectionReader(counts_acquirers=True), Amqp10Decoder()
+    reader, decoder = SectionReader(counts_acquirers=True), Asked(Amqp10Batch)
     first, again = (reader.read(1, delivery(count)) for count in (0, 1))
     assert decoder.digests([first]) == decoder.digests([again])
     assert decoder.unmarked([again]) == [False]

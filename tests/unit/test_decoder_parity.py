@@ -14,19 +14,20 @@ import pytest
 from pyspark.sql.types import BooleanType, DataType, IntegerType, LongType, MapType, StringType, TimestampType
 
 from pyspark_mq.brokers import BROKERS
+from pyspark_mq.decode.amqp091 import Amqp091Batch
+from pyspark_mq.decode.amqp091_properties import unreadable
+from pyspark_mq.decode.amqp10 import Amqp10Batch
+from pyspark_mq.decode.amqp10_message import Raw as Amqp10Raw
+from pyspark_mq.decode.amqp10_sections import SectionReader
+from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
+from pyspark_mq.decode.stomp import StompBatch
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
-from pyspark_mq.sources.amqp091.properties import unreadable
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
-from pyspark_mq.sources.amqp10.decoder import Raw as Amqp10Raw
-from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY, Decoder
 from pyspark_mq.sources.connections.protocols import SESSIONS, session_class
-from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA, BatchBuilder
 from tests.support.columns import built
-from tests.support.memory import MemoryDecoder
+from tests.support.decoding import Asked
+from tests.support.memory import MemoryBatch
 from tests.support.stomp import block
 
 #: Headers of STOMP that are numbers.
@@ -109,22 +110,22 @@ class Sample:
         silent: columns that are null whatever a message says, as the broker does not say it.
     """
 
-    decoder: Decoder
+    decoder: Asked
     raws: Sequence[Any]
     silent: frozenset[str] = frozenset()
 
 
 SAMPLES = {
-    "amqp-0-9-1": Sample(Amqp091Decoder(), AMQP_0_9_1),
-    "amqp-1.0": Sample(Amqp10Decoder(), AMQP_1_0),
-    "stomp of rabbitmq": Sample(StompDecoder(), stomp("rabbitmq")),
+    "amqp-0-9-1": Sample(Asked(Amqp091Batch), AMQP_0_9_1),
+    "amqp-1.0": Sample(Asked(Amqp10Batch), AMQP_1_0),
+    "stomp of rabbitmq": Sample(Asked(StompBatch), stomp("rabbitmq")),
     "stomp of activemq": Sample(
-        StompDecoder(),
+        Asked(StompBatch),
         stomp("activemq"),
         frozenset({"deliveryCount", "routingKey", "exchange", "groupId", "groupSequence"}),
     ),
     "stomp of artemis": Sample(
-        StompDecoder(), stomp("artemis"), frozenset({"deliveryCount", "routingKey", "exchange"})
+        Asked(StompBatch), stomp("artemis"), frozenset({"deliveryCount", "routingKey", "exchange"})
     ),
 }
 SOURCES = [IdSource("message-id"), IdSource("correlation-id"), IdSource("property", "own")]
@@ -133,7 +134,7 @@ _ODD_AMQP = b"\x00\x53\x73\xc0\x06\x01\xa1\x03odd" + b"\x00\x53\x77\xa1\x02\xff\
 #: Deliveries that could not be decoded, for each protocol one.
 UNREADABLE = {
     "amqp-0-9-1": Sample(
-        Amqp091Decoder(),
+        Asked(Amqp091Batch),
         [
             unreadable(
                 (9, False, b"\x20\x80" + bytes(3) + b"\x05\x01aT\0\0" + b"\x03odd", b"x", WHERE),
@@ -141,9 +142,9 @@ UNREADABLE = {
             )
         ],
     ),
-    "amqp-1.0": Sample(Amqp10Decoder(), [SectionReader(counts_acquirers=True).read(9, _ODD_AMQP)]),
+    "amqp-1.0": Sample(Asked(Amqp10Batch), [SectionReader(counts_acquirers=True).read(9, _ODD_AMQP)]),
     "stomp": Sample(
-        StompDecoder(), [(9, UnreadableHeaders(b"\nmessage-id:odd\n"), b"a\0b", BROKERS["activemq"].stomp)]
+        Asked(StompBatch), [(9, UnreadableHeaders(b"\nmessage-id:odd\n"), b"a\0b", BROKERS["activemq"].stomp)]
     ),
 }
 
@@ -169,8 +170,8 @@ def is_of(kind: DataType, value: Any) -> bool:
 
 
 def test_every_protocol_has_samples() -> None:
-    assert {type(session_class(protocol).decoder) for protocol in SESSIONS} <= {
-        type(sample.decoder) for sample in SAMPLES.values()
+    assert {session_class(protocol).batches for protocol in SESSIONS} <= {
+        sample.decoder.batches for sample in SAMPLES.values()
     }
 
 
@@ -180,7 +181,7 @@ def test_a_decoder_has_the_columns_of_the_schema_and_no_others(sample: Sample) -
 
 
 def test_the_decoder_of_the_queue_in_memory_has_them_too() -> None:
-    assert set(MemoryDecoder.columns) == set(SCHEMA.fieldNames()) - OWN
+    assert set(MemoryBatch.columns) == set(SCHEMA.fieldNames()) - OWN
 
 
 @samples
@@ -200,12 +201,12 @@ def test_a_number_fits_its_column_or_is_null(number: int) -> None:
     milliseconds = min(number, 2**63 - 1)
     counted = [
         (
-            Amqp091Decoder(),
+            Asked(Amqp091Batch),
             amqp091(1, headers={"x-delivery-count": milliseconds}, timestamp=number, expiration=str(number)),
         ),
-        (Amqp10Decoder(), Amqp10Raw(1, b"", *[None] * 5, 4, milliseconds, milliseconds, number, True, {})),
+        (Asked(Amqp10Batch), Amqp10Raw(1, b"", *[None] * 5, 4, milliseconds, milliseconds, number, True, {})),
         *(
-            (StompDecoder(), (1, block(dict.fromkeys(NUMBERS, str(number))), b"", BROKERS[broker].stomp))
+            (Asked(StompBatch), (1, block(dict.fromkeys(NUMBERS, str(number))), b"", BROKERS[broker].stomp))
             for broker in ("rabbitmq", "activemq", "artemis")
         ),
     ]

@@ -10,11 +10,11 @@ import pytest
 from proton import Message, symbol
 
 from pyspark_mq.brokers import BROKERS
-from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
-from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.connections.decoder import Decoder
-from pyspark_mq.sources.stomp.decoder import StompDecoder
+from pyspark_mq.decode.amqp091 import Amqp091Batch
+from pyspark_mq.decode.amqp10 import Amqp10Batch
+from pyspark_mq.decode.amqp10_sections import SectionReader
+from pyspark_mq.decode.stomp import StompBatch
+from tests.support.decoding import Asked
 from tests.support.stomp import block
 
 
@@ -36,9 +36,9 @@ def stomp(body: bytes = b"body", *, redelivered: bool = False, **set_: str) -> A
 
 
 #: What producers set: each of these is another message than one without, and than all others.
-SET: Mapping[str, tuple[Decoder, Callable[..., Any], list[dict[str, Any]]]] = {
+SET: Mapping[str, tuple[Asked, Callable[..., Any], list[dict[str, Any]]]] = {
     "amqp-0-9-1": (
-        Amqp091Decoder(),
+        Asked(Amqp091Batch),
         amqp091,
         [
             {"body": b"other"}, {"message_id": "1"}, {"correlation_id": "1"}, {"reply_to": "1"}, {"type": "1"},
@@ -49,7 +49,7 @@ SET: Mapping[str, tuple[Decoder, Callable[..., Any], list[dict[str, Any]]]] = {
         ],
     ),
     "amqp-1.0": (
-        Amqp10Decoder(),
+        Asked(Amqp10Batch),
         amqp10,
         [
             {"body": b"other"}, {"body": [1]}, {"id": "1"}, {"correlation_id": "1"}, {"reply_to": "1"},
@@ -60,7 +60,7 @@ SET: Mapping[str, tuple[Decoder, Callable[..., Any], list[dict[str, Any]]]] = {
         ],
     ),
     "stomp": (
-        StompDecoder(),
+        Asked(StompBatch),
         stomp,
         [
             {"body": b"other"}, {"amqp_message_id": "1"}, {"correlation_id": "1"}, {"reply_to": "1"}, {"type": "1"},
@@ -108,11 +108,11 @@ def test_what_a_broker_changes_does_not(protocol: str) -> None:
 
 
 def test_headers_may_come_in_another_order() -> None:
-    assert len(set(StompDecoder().digests([stomp(a="1", b="2"), stomp(b="2", a="1")]))) == 1
+    assert len(set(Asked(StompBatch).digests([stomp(a="1", b="2"), stomp(b="2", a="1")]))) == 1
     both = [amqp091(headers=headers) for headers in ({"a": "1", "b": "2"}, {"b": "2", "a": "1"})]
-    assert len(set(Amqp091Decoder().digests(both))) == 1
+    assert len(set(Asked(Amqp091Batch).digests(both))) == 1
 
 
 def test_two_headers_whose_names_are_shown_alike_have_a_digest() -> None:
     alike = [amqp091(headers={"\\xff": None, b"\xff": "1"}), amqp091(headers={"\\xff": "1", b"\xff": None})]
-    assert all(len(digest) == 16 for digest in Amqp091Decoder().digests(alike))
+    assert all(len(digest) == 16 for digest in Asked(Amqp091Batch).digests(alike))

@@ -10,12 +10,13 @@ import json
 import random
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pika
 import pyarrow as pa
 import pytest
@@ -35,17 +36,19 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
+from pyspark_mq.decode.amqp091 import Amqp091Batch, as_text
+from pyspark_mq.decode.amqp091_properties import Raw, check
+from pyspark_mq.decode.batch import Column
 from pyspark_mq.dedup import IdSource, id_keys
 from pyspark_mq.errors import SchemaError
-from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
-from pyspark_mq.sources.amqp091.properties import Raw, check
 from pyspark_mq.sources.connections.block import BlockRows, make_block
-from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA, BatchBuilder
 from tests.support import columns
+from tests.support.decoding import Asked
+from tests.support.memory import MemoryBatch
 
 OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
-DECODER = Amqp091Decoder()
+DECODER = Asked(Amqp091Batch)
 NAMES = ["messageId", "body", "destination", "properties", "correlationId", "replyTo", "contentType", "type",
          "priority", "timestamp", "expiration", "redelivered", "deliveryCount"]  # fmt: skip
 DDL = (
@@ -100,7 +103,7 @@ def column(name: str, *raws: Raw) -> list[Any]:
     return DECODER.columns[name](raws)
 
 
-def built(schema: StructType, raws: Sequence[Raw], decoder: Decoder = DECODER) -> pa.Table:
+def built(schema: StructType, raws: Sequence[Raw], decoder: Asked = DECODER) -> pa.Table:
     return columns.built(BatchBuilder(schema), raws, decoder)
 
 
@@ -216,7 +219,7 @@ def test_a_batch_has_only_the_columns_asked_for_in_their_order() -> None:
 def test_columns_that_nobody_asked_for_are_not_decoded() -> None:
     # The headers of this delivery are no table: looking at them would fail.
     no_table = struct.pack(">H", pika.BasicProperties.FLAG_HEADERS) + long(b"\x05h")
-    raw = (1, False, no_table, b"x")
+    raw = (1, False, no_table, b"x", b"\0\0")
     schema = StructType([SCHEMA["body"], SCHEMA["priority"]])
     assert built(schema, [raw]).to_pylist() == [{"body": b"x", "priority": None}]
     with pytest.raises(IndexError):
@@ -225,7 +228,7 @@ def test_columns_that_nobody_asked_for_are_not_decoded() -> None:
 
 def test_a_batch_is_the_same_after_its_way_to_the_executor() -> None:
     builder = BatchBuilder(SCHEMA)
-    _, block = make_block(DECODER, [FULL, EMPTY], columns.BY_MESSAGE_ID, builder.block_schema)
+    _, block = make_block(Amqp091Batch.of([FULL, EMPTY]), columns.BY_MESSAGE_ID, builder.block_schema)
     (batch,) = builder.build(BlockRows.of(block.rows), "orders")
     with pa.ipc.open_stream(builder.serialize([batch])) as stream:
         (arrived,) = list(stream)
@@ -280,34 +283,24 @@ def test_a_column_of_another_type_is_refused_with_its_own(name: str, kind: DataT
 # -- maps and timestamps ----------------------------------------------------------------------
 
 
-class Ready(Decoder):
-    """Deliveries are values of the one column already."""
+def round_trip(name: str, values: list[Any]) -> list[Any]:
+    class Ready(MemoryBatch):
+        """Deliveries are values of the one column already."""
 
-    def __init__(self, name: str) -> None:
-        self.columns = {  # type: ignore[misc]
-            "timestamp": lambda raws: [None] * len(raws),
-            "redelivered": lambda raws: [False] * len(raws),
-            name: list,
+        def __init__(self, given: list[Any]) -> None:
+            self.given, self.tags = given, np.arange(1, len(given) + 1)
+
+        @classmethod
+        def of(cls, items: Sequence[Any]) -> Ready:
+            return cls(list(items))
+
+        columns: ClassVar[Mapping[str, Column]] = {
+            "timestamp": lambda batch: batch.nothing(),
+            "redelivered": lambda batch: [False] * len(batch),
+            name: lambda batch: batch.given,
         }
 
-    def tags(self, raws: Sequence[Any]) -> list[int]:
-        return list(range(1, len(raws) + 1))
-
-    def body(self, raw: Any) -> bytes:
-        return b""
-
-    def size(self, raw: Any) -> int:
-        return 0
-
-    def unmarked(self, raws: Sequence[Any]) -> list[bool]:
-        return [True] * len(raws)
-
-    def ids(self, raws: Sequence[Any], source: IdSource) -> list[object]:
-        return [None] * len(raws)
-
-
-def round_trip(name: str, values: list[Any]) -> list[Any]:
-    return [row[name] for row in built(StructType([SCHEMA[name]]), values, Ready(name)).to_pylist()]
+    return [row[name] for row in built(StructType([SCHEMA[name]]), values, Asked(Ready)).to_pylist()]
 
 
 @pytest.mark.parametrize(

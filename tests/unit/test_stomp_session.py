@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from pyspark_mq.decode.batch import TOGETHER_MIN
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
-from pyspark_mq.sources.connections.decoder import TOGETHER_MIN
 from pyspark_mq.sources.connections.session import KEEP_ALIVE_READ_S, SessionLostError, SessionOptions, Sink
 from pyspark_mq.sources.stomp.frames import FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.session import StompSession
 from pyspark_mq.spark_source.options import parse_options
+from tests.support.decoding import Asked, take_each
 from tests.support.receiving import failure, receive
 from tests.support.sockets import LIMIT_S, Pieces, apart, cuts, port
 
@@ -101,11 +102,11 @@ def test_a_text_comes_also_from_a_broker_that_does_not_prove_its_end(monkeypatch
             while not asked.is_set():
                 session.run(0.01)
             session.run(0.1)
-            assert session.sink.take_each() == []
+            assert take_each(session.sink) == []
             monkeypatch.setattr(proof, 0.1)
             while not session.sink.deliveries:
                 session.run(0.01)
-            ((_, headers, body, _),) = session.sink.take_each()
+            ((_, headers, body, _),) = take_each(session.sink)
         finally:
             session.close()
     assert (type(headers), body) == (bytes, b"text")
@@ -259,8 +260,8 @@ def told(pieces: Sequence[bytes], *, keeps: bool) -> tuple[Any, ...]:
             while True:
                 session.run(LIMIT_S)
         except (SessionLostError, MqError) as ended:
-            raws = session.sink.take_each()
-            odd = [(odd.tag, odd.error) for odd in session.decoder.unreadable(raws)]
+            raws = take_each(session.sink)
+            odd = [(odd.tag, odd.error) for odd in Asked(session.batches).unreadable(raws)]
             return raws, odd, type(ended), str(ended), getattr(ended, "stated", None)
         finally:
             session.close()

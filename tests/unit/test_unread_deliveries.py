@@ -6,10 +6,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pyspark_mq.sources.epochs import Position
-from tests.support.memory import MemoryBroker, MemoryDecoder
+from tests.support.memory import MemoryBatch, MemoryBroker
 from tests.support.memory_cell import MemoryReader
 from tests.support.simulation import KEEPER, QUEUE, WORKER, Query, World, ids_of, make_settings, only
 
@@ -178,12 +179,12 @@ def test_what_was_dropped_takes_no_room_for_as_long_as_what_came_with_it(new: in
     assert sum(map(len, blocks.values())) <= 2 * new + 200
 
 
-class SlowDecoder(MemoryDecoder):
+class SlowBatch(MemoryBatch):
     """Takes 0.6 s for a message."""
 
-    def body(self, raw: Any) -> bytes:
-        time.sleep(0.6)
-        return super().body(raw)
+    def body(self) -> pa.Array:
+        time.sleep(0.6 * len(self))
+        return super().body()
 
 
 def test_a_replay_waits_for_what_takes_longer_to_decode_than_it_may_wait(tmp_path: Path) -> None:
@@ -197,6 +198,6 @@ def test_a_replay_waits_for_what_takes_longer_to_decode_than_it_may_wait(tmp_pat
     end = first.call("latestOffset", start, None)
     first.kill()
     second = MemoryReader(options, broker)
-    second._consumers.decoder = SlowDecoder()
+    second._consumers.batches = SlowBatch
     assert [row["messageId"] for row in second.call("rows", start, end)] == [f"id-{number}" for number in range(5)]
     second.kill()

@@ -17,19 +17,19 @@ import pytest
 
 from pyspark_mq.ack import Ledger
 from pyspark_mq.brokers import BROKERS
+from pyspark_mq.decode.amqp091 import Amqp091Batch
+from pyspark_mq.decode.amqp10 import Amqp10Batch
+from pyspark_mq.decode.amqp10_sections import SectionReader
+from pyspark_mq.decode.stomp import StompBatch
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import MessageError
-from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
-from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.block import BlockRows, Run, make_block
-from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.message_id import MessageIds
-from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.spark_source.handover import Handover, Rows
 from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.reader import MqStreamReader
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
+from tests.support.decoding import Asked
 from tests.support.effort import with_all
 
 IDS = MessageIds(IdSource("message-id"), OnMissing.FAIL, exact=True, unreadable_rows=False)
@@ -76,10 +76,10 @@ def stomp(tag: int, key: str, shape: Shape) -> Any:
     return (tag, block.encode(), shape.body, BROKERS["rabbitmq"].stomp)
 
 
-MAKERS: dict[str, tuple[Decoder, Callable[[int, str, Shape], Any]]] = {
-    "amqp-0-9-1": (Amqp091Decoder(), amqp091),
-    "amqp-1.0": (Amqp10Decoder(), amqp10),
-    "stomp": (StompDecoder(), stomp),
+MAKERS: dict[str, tuple[Asked, Callable[[int, str, Shape], Any]]] = {
+    "amqp-0-9-1": (Asked(Amqp091Batch), amqp091),
+    "amqp-1.0": (Asked(Amqp10Batch), amqp10),
+    "stomp": (Asked(StompBatch), stomp),
 }
 
 
@@ -95,7 +95,7 @@ def weigh(protocol: str, shape: Shape, count: int) -> tuple[int, int, int]:
     ledger: Ledger[Any, Any] = Ledger(grace_s=5.0, weigh=lambda rows: BlockRows.of(rows).weight)
     ledger.open_session(1)
     raws = [make(tag, uuid.uuid4().hex.rjust(shape.id_length, "x"), shape) for tag in range(1, count + 1)]
-    metadata, block = make_block(decoder, raws, IDS, BUILDER.block_schema)
+    metadata, block = make_block(decoder.batches.of(raws), IDS, BUILDER.block_schema)
     ledger.deliver(1, metadata.tags, metadata.keys, block.rows)
     weight = ledger.received.weight
     del raws, metadata, block
@@ -141,7 +141,7 @@ def test_a_row_in_a_task_takes_no_more_than_it_counts_for(protocol: str) -> None
     decoder, make = MAKERS[protocol]
     for shape in SHAPES.values():
         raws = [make(tag, f"{tag}".rjust(shape.id_length, "x"), shape) for tag in range(1, ROWS + 1)]
-        _, block = make_block(decoder, raws, IDS, BUILDER.block_schema)
+        _, block = make_block(decoder.batches.of(raws), IDS, BUILDER.block_schema)
         stream = BUILDER.serialize([*BUILDER.build(BlockRows.of(block.rows), "orders")])
         assert stream.size <= sum(block.sizes)
 
@@ -154,7 +154,7 @@ def partitions(shape: Shape, count: int, **options: str) -> list[Rows]:
     given = {"broker": "rabbitmq", "url": "amqp://host", "queue": "orders", **options}
     reader = MqStreamReader(parse_options(given), SCHEMA)
     raws = [amqp091(tag, f"id-{tag}", shape) for tag in range(1, count + 1)]
-    _, block = make_block(Amqp091Decoder(), raws, IDS, BUILDER.block_schema)
+    _, block = make_block(Amqp091Batch.of(raws), IDS, BUILDER.block_schema)
     made = reader._split([Run("orders", BlockRows.of(block.rows))], Handover())
     assert all(isinstance(one, Rows) for one in made)
     return made  # type: ignore[return-value]
@@ -186,7 +186,7 @@ def test_an_epoch_of_many_queues_is_split_as_each_takes_something_besides() -> N
     runs = []
     for number in range(64):
         _, block = make_block(
-            Amqp091Decoder(), [amqp091(1, f"id-{number}", SHAPES["nothing"])], IDS, BUILDER.block_schema
+            Amqp091Batch.of([amqp091(1, f"id-{number}", SHAPES["nothing"])]), IDS, BUILDER.block_schema
         )
         runs.append(Run(f"queue-{number}", BlockRows.of(block.rows)))
     made = reader._split(runs, Handover())

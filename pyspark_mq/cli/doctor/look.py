@@ -289,12 +289,12 @@ def _session(
         session.consume(maximum)
         if widens:
             session.consume(maximum + 1)
-        raws = received(session, maximum, patience_s)
+        batches = received(session, maximum, patience_s)
     except MqError as failed:
         return _Look(greeting, problem=str(failed), absent=isinstance(failed, DestinationError))
     except SessionLostError as lost:
         return _Look(greeting, problem=f"{settings.endpoint.destination}: the session ended: {lost}")
     finally:
         session.close()
-    rows = rows_of(settings, session.decoder, raws)
+    rows = rows_of(settings, batches)
     return _Look(greeting, sample_of(rows, "browsed" if browses else "given back"))

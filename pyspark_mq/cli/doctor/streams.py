@@ -15,9 +15,9 @@ from pyspark_mq.admin.checks import Finding, Level
 from pyspark_mq.cli.doctor.certificates import check_tls
 from pyspark_mq.cli.doctor.machine import check_machine, look_at_machine
 from pyspark_mq.cli.doctor.report import Section
+from pyspark_mq.decode.amqp10 import ReadBatch
+from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
-from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.url import BrokerUrl, place_of
 from pyspark_mq.streams.access import Access, make_access
 from pyspark_mq.streams.chunk import Chunk, ChunkError
@@ -172,7 +172,7 @@ def _contents(chunks: Sequence[Chunk]) -> Iterator[Finding]:
         yield Finding("messages", Level.PROBLEM, f"a chunk cannot be read: {broken}", "start behind it")
         return
     reader = SectionReader(counts_acquirers=False)
-    bad = Amqp10Decoder().unreadable([reader.read(number, message) for number, message in enumerate(messages)])
+    bad = list(ReadBatch([reader.read(*one) for one in enumerate(messages)]).unreadable.values())
     if bad:
         advice = "set 'onUnreadableMessage' to 'row' to have their bytes as rows, or have producers write AMQP 1.0"
         yield Finding("messages", Level.PROBLEM, f"{len(bad):,} of {count:,} are not AMQP 1.0: {bad[0].error}", advice)

@@ -9,9 +9,9 @@ from typing import Any
 
 from pika.adapters.select_connection import IOLoop, SelectConnection
 
-from pyspark_mq.sources.amqp091.batch import DeliveryBatch
+from pyspark_mq.decode.amqp091 import Amqp091Batch
+from pyspark_mq.decode.amqp091_properties import Raw
 from pyspark_mq.sources.amqp091.frames import DeliveryReader
-from pyspark_mq.sources.amqp091.properties import Raw
 from pyspark_mq.sources.connections.socket_loop import ReadPace
 
 __all__ = ["Answer", "Connection", "Loop"]
@@ -120,7 +120,7 @@ class Connection(SelectConnection):  # type: ignore[misc]
     _frame_buffer: bytes
     bytes_received: int
 
-    def read_deliveries(self, channel: int, deliver: Callable[[list[Raw] | DeliveryBatch], None]) -> bool:
+    def read_deliveries(self, channel: int, deliver: Callable[[list[Raw] | Amqp091Batch], None]) -> bool:
         """From now on have deliveries on that channel handed over as they are; False if that is not possible."""
         begun, opened = getattr(self, "_frame_buffer", None), getattr(self._transport, "_sock", None)
         if not _HAS_SEAM or not isinstance(begun, bytes) or not isinstance(opened, socket.socket):

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from pyspark_mq.sources.amqp091.batch import DeliveryBatch
-from pyspark_mq.sources.amqp091.properties import FLAGS_BYTES, Raw
-from pyspark_mq.sources.connections.decoder import TOGETHER_MIN
+from pyspark_mq.decode.amqp091 import Amqp091Batch
+from pyspark_mq.decode.amqp091_properties import FLAGS_BYTES, Raw
+from pyspark_mq.decode.batch import TOGETHER_MIN
+from pyspark_mq.decode.spans import Views
 from pyspark_mq.sources.connections.read_memory import ReadMemory
-from pyspark_mq.sources.connections.spans import Views
 
 __all__ = ["DeliveryReader", "FrameError"]
 
@@ -74,7 +74,7 @@ class DeliveryReader:
     Args:
         channel: number of the channel.
         frame_bytes_max: of a whole frame, as negotiated.
-        deliver: called with deliveries, in order: a list, or a :class:`.DeliveryBatch`.
+        deliver: called with deliveries, in order: a list, or a :class:`.Amqp091Batch`.
         pass_on: called with every other frame, whole; the deliveries before it have been handed over.
         together_min: the fewest that are handed over as a batch.
     """
@@ -83,7 +83,7 @@ class DeliveryReader:
         self,
         channel: int,
         frame_bytes_max: int,
-        deliver: Callable[[list[Raw] | DeliveryBatch], None],
+        deliver: Callable[[list[Raw] | Amqp091Batch], None],
         pass_on: Callable[[bytes], None],
         together_min: int = TOGETHER_MIN,
     ) -> None:
@@ -245,7 +245,7 @@ class DeliveryReader:
 
 def _find_batch(
     data: memoryview, at: int, size: int, channel: int, least: int, most: int
-) -> tuple[DeliveryBatch, int] | None:
+) -> tuple[Amqp091Batch, int] | None:
     """Find deliveries that follow each other, each of a method, a header and one body frame.
 
     Anything else is left to :class:`DeliveryReader`: this never decides that a frame is broken.
@@ -282,7 +282,7 @@ def _find_batch(
     spans = np.stack(bounds)[:, :count]
     tags = views.at(delivery[:count], 8).astype(np.int64)
     redelivered = views.at(delivery[:count] + 8, 1) & 1 == 1
-    found = DeliveryBatch(data, tags, redelivered, spans).sound()
+    found = Amqp091Batch(data, tags, redelivered, spans).sound()
     return (found, int(ends[len(found) - 1])) if len(found) >= least else None
 
 

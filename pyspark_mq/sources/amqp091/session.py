@@ -24,16 +24,15 @@ import numpy as np
 import pika
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
+from pyspark_mq.decode.amqp091 import Amqp091Batch, as_text, unreadable_of
+from pyspark_mq.decode.amqp091_properties import Raw, check, unreadable
+from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MessageError, OptionError
 from pyspark_mq.logs import leave_out_own_lines
-from pyspark_mq.sources.amqp091.batch import DeliveryBatch
 from pyspark_mq.sources.amqp091.client import Answer, Connection, Loop
-from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_stated
 from pyspark_mq.sources.amqp091.frames import FrameError
 from pyspark_mq.sources.amqp091.login import connection_parameters
-from pyspark_mq.sources.amqp091.properties import Raw, check, unreadable
-from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.session import Greeting, QueueDepth, Session, SessionLostError
 from pyspark_mq.sources.endpoint import exclusive_error
 from pyspark_mq.sources.url import BrokerUrl
@@ -54,7 +53,7 @@ _SECRET_LOOK_S = 5.0
 class Amqp091Session(Session):
     """One connection with one channel and one consumer on it."""
 
-    decoder: ClassVar[Decoder] = Amqp091Decoder()
+    batches: ClassVar[type[DeliveryBatch]] = Amqp091Batch
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -217,7 +216,7 @@ class Amqp091Session(Session):
             tag = f"pyspark-mq-{self._started:06}"
             self._consumer_tags.append(self._channel.basic_consume(self._queue, self._called_back, consumer_tag=tag))
 
-    def _deliver(self, raws: list[Raw] | DeliveryBatch) -> None:
+    def _deliver(self, raws: list[Raw] | Amqp091Batch) -> None:
         """Take deliveries in, in order, up to the first that ends the session."""
         if self._end is not None:
             return
@@ -225,23 +224,24 @@ class Amqp091Session(Session):
         ascend = tags > np.append(self._last_tag, tags[:-1])
         if not ascend.all():
             place = int(np.argmin(ascend))
-            self._deliver(raws[:place] if isinstance(raws, list) else raws.taken(slice(place)))
+            self._deliver(raws[:place])
             self._ended(FrameError(f"delivery tag {tags[place]} comes behind {self._last_tag}"))
             return
         if isinstance(raws, list):
             for place, error in check(raws):
-                raws[place] = unreadable(raws[place], error)
+                raws[place] = odd = unreadable(raws[place], error)
                 if not self.options.keeps_unreadable:
-                    self._ended(self._refuse(self.decoder.unreadable([raws[place]])[0]))
+                    self._ended(self._refuse(unreadable_of(odd)))
                     del raws[place:]
                     break
         if not raws:
             return
-        if not self._last_tag and _STREAM_OFFSET in raws[0][2]:
+        if not self._last_tag and _STREAM_OFFSET in (raws[0][2] if isinstance(raws, list) else raws.block(0)):
             self._ask_for_stream()
         self.sink.inbox.extend(raws if isinstance(raws, list) else (raws,))
-        self._last_tag = raws[-1][0]
-        self.sink.count(len(raws), self.decoder.weight(raws))
+        self._last_tag = int(tags[len(raws) - 1])
+        size = sum(map(Amqp091Batch.size, raws)) + ROW_BYTES * len(raws) if isinstance(raws, list) else raws.weight
+        self.sink.count(len(raws), size)
         if self.sink.full and (not self.paused or self._reading_one):
             # Cancelling would cost deliveries, and have the broker count a consumer less while it holds messages.
             self.paused = True

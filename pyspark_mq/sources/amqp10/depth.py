@@ -13,8 +13,8 @@ from urllib.parse import quote
 from proton import Delivery, Endpoint, Link, Message, Receiver, Sender, symbol
 from proton import Session as ProtonSession
 
-from pyspark_mq.sources.amqp10.encoding import Pairs
-from pyspark_mq.sources.amqp10.sections import read_sections
+from pyspark_mq.decode.amqp10_encoding import Pairs
+from pyspark_mq.decode.amqp10_sections import read_sections
 
 __all__ = ["ManagementLinks"]
 

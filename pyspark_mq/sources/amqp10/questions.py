@@ -105,4 +105,4 @@ class _Asker(Amqp10Session):
         delivery.settle()
         self._to.advance()
         self._until(lambda: bool(self.sink.inbox), deadline)
-        return self.decoder.bodies(self.sink.take())[-1]
+        return bytes(self.batches.of(self.sink.take()).body()[-1].as_py())

@@ -27,15 +27,15 @@ from typing import Any, ClassVar
 from proton import UNDESCRIBED, Array, Data, Described, Endpoint, Link, ProtonException, Terminus, symbol
 
 from pyspark_mq.brokers.facts import of_rabbitmq, version_of
+from pyspark_mq.decode.amqp10 import Amqp10Batch, WalkedBatch, find_batches
+from pyspark_mq.decode.amqp10_message import UnreadableRaw, unreadable_of
+from pyspark_mq.decode.amqp10_sections import SectionReader
+from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources.amqp10.batch import EncodedBatch, find_batches
 from pyspark_mq.sources.amqp10.connection import UNREADABLE, UNREADABLE_ERRORS, Amqp10Connection
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, UnreadableRaw
 from pyspark_mq.sources.amqp10.depth import ManagementLinks
 from pyspark_mq.sources.amqp10.errors import SPEAKS
 from pyspark_mq.sources.amqp10.incoming import Handle, Incoming
-from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder
 from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import hint
 from pyspark_mq.sources.url import BrokerUrl
@@ -57,7 +57,7 @@ _SELECTOR = "apache.org:selector-filter:string"
 class Amqp10Session(Amqp10Connection):
     """One connection with one session and one receiving link."""
 
-    decoder: ClassVar[Decoder] = Amqp10Decoder()
+    batches: ClassVar[type[DeliveryBatch]] = Amqp10Batch  # type: ignore[type-abstract]  # `of` chooses
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -235,9 +235,9 @@ class Amqp10Session(Amqp10Connection):
         messages, self._taken = self._taken, []
         for item in find_batches(self._newest - len(messages) + 1, messages, self._sections):
             if type(item) is UnreadableRaw and not self.options.keeps_unreadable:
-                raise self._refuse(self.decoder.unreadable([item])[0])
+                raise self._refuse(unreadable_of(item))
             self.sink.inbox.append(item)
-            self.sink.deliveries += len(item) if isinstance(item, EncodedBatch) else 1
+            self.sink.deliveries += len(item) if isinstance(item, WalkedBatch) else 1
         if messages:
             self.sink.wake()
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyspark_mq.sources.amqp10.encoding import EncodingError, list_at, plain_at
+from pyspark_mq.decode.amqp10_encoding import EncodingError, list_at, plain_at
 
 __all__ = ["Transfers"]
 

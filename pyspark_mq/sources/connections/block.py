@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch, Unreadable, array_of
 from pyspark_mq.dedup import Key
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Picked, RawBatch, Unreadable
 from pyspark_mq.sources.connections.message_id import MessageIds
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "Metadata",
     "Row",
     "Run",
-    "array_of",
     "block_schema",
     "make_block",
     "use_little_memory",
@@ -131,39 +130,35 @@ def block_schema(query: pa.Schema) -> pa.Schema:
     return pa.schema(fields if _ALWAYS.name in query.names else [*fields, _ALWAYS])
 
 
-def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: pa.Schema) -> tuple[Metadata, Block]:
+def make_block(batch: DeliveryBatch, ids: MessageIds, schema: pa.Schema) -> tuple[Metadata, Block]:
     """Deliveries of one session, in order, as a block.
 
     Args:
-        decoder: of the protocol.
-        raws: what its session has appended to its inbox.
+        batch: the deliveries.
         ids: which message a delivery is.
         schema: of the block.
     """
-    tags = decoder.tags(raws)
-    values = ids.values(decoder, raws) if ids.exact or _ID in schema.names else []
-    keys, digests = ids.keys(decoder, raws, values) if ids.exact else ([], False)
-    unreadable = {delivery.tag: delivery for delivery in decoder.unreadable(raws)}
+    values = ids.values(batch) if ids.exact or _ID in schema.names else []
+    keys, digests = ids.keys(batch, values) if ids.exact else ([], False)
     metadata = Metadata(
-        array("q", tags),
+        array("q", batch.tags.tolist()),
         keys,
-        decoder.unmarked(raws) if digests else [],
-        np.array(decoder.columns["redelivered"](raws), bool).tolist(),
-        ids.hidden(decoder, raws) if None in keys else [],
-        {row: unreadable[tag] for row, tag in enumerate(tags) if tag in unreadable} if unreadable else {},
+        batch.unmarked() if digests else [],
+        batch.redelivered,
+        ids.hidden(batch) if None in keys else [],
+        dict(batch.unreadable),
     )
-    ready = decoder.prepared(raws)
     columns: dict[str, Callable[[Any], Any]] = {
         _ID: lambda _: ids.texts(values),
-        "body": lambda ready: ready.body_column() if isinstance(ready, RawBatch) else _bodies(decoder.bodies(ready)),
-        **decoder.columns,
+        "body": lambda batch: batch.body(),
+        **batch.columns,
     }
     arrays = [
-        array_of(columns[field.name](ready), field.type) if field.name in columns else pa.nulls(len(raws), field.type)
+        array_of(columns[field.name](batch), field.type) if field.name in columns else pa.nulls(len(batch), field.type)
         for field in schema
     ]
-    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    return metadata, Block(batch, _sizes(batch, keys))
+    made = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return metadata, Block(made, _sizes(made, keys))
 
 
 def _sizes(batch: pa.RecordBatch, keys: Sequence[Key | None]) -> array[int]:
@@ -190,26 +185,6 @@ def _sizes(batch: pa.RecordBatch, keys: Sequence[Key | None]) -> array[int]:
 def _ends(column: pa.Array) -> Any:
     """Return the offsets of a column of texts, bytes or maps."""
     return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1)
-
-
-def _bodies(bodies: Sequence[bytes]) -> pa.Array:
-    # Joined once, in memory of their size: what builds an array doubles its own each time it is full.
-    ends = array("i", accumulate(map(len, bodies), initial=0))
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(bodies))]
-    return pa.Array.from_buffers(pa.binary(), len(bodies), buffers)
-
-
-def array_of(values: Any, kind: pa.DataType) -> pa.Array:
-    """Values as :attr:`.Decoder.columns` has them as an array of a type."""
-    if isinstance(values, Picked):
-        if values.values == [None]:
-            return pa.nulls(len(values.rows), kind)
-        return array_of(values.values, kind).take(pa.array(values.rows))
-    if isinstance(values, pa.Array):
-        return values if values.type == kind else values.cast(kind)
-    if pa.types.is_timestamp(kind):
-        return pa.array(values, pa.int64()).cast(kind)
-    return pa.array(values, kind)
 
 
 # -- rows of any blocks --------------------------------------------------------------------------

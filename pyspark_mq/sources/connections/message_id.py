@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from pyspark_mq.decode.batch import MESSAGE_ID, DeliveryBatch
 from pyspark_mq.dedup import IdSource, Key, OnMissing, id_keys, id_text
 from pyspark_mq.errors import MissingMessageIdError
-from pyspark_mq.sources.connections.decoder import Decoder, RawBatch
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["MessageIds"]
 
-_MESSAGE_ID = IdSource("message-id")
-
 
 @dataclass(frozen=True, slots=True)
 class MessageIds:
-    """Identity of raw deliveries. Pure.
+    """Identity of deliveries. Pure.
 
     Attributes:
         on_missing: what is done with a message that has none.
@@ -38,16 +38,16 @@ class MessageIds:
         exact = settings.guarantee.identifies
         return cls(settings.id_source, settings.on_missing, exact, settings.on_unreadable is OnUnreadable.ROW)
 
-    def values(self, decoder: Decoder, raws: Sequence[Any]) -> list[Any]:
+    def values(self, batch: DeliveryBatch) -> list[Any]:
         """The value of each delivery under the source; it is looked for once, for keys and texts."""
         if self.source.kind == "content":
-            return [None] * len(raws)
+            return [None] * len(batch)
         if self.source.kind == "json":
             path = self.source.name.split(".")
-            return [_in_json(body, path) for body in decoder.bodies(raws)]
-        return decoder.ids(raws, self.source)
+            return [_in_json(body, path) for body in batch.body().to_pylist()]
+        return batch.ids(self.source)
 
-    def keys(self, decoder: Decoder, raws: Sequence[Any], values: list[Any]) -> tuple[list[Key | None], bool]:
+    def keys(self, batch: DeliveryBatch, values: list[Any]) -> tuple[list[Key | None], bool]:
         """Find out which message each delivery is.
 
         Returns:
@@ -55,7 +55,7 @@ class MessageIds:
             where it is to be known by nothing; and whether there are digests among them.
         """
         if self.source.kind == "content":
-            return [*decoder.digests(raws)], True
+            return [*batch.digests()], True
         keys = id_keys(values)
         if None not in keys:
             return keys, False
@@ -64,20 +64,16 @@ class MessageIds:
             if not self.unreadable_rows:
                 return keys, False
             # Its ID may be what cannot be read: a row is what was asked for.
-            unreadable = {delivery.tag for delivery in decoder.unreadable(raws)}
-            tags = decoder.tags(raws)
-            places = [place for place in places if tags[place] in unreadable]
-        if len(places) == len(raws):
-            without = raws
-        else:
-            without = raws.taken(places) if isinstance(raws, RawBatch) else [raws[place] for place in places]
-        for place, digest in zip(places, decoder.digests(without), strict=True):
-            keys[place] = digest
+            places = [place for place in places if place in batch.unreadable]
+        if places:
+            without = batch if len(places) == len(batch) else batch.taken(np.array(places))
+            for place, digest in zip(places, without.digests(), strict=True):
+                keys[place] = digest
         return keys, bool(places)
 
-    def hidden(self, decoder: Decoder, raws: Sequence[Any]) -> list[str]:
+    def hidden(self, batch: DeliveryBatch) -> list[str]:
         """Values that hide the ID that the broker has given, where one is missing."""
-        return decoder.hidden(raws) if self.source == _MESSAGE_ID else []
+        return batch.hidden() if self.source == MESSAGE_ID else []
 
     def texts(self, values: list[Any]) -> list[str | None]:
         """Column `messageId`: the ID in full, even where a digest stands for it elsewhere."""

@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts
+from pyspark_mq.decode.batch import DeliveryBatch, Unreadable
 from pyspark_mq.errors import DestinationError, MessageError, shown
-from pyspark_mq.sources.connections.decoder import Decoder, RawBatch, Unreadable
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -118,7 +118,7 @@ class Sink:
     Attributes:
         inbox: deliveries in order, also as batches; the other thread takes them from the left.
         deliveries: appended so far.
-        bytes_arrived: bytes appended so far, see :meth:`.Decoder.weight`.
+        bytes_arrived: bytes appended so far, see :attr:`.DeliveryBatch.weight`.
         bytes_grown: bytes that they take more in blocks than as they came.
         bytes_taken: bytes taken out so far.
         bytes_allowed: the session pauses when more bytes than this wait.
@@ -158,12 +158,8 @@ class Sink:
         with suppress(IndexError):  # it is empty, or the session has ended, on another thread, and what it had is void
             while maximum > 0:
                 items.append(item := self.inbox.popleft())
-                maximum -= len(item) if isinstance(item, RawBatch) else 1
+                maximum -= len(item) if isinstance(item, DeliveryBatch) else 1
         return items
-
-    def take_each(self) -> list[Any]:
-        """Take all deliveries out of the inbox, each by itself."""
-        return [raw for item in self.take() for raw in (item if isinstance(item, RawBatch) else (item,))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +184,8 @@ class Session(ABC):
         sink: where deliveries and answers go.
     """
 
-    decoder: ClassVar[Decoder]
+    #: What its deliveries become.
+    batches: ClassVar[type[DeliveryBatch]]
 
     def __init__(
         self,

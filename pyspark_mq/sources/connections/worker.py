@@ -264,12 +264,12 @@ class Worker:
                 if not items:
                     break  # the session has ended meanwhile
                 left -= len(items)
-                for raws in session.decoder.gather(items, _BYTES_MAX):
+                for batch in session.batches.gather(items, _BYTES_MAX):
                     self._look()
-                    metadata, block = make_block(session.decoder, raws, kept.ids, self._schema)
-                    sink.bytes_grown += sum(block.sizes) - session.decoder.weight(raws)
+                    metadata, block = make_block(batch, kept.ids, self._schema)
+                    sink.bytes_grown += sum(block.sizes) - batch.weight
                     kept.events.put(Delivered(kept.keeper.key, session.number, metadata, block))
-                    rows += len(raws)
+                    rows += len(batch)
         except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
             _LOG.exception("handing over failed")
             text = f"{kept.keeper.endpoint.destination}: deliveries could not be taken in: "

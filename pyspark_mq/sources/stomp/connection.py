@@ -16,16 +16,16 @@ from typing import Any
 from stomp.protocol import Protocol12
 
 from pyspark_mq.brokers.base import StompDialect
+from pyspark_mq.decode.batch import TOGETHER_MIN
+from pyspark_mq.decode.stomp_frames import Frames
+from pyspark_mq.decode.stomp_headers import parse
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.logs import leave_out_own_lines
-from pyspark_mq.sources.connections.decoder import TOGETHER_MIN
 from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
-from pyspark_mq.sources.stomp.batch import Frames
 from pyspark_mq.sources.stomp.client import Transport, heart_beats
 from pyspark_mq.sources.stomp.errors import login_error, said
 from pyspark_mq.sources.stomp.frames import Frame, FrameReader
-from pyspark_mq.sources.stomp.headers import parse
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["PROVED", "StompConnection"]

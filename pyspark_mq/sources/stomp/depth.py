@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyspark_mq.brokers.facts import artemis_answer
+from pyspark_mq.decode.stomp_headers import value
 from pyspark_mq.sources.connections.session import QueueDepth
-from pyspark_mq.sources.stomp.headers import value
 
 __all__ = ["Questions", "QueueInfo"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pyspark_mq.decode.stomp_headers import as_text
 from pyspark_mq.errors import (
     BrokerUnavailableError,
     DestinationError,
@@ -13,7 +14,6 @@ from pyspark_mq.errors import (
 )
 from pyspark_mq.sources.connections.session import SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint, exclusive_error
-from pyspark_mq.sources.stomp.headers import as_text
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["login_error", "said", "subscribe_error"]

@@ -6,8 +6,8 @@ stomp.py has a reader of its own, which is not used, for what it did when measur
 * a body with NUL bytes takes it time quadratic in the size: each read copies all there is so far;
 * headers that are not UTF-8 are changed, so that different IDs may become equal.
 
-Headers stay bytes here (:mod:`pyspark_mq.sources.stomp.headers`). Many messages that are complete in what was read are
-looked at together (:mod:`pyspark_mq.sources.stomp.batch`); all other frames go one by one through
+Headers stay bytes here (:mod:`pyspark_mq.decode.stomp_headers`). Many messages that are complete in what was read are
+looked at together (:mod:`pyspark_mq.decode.stomp_frames`); all other frames go one by one through
 :meth:`FrameReader._next`, which knows everything.
 
 A frame without a length ends at its first NUL (STOMP 1.2, "Body"). ActiveMQ Classic sends texts so, also those with a
@@ -22,8 +22,8 @@ import re
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from pyspark_mq.sources.stomp.batch import Frames, find_frames
-from pyspark_mq.sources.stomp.headers import UnreadableHeaders, value
+from pyspark_mq.decode.stomp_frames import Frames, find_frames
+from pyspark_mq.decode.stomp_headers import UnreadableHeaders, value
 
 __all__ = ["COMMANDS", "MESSAGE", "Frame", "FrameError", "FrameReader", "UnreadableHeaders"]
 

@@ -25,16 +25,16 @@ import numpy as np
 
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, of_artemis, of_artemis_settings
+from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
+from pyspark_mq.decode.stomp import FramesBatch, StompBatch, unreadable_of
+from pyspark_mq.decode.stomp_frames import Frames
+from pyspark_mq.decode.stomp_headers import UnreadableHeaders, as_text, parse, value
 from pyspark_mq.errors import MessageError, MqError
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder
 from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth, SessionLostError, Sink
-from pyspark_mq.sources.stomp.batch import Frames, MessageBatch
 from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
-from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
 from pyspark_mq.sources.stomp.errors import subscribe_error
 from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, FrameError
-from pyspark_mq.sources.stomp.headers import UnreadableHeaders, as_text, parse, value
 from pyspark_mq.sources.stomp.settling import Settling
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -68,7 +68,7 @@ _DISCONNECTED = "disconnected"
 class StompSession(StompConnection):
     """One connection with one or more subscriptions to the same destination."""
 
-    decoder: ClassVar[Decoder] = StompDecoder()
+    batches: ClassVar[type[DeliveryBatch]] = StompBatch  # type: ignore[type-abstract]  # `of` chooses
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -254,10 +254,10 @@ class StompSession(StompConnection):
                 alone: Iterable[Frame] = ()
                 if not isinstance(item, Frames):
                     alone = (item,)
-                elif self._are_plain(batch := MessageBatch(item, np.arange(len(item.kinds)) + tag + 1, dialect)):
+                elif self._are_plain(batch := FramesBatch(item, np.arange(len(item.kinds)) + tag + 1, dialect)):
                     handles.update(zip(batch.tags.tolist(), item.values(_ACK), strict=True))
                     append(batch)
-                    tag, size = tag + len(batch), size + self.decoder.weight(batch)
+                    tag, size = tag + len(batch), size + batch.weight
                 else:
                     alone = ((MESSAGE, *one) for one in item.cut())
                 for command, headers, body in alone:
@@ -278,13 +278,13 @@ class StompSession(StompConnection):
                 deliveries, self._tag = tag - self._tag, tag
                 self._arrived(deliveries, size)
 
-    def _are_plain(self, batch: MessageBatch) -> bool:
+    def _are_plain(self, batch: FramesBatch) -> bool:
         """Whether all are messages of the queue, and none has to be looked at for what may be wrong with it."""
         questions, names, foreign = self._questions, batch.frames.fields, self._dialect.foreign_prefix
         return not (
             (not self._tag and _STREAM_OFFSET in names)
             or self.options.browses
-            or (foreign and any(name.startswith(foreign) for name in names) and self.decoder.hidden(batch))
+            or (foreign and any(name.startswith(foreign) for name in names) and batch.hidden())
             or (questions is not None and questions.subscribed and questions.mark in batch.frames.data)
         )
 
@@ -292,7 +292,7 @@ class StompSession(StompConnection):
         """Return whether a message is one of the queue's, to be taken in; end the session if it cannot be."""
         questions = self._questions
         if type(headers) is UnreadableHeaders and not self.options.keeps_unreadable:
-            unreadable = self.decoder.unreadable([(tag, headers, body, self._dialect)])[0]
+            unreadable = unreadable_of((tag, headers, body, self._dialect))
             self._end = self._end or self._refuse(unreadable)
             return False
         if questions is not None and questions.subscribed and questions.is_answer(headers):

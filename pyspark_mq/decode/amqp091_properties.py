@@ -2,7 +2,7 @@
 
 An encoded block of properties has flags for fourteen fields, and then those fields that are there, in order, without
 gaps (AMQP 0-9-1, 4.2.6.1). Each block is checked once, when it arrives (:func:`check`, or
-:meth:`.DeliveryBatch.sound`); whoever looks at one later relies on that. This is what batches are compared with.
+:meth:`.Amqp091Batch.sound`); whoever looks at one later relies on that.
 
 Values are those that pika has for them, with two exceptions: it makes whole numbers of floating point ones, and fails
 on dates beyond the year 9999, which is what milliseconds are where seconds belong; those are the number here.
@@ -10,19 +10,18 @@ on dates beyond the year 9999, which is what milliseconds are where seconds belo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from decimal import Decimal
-from functools import cache, cached_property
+from functools import cache
 from struct import Struct
 from typing import Any, TypeAlias
 
-from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
+from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
 
 __all__ = [
-    "FIELDS", "FLAGS", "FLAGS_BYTES", "INTEGERS", "LONG_STRING", "MORE_FLAGS", "SIZES", "Deliveries", "Properties",
-    "Raw", "UnreadableRaw", "check", "header", "headers", "is_table", "unreadable",
+    "FIELDS", "FLAGS", "FLAGS_BYTES", "INTEGERS", "LONG_STRING", "MORE_FLAGS", "SIZES", "Properties", "Raw",
+    "UnreadableRaw", "check", "header", "headers", "is_table", "string", "unreadable",
 ]  # fmt: skip
 
 #: (delivery tag, redelivered, encoded properties, body, encoded exchange and routing key). For one that cannot be read
@@ -92,29 +91,12 @@ class Properties(dict[str, bytes]):
     def text(self, name: str) -> str | bytes | None:
         """Return a short string, as bytes where it is no UTF-8; None where there is none."""
         field = self.get(name)
-        return None if field is None else _string(field[1:])
-
-    def number(self, name: str) -> int | None:
-        """Return a number of the field's size; None where there is none."""
-        field = self.get(name)
-        return None if field is None else int.from_bytes(field, "big")
+        return None if field is None else string(field[1:])
 
     @property
     def table(self) -> bytes:
         """The header table without its length; empty where there is none."""
         return self.get("headers", b"")[4:]
-
-
-class Deliveries(list[Raw]):
-    """Deliveries one by one, of which many columns are made."""
-
-    @classmethod
-    def of(cls, raws: Sequence[Raw]) -> Deliveries:
-        return raws if isinstance(raws, cls) else cls(raws)
-
-    @cached_property
-    def properties(self) -> list[Properties]:
-        return [Properties(raw[2]) for raw in self]
 
 
 # -- what arrives ------------------------------------------------------------------------------
@@ -224,7 +206,7 @@ def headers(table: bytes) -> dict[str | bytes, Any]:
     at = 0
     while at < len(table):
         start = at + 1 + table[at]
-        name = _string(table[at + 1 : start])
+        name = string(table[at + 1 : start])
         entries[name], at = _value(table, start)
     return entries
 
@@ -242,7 +224,7 @@ def _value(block: bytes, at: int) -> tuple[Any, int]:
     start = at + 5
     end = start + int.from_bytes(block[at + 1 : start], "big")
     if kind == LONG_STRING:
-        return _string(block[start:end]), end
+        return string(block[start:end]), end
     if kind == _BYTES:
         return block[start:end], end
     if kind == _FIELD_TABLE:
@@ -254,7 +236,8 @@ def _value(block: bytes, at: int) -> tuple[Any, int]:
     return items, end
 
 
-def _string(value: bytes) -> str | bytes:
+def string(value: bytes) -> str | bytes:
+    """Return a text, as bytes where it is no UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
 """Messages from their bytes: the sections of AMQP 1.0, part 3.2, whatever they hold. No socket, no clock.
 
 What is read of a message depends on its bytes alone, and is all of it: what has no place in a delivery is an
-:class:`~pyspark_mq.sources.amqp10.encoding.EncodingError`, and the message unreadable.
+:class:`~pyspark_mq.decode.amqp10_encoding.EncodingError`, and the message unreadable.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import contextlib
 from itertools import chain
 from typing import Any, NamedTuple
 
-from pyspark_mq.sources.amqp10.decoder import (
+from pyspark_mq.decode.amqp10_encoding import EncodingError, Pairs, Values, list_at, plain_at
+from pyspark_mq.decode.amqp10_message import (
     DEATHS,
     JMS_KIND,
     ROUTING,
@@ -25,8 +26,7 @@ from pyspark_mq.sources.amqp10.decoder import (
     make_raw,
     text,
 )
-from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, Values, list_at, plain_at
-from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
+from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
 
 __all__ = ["SectionReader", "Sections", "read_sections"]
 
@@ -76,7 +76,7 @@ class Sections(NamedTuple):
     """The sections of a message.
 
     Attributes:
-        header, message_id, properties, named, routing: as :func:`~pyspark_mq.sources.amqp10.decoder.make_raw` takes
+        header, message_id, properties, named, routing: as :func:`~pyspark_mq.decode.amqp10_message.make_raw` takes
             them.
         application: names and values.
         value: the body: bytes of `data`, the list of `amqp-sequence`, or what an `amqp-value` has; None without one.

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pyspark_mq.errors import InternalError
 
-__all__ = ["Views", "binary", "decimals", "distinct", "is_ascii", "maps", "numbers", "text"]
+__all__ = ["Views", "binary", "decimals", "distinct", "is_ascii", "joined", "maps", "numbers", "text"]
 
 _INT32_MAX = 2**31 - 1
 
@@ -56,6 +56,12 @@ def _pieces(data: bytes | memoryview, begins: Any, ends: Any) -> pa.Array:
     bounds = np.empty(2 * len(begins), np.int32)
     bounds[0::2], bounds[1::2] = begins, ends
     return pa.Array.from_buffers(pa.binary(), max(0, len(bounds) - 1), [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+
+
+def joined(values: Sequence[bytes]) -> pa.Array:
+    """Return values as an array in memory of their size: what builds one doubles its own each time it is full."""
+    ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
 
 
 def text(found: pa.Array) -> pa.Array:

@@ -9,33 +9,19 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 from math import isfinite
-from operator import methodcaller
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
-from pyspark_mq.dedup import IdSource, content_digest
-from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, bare_message_at
-from pyspark_mq.sources.connections.decoder import (
-    INT32_MAX,
-    INT64_MAX,
-    UNREADABLE_PROPERTY,
-    Column,
-    Decoder,
-    RawBatch,
-    Unreadable,
-    column_of,
-)
-
-if TYPE_CHECKING:
-    from pyspark_mq.sources.amqp10.batch import EncodedBatch
+from pyspark_mq.decode.amqp10_encoding import EncodingError, Pairs, bare_message_at
+from pyspark_mq.decode.batch import INT32_MAX, INT64_MAX, UNREADABLE_PROPERTY, Column, Unreadable
 
 __all__ = [
-    "DEATHS", "JMS_KIND", "NOWHERE", "NO_OTHERS", "ROUTING", "UNMARKED", "Header", "Named", "Others", "Properties",
-    "Raw", "Routing", "UnreadableRaw", "body_bytes", "json_text", "make_raw", "text",
+    "COLUMNS", "DEATHS", "JMS_KIND", "NOWHERE", "NO_OTHERS", "ROUTING", "Header", "Named", "Others", "Properties",
+    "Raw", "Routing", "UnreadableRaw", "body_bytes", "id_of", "is_unmarked", "json_text", "lasting", "make_raw",
+    "property_of", "text", "unreadable_of",
 ]  # fmt: skip
 
 #: Message annotation with the kind of a JMS message ("AMQP JMS Mapping", 3.2.1), and the property made of it.
@@ -57,10 +43,6 @@ Routing: TypeAlias = "tuple[str | None, str | None, bool]"
 NOWHERE: Routing = (None, None, False)
 #: What sections other than `application-properties` say under the name of a property.
 Named: TypeAlias = "tuple[tuple[str, str], ...]"
-
-
-#: What nothing marks as delivered before (:meth:`.Decoder.unmarked`), as a column that nobody is shown.
-UNMARKED = "unmarked"
 
 
 class Raw(NamedTuple):
@@ -97,10 +79,6 @@ class Raw(NamedTuple):
     others: Others = NO_OTHERS
     routing: Routing = NOWHERE
     size: int = 0
-
-
-#: Columns that are IDs.
-_ID_COLUMNS = {"message-id": "messageId", "correlation-id": "correlationId"}
 
 
 class UnreadableRaw(Raw):
@@ -207,8 +185,8 @@ def text(value: object) -> str | None:
     return json_text(value) if isinstance(value, list) else _number(value)
 
 
-def _id(value: object) -> object:
-    """Text, or bytes; numbers count by their decimal text, as over the other protocols."""
+def id_of(value: object) -> object:
+    """Return an ID as it counts: text, or bytes; numbers count by their decimal text, as over the other protocols."""
     return value if isinstance(value, bytes) else text(value)
 
 
@@ -216,7 +194,8 @@ def _timestamp_us(milliseconds: int) -> int | None:
     return milliseconds * 1000 if 0 < milliseconds <= INT64_MAX // 1000 else None
 
 
-def _property(raw: Raw, name: str) -> object:
+def property_of(raw: Raw, name: str) -> object:
+    """Return a property, wherever it stands."""
     return next((value for known, value in raw.named if known == name), raw.properties.get(name))
 
 
@@ -233,14 +212,20 @@ def lasting(data: bytes) -> bytes:
         return data
 
 
-def _unreadable(raw: Raw) -> Unreadable:
+def unreadable_of(raw: Raw) -> Unreadable:
+    """Return what is told of a delivery that could not be decoded."""
     known = {"message-id": text(raw.id), "correlation-id": text(raw.correlation_id), "subject": raw.subject}
     error = raw.properties[UNREADABLE_PROPERTY]
     return Unreadable(raw.tag, {name: value for name, value in known.items() if value}, raw.body, str(error))
 
 
-#: Columns of deliveries one by one.
-_COLUMNS: Mapping[str, Column] = {
+def is_unmarked(raw: Raw) -> bool:
+    """Whether nothing marks it as delivered before, or as a dead letter."""
+    return not raw.redelivered and not raw.routing[2] and type(raw) is not UnreadableRaw
+
+
+#: Columns of deliveries one by one, see :attr:`.DeliveryBatch.columns`.
+COLUMNS: Mapping[str, Column] = {
     "properties": lambda raws: list(map(_pairs, raws)),
     "correlationId": lambda raws: [text(raw.correlation_id) for raw in raws],
     "replyTo": lambda raws: [raw.reply_to for raw in raws],
@@ -259,58 +244,9 @@ _COLUMNS: Mapping[str, Column] = {
     "exchange": lambda raws: [raw.routing[0] for raw in raws],
     "userId": lambda raws: [text(raw.others[0]) for raw in raws],
     # AMQP 1.0 has no place for it, and JMS has a property (JMS 2.0, 3.5.9).
-    "appId": lambda raws: [text(_property(raw, "JMSXAppID")) for raw in raws],
+    "appId": lambda raws: [text(property_of(raw, "JMSXAppID")) for raw in raws],
     "contentEncoding": lambda raws: [raw.others[1] for raw in raws],
     "persistent": lambda raws: [raw.durable for raw in raws],
     "groupId": lambda raws: [raw.others[2] for raw in raws],
     "groupSequence": lambda raws: [raw.others[3] for raw in raws],
 }
-
-
-def _is_batch(raws: Sequence[Raw]) -> TypeGuard[EncodedBatch]:
-    """Whether these are deliveries that were looked at together."""
-    return isinstance(raws, RawBatch)
-
-
-class Amqp10Decoder(Decoder):
-    """Columns of :class:`Raw`, and of those that are :class:`~pyspark_mq.sources.amqp10.batch.EncodedBatch`."""
-
-    def body(self, raw: Raw) -> bytes:
-        return raw.body
-
-    def size(self, raw: Raw) -> int:
-        return raw.size
-
-    def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
-        if _is_batch(raws):
-            name = _ID_COLUMNS.get(source.kind)
-            return self.ids(raws.alone, source) if name is None else list(raws.column(name).to_pylist())
-        if source.kind == "message-id":
-            return [_id(raw.id) for raw in raws]
-        if source.kind == "correlation-id":
-            return [_id(raw.correlation_id) for raw in raws]
-        return [_id(_property(raw, source.name)) for raw in raws]
-
-    def digests(self, raws: Sequence[Raw]) -> list[bytes]:
-        # Of one that cannot be read the body is all of it, and the reason may say at which byte.
-        made = super().digests(raws)
-        if _is_batch(raws):
-            return made
-        return [
-            content_digest(b"", lasting(raw.body)) if type(raw) is UnreadableRaw else digest
-            for raw, digest in zip(raws, made, strict=True)
-        ]
-
-    def unmarked(self, raws: Sequence[Raw]) -> list[bool]:
-        if _is_batch(raws):
-            return list(raws.column(UNMARKED).to_pylist())
-        return [not raw.redelivered and not raw.routing[2] and type(raw) is not UnreadableRaw for raw in raws]
-
-    def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
-        if _is_batch(raws):
-            return []
-        return [_unreadable(raw) for raw in raws if type(raw) is UnreadableRaw]
-
-    columns: ClassVar[Mapping[str, Column]] = MappingProxyType(
-        {name: column_of(column, methodcaller("column", name)) for name, column in _COLUMNS.items()}
-    )

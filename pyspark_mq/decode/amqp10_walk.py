@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyspark_mq.sources.amqp10.decoder import Raw, UnreadableRaw
-from pyspark_mq.sources.amqp10.encoding import EncodingError, bare_message_at
-from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.connections.spans import Views
+from pyspark_mq.decode.amqp10_encoding import EncodingError, bare_message_at
+from pyspark_mq.decode.amqp10_message import Raw, UnreadableRaw
+from pyspark_mq.decode.amqp10_sections import SectionReader
+from pyspark_mq.decode.spans import Views
 
 __all__ = ["Field", "Pairs", "Walk", "Walked", "prefix_of"]
 

@@ -12,24 +12,13 @@ decides that a frame or a message is broken.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from pyspark_mq.brokers.base import StompDialect
-from pyspark_mq.sources.connections.decoder import RawBatch
-from pyspark_mq.sources.connections.spans import binary, maps, text
-from pyspark_mq.sources.stomp.headers import as_text, parse
-
-__all__ = ["Deliveries", "Frames", "Message", "MessageBatch", "Raw", "find_frames"]
-
-#: (tag, block of headers, body, how the broker speaks)
-Raw: TypeAlias = "tuple[int, bytes, bytes, StompDialect]"
+__all__ = ["Frames", "find_frames"]
 
 _COMMAND = b"MESSAGE"
 #: Behind a frame that another one follows. The next begins two bytes on.
@@ -38,57 +27,12 @@ _LAST = b"\0\n"
 _EOL, _RETURN = b"\n\r"
 _LENGTH = "content-length"
 _DIGITS_MAX = 9
-#: As many digits as any 64-bit number without a sign may have.
-_NUMBER_DIGITS_MAX = 19
 #: Larger frames, on average, are copied once more for nothing.
 _FRAME_BYTES_MAX = 10 << 10
 #: Layouts of headers that are looked for, and the share of the frames that each has to have at least.
 _LAYOUTS_MAX, _SHARE_MIN = 3, 8
 #: Headers of a layout, and bytes of a name: as many are copied for each message.
 _HEADERS_MAX, _NAME_BYTES_MAX = 64, 256
-
-
-class Message(NamedTuple):
-    """A message that is looked at alone.
-
-    Attributes:
-        block: of its headers.
-        headers: all of them, see :func:`.parse`.
-        dialect: how the broker speaks.
-    """
-
-    block: bytes
-    headers: Mapping[str, str]
-    dialect: StompDialect
-
-    def text(self, name: str) -> str | None:
-        """Return a header as a text, None if there is none."""
-        return as_text(self.headers.get(name))
-
-    def number(self, name: str, maximum: int, unit: int = 1) -> int | None:
-        """Return a header that is a whole number of units, None if it is none or comes to more than `maximum`."""
-        found = self.headers.get(name, "")
-        # Python refuses to convert thousands of digits.
-        if not (found.isascii() and found.isdigit()) or len(found) > _NUMBER_DIGITS_MAX:
-            return None
-        return number if (number := int(found) * unit) <= maximum else None
-
-    def has(self, name: str, value: str) -> bool:
-        """Whether a header is there and has this value."""
-        return self.headers.get(name) == value
-
-
-class Deliveries(list[Raw]):
-    """Deliveries one by one."""
-
-    @classmethod
-    def of(cls, raws: Sequence[Raw]) -> Deliveries:
-        return raws if isinstance(raws, cls) else cls(raws)
-
-    @cached_property
-    def messages(self) -> list[Message]:
-        """The message of each, whose headers are parsed once for all columns."""
-        return [Message(block, parse(block, dialect.last_header), dialect) for _, block, _, dialect in self]
 
 
 class Field(NamedTuple):
@@ -117,7 +61,7 @@ class Frames(NamedTuple):
 
     Attributes:
         data: the memory.
-        spans: four rows: where blocks of headers, as :mod:`pyspark_mq.sources.stomp.headers` says, and bodies begin
+        spans: four rows: where blocks of headers, as :mod:`pyspark_mq.decode.stomp_headers` says, and bodies begin
             and end.
         layouts: names of headers in their order.
         kinds: the number of its layout for each frame.
@@ -178,110 +122,6 @@ class Frames(NamedTuple):
         kinds = [np.array([layouts.index(layout) for layout in part.layouts])[part.kinds] for part in parts]
         spans = [part.spans + start for part, start in zip(parts, starts, strict=True)]
         return cls(b"".join(pieces), np.concatenate(spans, axis=1), layouts, np.concatenate(kinds), fields)
-
-
-class MessageBatch(RawBatch):
-    """Deliveries of one session that were looked at together, in order.
-
-    Args:
-        frames: as they came.
-        tags: their numbers in the session.
-        dialect: of the broker.
-    """
-
-    def __init__(self, frames: Frames, tags: Any, dialect: StompDialect) -> None:
-        self.frames, self.tags, self.dialect = frames, tags, dialect
-
-    @classmethod
-    def of(cls, batches: Sequence[MessageBatch]) -> MessageBatch:
-        """Make one batch of several."""
-        if len(batches) == 1:
-            return batches[0]
-        tags = np.concatenate([batch.tags for batch in batches])
-        return cls(Frames.of([batch.frames for batch in batches]), tags, batches[0].dialect)
-
-    def taken(self, places: Any) -> MessageBatch:
-        return MessageBatch(self.frames.taken(places), self.tags[places], self.dialect)
-
-    def cut(self) -> Deliveries:
-        tags = self.tags.tolist()
-        return Deliveries(
-            (tag, block, body, self.dialect) for tag, (block, body) in zip(tags, self.frames.cut(), strict=True)
-        )
-
-    @property
-    def sizes(self) -> Any:
-        """Bytes of headers and body of each."""
-        a, b, c, d = self.frames.spans
-        return b - a + d - c
-
-    # -- columns
-
-    def body_column(self) -> Any:
-        """Return bodies as an array of Arrow."""
-        return binary(self.frames.data, self.frames.spans[2], self.frames.spans[3])
-
-    def _written(self, name: str) -> pa.Array:
-        """Return a header as it is written, null where there is none."""
-        field = self.frames.fields.get(name)
-        return pa.nulls(len(self), pa.binary()) if field is None else binary(self.frames.data, *field)
-
-    def text(self, name: str) -> pa.Array | None:
-        """Return a header as texts; None if one is no text, or has escapes of other characters than colons."""
-        try:
-            found = text(self._written(name))
-        except ValueError:
-            return None
-        content = found.buffers()[2]
-        written = b"" if content is None else content.to_pybytes()
-        escapes = written.count(b"\\")
-        if not escapes:
-            return found
-        # Behind the last of a value's characters the next value begins, whose `c` makes no escape of a backslash there.
-        return pc.replace_substring(found, "\\c", ":") if escapes == written.count(b"\\c") else None
-
-    def number(self, name: str, maximum: int, unit: int = 1) -> pa.Array | None:
-        """Return a header as :meth:`Message.number` does; None if a number has to be looked at alone."""
-        found = self._written(name)
-        if found.null_count == len(found):
-            return pa.nulls(len(found), pa.int64())
-        content = np.frombuffer(found.buffers()[2] or b"", np.uint8)
-        lengths = pc.min_max(pc.binary_length(found)).as_py()
-        if not 1 <= lengths["min"] <= lengths["max"] <= _NUMBER_DIGITS_MAX:
-            return None
-        if content.min() < ord("0") or content.max() > ord("9"):
-            return None
-        values = found.cast(pa.string()).cast(pa.uint64())
-        known = pc.less_equal(values, pa.scalar(maximum // unit, pa.uint64()))
-        numbers = pc.if_else(known, values, None).cast(pa.int64())
-        return numbers if unit == 1 else pc.multiply(numbers, unit)
-
-    def has(self, name: str, value: str) -> pa.Array:
-        """Return whether a header is there and has this value."""
-        return pc.equal(self._written(name), pa.scalar(value.encode())).fill_null(False)
-
-    def others(self, hidden: Collection[str], prefixes: tuple[str, ...]) -> pa.Array | None:
-        """Return headers but some as maps of texts; None if those have to be looked at one by one.
-
-        Args:
-            hidden: names to leave out.
-            prefixes: how further names begin that are left out.
-        """
-        shown = [name for name in self.frames.fields if name not in hidden and not name.startswith(prefixes)]
-        texts: dict[str, Any] = {name: self.text(name) for name in shown}
-        if any(found is None for found in texts.values()):
-            return None
-        parts, places = [], []
-        for kind, layout in enumerate(self.frames.layouts):
-            rows = np.flatnonzero(self.frames.kinds == kind)
-            if len(rows):
-                names = [name for name in dict.fromkeys(reversed(layout)) if name in texts]  # in the order of `parse`
-                of_layout = pa.array(rows)
-                parts.append(maps([(name, texts[name].take(of_layout)) for name in names], len(rows)))
-                places.append(rows)
-        if len(parts) == 1:
-            return parts[0]
-        return pa.concat_arrays(parts).take(pa.array(np.argsort(np.concatenate(places))))
 
 
 def find_frames(data: bytes | bytearray, least: int, most: int, last: str) -> tuple[Frames | None, int]:

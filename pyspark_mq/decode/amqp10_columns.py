@@ -4,7 +4,7 @@ All messages are walked together: what begins at a position of each is looked at
 Where values begin and end makes the bytes themselves an array of Arrow, of values and of what is between them, and a
 column is every second of those.
 
-What is taken is what :mod:`pyspark_mq.sources.amqp10.sections` takes, and less of it: messages that begin alike (header
+What is taken is what :mod:`pyspark_mq.decode.amqp10_sections` takes, and less of it: messages that begin alike (header
 and annotations, byte by byte), have texts or nothing in `properties`, texts, whole numbers and booleans in
 `application-properties`, and one body. All others are read one by one. So this never decides that a message is broken,
 and a column has the same values whoever read them.
@@ -12,7 +12,7 @@ and a column has the same values whoever read them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -21,21 +21,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_mq.dedup import IdSource, id_text
-from pyspark_mq.sources.amqp10.decoder import UNMARKED, Amqp10Decoder, Named, Raw
-from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.amqp10.walk import Walk, Walked, prefix_of
-from pyspark_mq.sources.connections.block import array_of
-from pyspark_mq.sources.connections.decoder import INT64_MAX, Column, Unreadable
-from pyspark_mq.sources.connections.spans import binary, decimals, distinct, is_ascii, text
+from pyspark_mq.decode.amqp10_message import COLUMNS, Named, Raw, is_unmarked
+from pyspark_mq.decode.amqp10_sections import SectionReader
+from pyspark_mq.decode.amqp10_walk import Walk, Walked, prefix_of
+from pyspark_mq.decode.batch import INT64_MAX
+from pyspark_mq.decode.spans import binary, decimals, distinct, is_ascii, text
 
-__all__ = ["COLUMN_TYPES", "PADDING", "TIMESTAMP", "Group", "Messages", "arrays_of", "message_columns", "walked_groups"]
+__all__ = ["COLUMN_TYPES", "PADDING", "TIMESTAMP", "UNMARKED", "Group", "Messages", "walked_groups"]
 
 #: Behind the last message, so that a number is read without a look at where the memory ends.
 PADDING = bytes(16)
 #: For fewer the walk takes longer than reading them one by one.
 _WALKED_MIN = 16
 TIMESTAMP = pa.timestamp("us", tz="UTC")
+#: What nothing marks as delivered before (:meth:`.DeliveryBatch.unmarked`), as a column that nobody is shown.
+UNMARKED = "unmarked"
 #: Columns of a message, by its bytes alone.
 COLUMN_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
     {
@@ -62,12 +62,6 @@ COLUMN_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
     }
 )
 _TYPES = {**COLUMN_TYPES, UNMARKED: pa.bool_()}
-_decoder = Amqp10Decoder()
-_MADE: Mapping[str, Column] = {
-    "messageId": lambda raws: [id_text(value) for value in _decoder.ids(raws, IdSource("message-id"))],
-    "body": _decoder.bodies,
-    **_decoder.columns,
-}
 #: Beginnings that are looked for; messages with others are read one by one.
 _ROUNDS = 4
 
@@ -110,10 +104,8 @@ class Group(NamedTuple):
     begins: Any
     ends: Any
 
-    def column(self, name: str, data: bytes = b"") -> pa.Array:
-        """The column of that name; for `body` of the messages in that memory."""
-        if name == "body":
-            return binary(data, self.begins, self.ends)
+    def column(self, name: str) -> pa.Array:
+        """The column of that name."""
         if name in self.columns:
             return self.columns[name]
         kind, value, count = _TYPES[name], self.constants.get(name), len(self.rows)
@@ -139,29 +131,6 @@ class Group(NamedTuple):
             np.concatenate(parts) for parts in zip(*((one.rows, one.begins, one.ends) for one in groups), strict=True)
         )
         return cls(rows, columns, first.constants, begins, ends)
-
-
-def arrays_of(raws: Sequence[Raw], names: Collection[str]) -> dict[str, pa.Array]:
-    """The columns of these names, of messages that were read one by one: the truth that groups are compared with."""
-    return {name: array_of(_MADE[name](raws), COLUMN_TYPES[name]) for name in names}
-
-
-def message_columns(
-    messages: Messages, names: Collection[str], reader: SectionReader
-) -> tuple[dict[str, pa.Array], list[Unreadable]]:
-    """The columns of these names, and the messages that cannot be read, by their numbers."""
-    groups, left = walked_groups(messages, reader)
-    parts = [(group.rows, {name: group.column(name, messages.data) for name in names}) for group in groups]
-    malformed: list[Unreadable] = []
-    if len(left) or not parts:
-        raws = [reader.read(int(row), data) for row, data in zip(left, messages.taken(left).cut(), strict=True)]
-        malformed = _decoder.unreadable(raws)
-        parts.append((left, arrays_of(raws, names)))
-    if len(parts) == 1:
-        return parts[0][1], malformed
-    order = pa.array(np.argsort(np.concatenate([rows for rows, _ in parts])))
-    merged = {name: pa.concat_arrays([columns[name] for _, columns in parts]).take(order) for name in names}
-    return merged, malformed
 
 
 def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[Group], Any]:
@@ -202,8 +171,8 @@ def _walked(messages: Messages, reader: SectionReader) -> tuple[Group | None, An
     columns, rows = _columns(source, like, ttl_ms), np.flatnonzero(walked.rows)
     if source.malformed.any():
         return None, rows[source.malformed]
-    constants = {name: _decoder.columns[name]([like])[0] for name in _OF_THE_BEGINNING}
-    constants[UNMARKED] = _decoder.unmarked([like])[0]
+    constants = {name: COLUMNS[name]([like])[0] for name in _OF_THE_BEGINNING}
+    constants[UNMARKED] = is_unmarked(like)
     return Group(rows, columns, constants, walked.body_begins, walked.body_begins + walked.body_lengths), rows
 
 

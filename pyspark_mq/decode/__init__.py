@@ -1,0 +1,1 @@
+"""From bytes to columns: deliveries as they were received, looked at together. No socket, no session, no clock."""

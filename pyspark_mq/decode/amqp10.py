@@ -1,0 +1,230 @@
+"""Deliveries of AMQP 1.0: as many as can be are walked together, the others are read one by one.
+
+What a session takes in at a time is walked as :mod:`pyspark_mq.decode.amqp10_columns` says, and has its columns then.
+A message that is not walked is a delivery by itself, between batches.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from operator import methodcaller
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_mq.decode.amqp10_columns import COLUMN_TYPES, PADDING, UNMARKED, Group, Messages, walked_groups
+from pyspark_mq.decode.amqp10_message import (
+    COLUMNS,
+    Raw,
+    UnreadableRaw,
+    id_of,
+    is_unmarked,
+    lasting,
+    property_of,
+    unreadable_of,
+)
+from pyspark_mq.decode.amqp10_sections import SectionReader
+from pyspark_mq.decode.batch import MESSAGE_ID, TOGETHER_MIN, Column, DeliveryBatch, Unreadable, array_of
+from pyspark_mq.decode.spans import binary, joined
+from pyspark_mq.dedup import IdSource, content_digest, id_text
+
+__all__ = ["Amqp10Batch", "ReadBatch", "WalkedBatch", "find_batches", "message_columns"]
+
+#: Copies of more cost more than they save.
+_BYTES_MAX = 4 << 20
+#: Columns that are IDs.
+_ID_COLUMNS = {"message-id": "messageId", "correlation-id": "correlationId"}
+
+
+class Amqp10Batch(DeliveryBatch):
+    """Deliveries of one session, in order."""
+
+    @classmethod
+    def of(cls, items: Sequence[Raw | Amqp10Batch]) -> Amqp10Batch:
+        walked = [item for item in items if isinstance(item, WalkedBatch)]
+        if len(walked) == len(items):
+            return WalkedBatch.joined(walked)
+        return ReadBatch(
+            [raw for item in items for raw in (item.read.raws if isinstance(item, Amqp10Batch) else (item,))]
+        )
+
+    @classmethod
+    def size(cls, raw: Raw) -> int:
+        return raw.size
+
+    @property
+    @abstractmethod
+    def read(self) -> ReadBatch:
+        """The deliveries read one by one."""
+
+    @abstractmethod
+    def column(self, name: str) -> pa.Array:
+        """Return a column of :data:`.COLUMN_TYPES`."""
+
+    columns: ClassVar[Mapping[str, Column]] = MappingProxyType({name: methodcaller("column", name) for name in COLUMNS})
+
+
+class ReadBatch(Amqp10Batch):
+    """Deliveries that were read one by one."""
+
+    def __init__(self, raws: Sequence[Raw]) -> None:
+        self.raws = raws
+        self.tags = np.array([raw.tag for raw in raws], np.int64)
+        self.unreadable = {
+            place: unreadable_of(raw) for place, raw in enumerate(raws) if isinstance(raw, UnreadableRaw)
+        }
+
+    @property
+    def read(self) -> ReadBatch:
+        return self
+
+    def taken(self, places: Any) -> ReadBatch:
+        return ReadBatch([self.raws[place] for place in places.tolist()])
+
+    @property
+    def sizes(self) -> Any:
+        return np.array([raw.size for raw in self.raws], np.int64)
+
+    def body(self) -> pa.Array:
+        return joined([raw.body for raw in self.raws])
+
+    def ids(self, source: IdSource) -> list[object]:
+        if source.kind == "message-id":
+            return [id_of(raw.id) for raw in self.raws]
+        if source.kind == "correlation-id":
+            return [id_of(raw.correlation_id) for raw in self.raws]
+        return [id_of(property_of(raw, source.name)) for raw in self.raws]
+
+    def digests(self) -> list[bytes]:
+        # Of one that cannot be read the body is all of it, and the reason may say at which byte.
+        made = super().digests()
+        for place in self.unreadable:
+            made[place] = content_digest(b"", lasting(self.raws[place].body))
+        return made
+
+    def unmarked(self) -> list[bool]:
+        return list(map(is_unmarked, self.raws))
+
+    def column(self, name: str) -> pa.Array:
+        if name == "messageId":
+            return pa.array([id_text(value) for value in self.ids(MESSAGE_ID)], pa.string())
+        return self.body() if name == "body" else array_of(COLUMNS[name](self.raws), COLUMN_TYPES[name])
+
+
+class WalkedBatch(Amqp10Batch):
+    """Deliveries whose messages were walked.
+
+    Args:
+        messages: as they came.
+        tags: their numbers in the session.
+        group: their columns.
+        reader: of the session.
+    """
+
+    def __init__(self, messages: Messages, tags: Any, group: Group, reader: SectionReader) -> None:
+        self.messages, self.tags, self.group = messages, tags, group
+        self.reader = reader
+
+    @classmethod
+    def joined(cls, batches: Sequence[WalkedBatch]) -> WalkedBatch:
+        """Make one batch of several."""
+        if len(batches) == 1:
+            return batches[0]
+        pieces: list[bytes] = []
+        begins, ends, groups = [], [], []
+        start = end = 0
+        for batch in batches:
+            (data, *spans), group = batch.messages, batch.group
+            if not pieces or data is not pieces[-1]:  # parts of one batch share their memory
+                pieces.append(data)
+                start, end = end, end + len(data)
+            begins.append(spans[0] + start)
+            ends.append(spans[1] + start)
+            groups.append(group._replace(begins=group.begins + start, ends=group.ends + start))
+        messages = Messages(b"".join(pieces), np.concatenate(begins), np.concatenate(ends))
+        tags = np.concatenate([batch.tags for batch in batches])
+        return cls(messages, tags, Group.of(groups), batches[0].reader)
+
+    @cached_property
+    def read(self) -> ReadBatch:
+        return ReadBatch(list(map(self.reader.read, self.tags.tolist(), self.messages.cut())))
+
+    def taken(self, places: Any) -> WalkedBatch:
+        return WalkedBatch(self.messages.taken(places), self.tags[places], self.group.taken(places), self.reader)
+
+    @property
+    def sizes(self) -> Any:
+        return self.messages.ends - self.messages.begins
+
+    def body(self) -> pa.Array:
+        return binary(self.messages.data, self.group.begins, self.group.ends)
+
+    def ids(self, source: IdSource) -> list[object]:
+        name = _ID_COLUMNS.get(source.kind)
+        return self.read.ids(source) if name is None else list(self.group.column(name).to_pylist())
+
+    def unmarked(self) -> list[bool]:
+        return list(self.group.column(UNMARKED).to_pylist())
+
+    def column(self, name: str) -> pa.Array:
+        return self.body() if name == "body" else self.group.column(name)
+
+
+def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -> Iterator[Raw | WalkedBatch]:
+    """Yield deliveries in order, as many together as can be.
+
+    Args:
+        first: number of the first.
+        messages: in the order of arrival.
+        reader: of the session.
+    """
+    count = len(messages)
+    if count < TOGETHER_MIN or sum(map(len, messages)) > _BYTES_MAX:
+        yield from map(reader.read, range(first, first + count), messages)
+        return
+    ends = np.cumsum(np.fromiter(map(len, messages), np.int64, count))
+    whole = Messages(b"".join([*messages, PADDING]), np.concatenate(([0], ends[:-1])), ends)
+    batch, left = _walked(first, whole, reader)
+    # Rows that are left part the batch: each run of the others is one, if it is long enough to be worth it.
+    at = done = 0
+    for row in [*left.tolist(), count]:
+        run = row - at
+        if batch is not None and run >= TOGETHER_MIN:
+            yield batch if run == len(batch) else batch[done : done + run]
+        else:
+            yield from map(reader.read, range(first + at, first + row), messages[at:row])
+        if row < count:
+            yield reader.read(first + row, messages[row])
+        done, at = done + run, row + 1
+
+
+def _walked(first: int, messages: Messages, reader: SectionReader) -> tuple[WalkedBatch | None, Any]:
+    """Return the messages that can be walked, and the numbers of the others."""
+    groups, left = walked_groups(messages, reader)
+    if not groups:
+        return None, left
+    group = Group.of(groups)
+    if len(groups) > 1:
+        group = group.taken(np.argsort(group.rows))
+    return WalkedBatch(messages.taken(group.rows), group.rows + first, group, reader), left
+
+
+def message_columns(
+    messages: Messages, names: Collection[str], reader: SectionReader
+) -> tuple[dict[str, pa.Array], list[Unreadable]]:
+    """Return the columns of these names, and the messages that cannot be read, by their numbers."""
+    walked, left = _walked(0, messages, reader)
+    parts: list[Amqp10Batch] = [] if walked is None else [walked]
+    if len(left) or walked is None:
+        read = map(reader.read, left.tolist(), messages.taken(left).cut())
+        parts.append(ReadBatch(list(read)))
+    columns = [{name: part.column(name) for name in names} for part in parts]
+    malformed = list(parts[-1].unreadable.values())
+    if len(parts) == 1:
+        return columns[0], malformed
+    order = pa.array(np.argsort(np.concatenate([part.tags for part in parts])))
+    return {name: pa.concat_arrays([some[name] for some in columns]).take(order) for name in names}, malformed

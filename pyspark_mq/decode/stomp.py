@@ -1,0 +1,432 @@
+"""Deliveries over STOMP: as many as can be are looked at together, the others are parsed one by one.
+
+Both forms answer the same questions about headers, in columns; what headers mean is said once.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeAlias
+from urllib.parse import unquote_to_bytes
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_mq.brokers.base import StompDialect
+from pyspark_mq.decode.batch import (
+    INT32_MAX,
+    INT64_MAX,
+    MESSAGE_ID,
+    UNREADABLE_PROPERTY,
+    Column,
+    DeliveryBatch,
+    Picked,
+    Unreadable,
+)
+from pyspark_mq.decode.spans import binary, distinct, joined, maps, text
+from pyspark_mq.decode.stomp_frames import Frames
+from pyspark_mq.decode.stomp_headers import UnreadableHeaders, as_text, parse
+from pyspark_mq.dedup import IdSource
+
+__all__ = ["FramesBatch", "ParsedBatch", "Raw", "StompBatch", "unreadable_of"]
+
+#: (tag, block of headers, body, how the broker speaks)
+Raw: TypeAlias = "tuple[int, bytes, bytes, StompDialect]"
+
+#: As many digits as any 64-bit number without a sign may have.
+_NUMBER_DIGITS_MAX = 19
+#: The exchange of destinations that name none (RabbitMQ's documentation, "STOMP", "Destinations").
+_EXCHANGES = {"queue": "", "topic": "amq.topic"}
+
+#: Headers of MESSAGE and SEND in the specification, and those with a column of their own.
+_NAMED = frozenset(
+    {
+        "ack", "content-length", "content-type", "correlation-id", "destination", "message-id", "priority",
+        "receipt", "redelivered", "reply-to", "subscription", "timestamp", "transaction", "type",
+    }
+)  # fmt: skip
+
+
+class StompBatch(DeliveryBatch):
+    """Deliveries of one session, in order. Names of headers are as applications see them.
+
+    Attributes:
+        dialect: of the broker.
+    """
+
+    dialect: StompDialect
+    passing = DeliveryBatch.passing | {"expiration", "expires", "original-expiration"}
+
+    @classmethod
+    def of(cls, items: Sequence[Raw | StompBatch]) -> StompBatch:
+        together = [item for item in items if isinstance(item, FramesBatch)]
+        if len(together) == len(items):
+            return FramesBatch.joined(together)
+        return ParsedBatch(
+            [raw for item in items for raw in (item.parsed.raws if isinstance(item, StompBatch) else (item,))]
+        )
+
+    @classmethod
+    def size(cls, raw: Raw) -> int:
+        return len(raw[1]) + len(raw[2])
+
+    @property
+    @abstractmethod
+    def parsed(self) -> ParsedBatch:
+        """The deliveries parsed one by one."""
+
+    # -- questions about headers
+
+    @abstractmethod
+    def has_any(self, name: str) -> bool:
+        """Whether any message has a header."""
+
+    @abstractmethod
+    def values(self, name: str) -> list[str | None]:
+        """Return a header, with surrogates for bytes that are no text; None where there is none."""
+
+    @abstractmethod
+    def text(self, name: str) -> pa.Array:
+        """Return a header as texts; null where there is none."""
+
+    @abstractmethod
+    def number(self, name: str, maximum: int, unit: int = 1) -> pa.Array:
+        """Return a header as whole numbers of units; null where it is none, or comes to more than `maximum`."""
+
+    @abstractmethod
+    def has(self, name: str, value: str) -> pa.Array:
+        """Return whether a header is there and has this value."""
+
+    @abstractmethod
+    def others(self, hidden: Collection[str], prefixes: tuple[str, ...]) -> Any:
+        """Return headers but some as a column of pairs.
+
+        Args:
+            hidden: names to leave out.
+            prefixes: how further names begin that are left out.
+        """
+
+    # -- what they mean
+
+    def ids(self, source: IdSource) -> list[object]:
+        """The broker's ID where it gives one, or the producer's; None where a property hides the broker's."""
+        dialect = self.dialect
+        name = {"message-id": dialect.id_header, "correlation-id": "correlation-id"}.get(source.kind, source.name)
+        ids = [value if value is None or value.isascii() else _id(value) for value in self.values(name)]
+        if source.kind != "message-id":
+            return ids
+        if dialect.own_id is not None:
+            own = dialect.own_id.search
+            return [value if isinstance(value, str) and own(value) else None for value in ids]
+        if dialect.id_separator:
+            return [value.rpartition(dialect.id_separator)[2] if isinstance(value, str) else value for value in ids]
+        return ids
+
+    def given(self) -> list[object]:
+        """The producer's ID, where the broker has a header for it besides its own; and the time as it is written."""
+        is_the_brokers = self.dialect.id_header == "message-id"
+        ids = [None] * len(self) if is_the_brokers else self.ids(MESSAGE_ID)
+        return [*zip(ids, self.values("timestamp"), strict=True)]
+
+    def unmarked(self) -> list[bool]:
+        return [not one and death is None for one, death in zip(self.redelivered, self.values("x-death"), strict=True)]
+
+    def hidden(self) -> list[str]:
+        if self.dialect.own_id is None:
+            return []
+        names, keys = self.values(self.dialect.id_header), self.ids(MESSAGE_ID)
+        return [str(as_text(name)) for name, key in zip(names, keys, strict=True) if key is None]
+
+    def properties(self) -> Any:
+        """Return headers that have no meaning and no column of their own."""
+        return self.others(_NAMED | self.dialect.internal_headers, self.dialect.internal_prefixes)
+
+    def timestamps_us(self) -> pa.Array:
+        """Return when messages were published."""
+        return self.number("timestamp", INT64_MAX, self.dialect.timestamp_us)
+
+    def expirations_us(self) -> Any:
+        """Return when messages expire."""
+        expires_header = self.dialect.expires_header
+        if expires_header:
+            moments = self.number(expires_header, INT64_MAX, 1000)
+            return pc.if_else(pc.equal(moments, 0), None, moments)
+        if not self.has_any("expiration"):
+            return self.nothing()
+        # A time to live in milliseconds, counted from publishing, as in AMQP 0-9-1.
+        published, lives = self.timestamps_us().to_pylist(), self.number("expiration", INT64_MAX, 1000).to_pylist()
+        return [_sum(*both) for both in zip(published, lives, strict=True)]
+
+    def persistent(self) -> pa.Array:
+        """Return which are. Without the header a message is not; of one that cannot be read it may be missing."""
+        found = self.has("persistent", "true")
+        if not self.unreadable:
+            return found
+        unknown = [place in self.unreadable and value is None for place, value in enumerate(self.values("persistent"))]
+        return pc.if_else(pa.array(unknown), None, found)
+
+    def delivery_counts(self) -> Any:
+        """Return how often each was handed out, where the broker says."""
+        if not self.dialect.count_header:
+            return self.nothing()
+        counts = self.number(self.dialect.count_header, INT32_MAX - 1)
+        uncounted = pc.if_else(self.has("redelivered", "true"), pa.scalar(None, pa.int64()), 1)
+        return pc.coalesce(pc.add(counts, 1), uncounted)
+
+    def routing(self, part: int) -> Picked:
+        """Return exchanges (0), or routing keys (1), as `destination` has them.
+
+        RabbitMQ writes them in `rabbit_stomp_util:format_destination`.
+        """
+        if not self.dialect.routed:
+            return self.nothing()
+        destinations, rows = distinct(self.text("destination"))
+        return Picked([_routing(where)[part] for where in destinations], rows)
+
+    def first_of(self, names: Sequence[str], read: Callable[[StompBatch, str], pa.Array]) -> Any:
+        """Return the first of several headers that has a value."""
+        columns = [read(self, name) for name in names if self.has_any(name)]
+        return pc.coalesce(*columns) if columns else self.nothing()
+
+    columns: ClassVar[Mapping[str, Column]] = MappingProxyType(
+        {
+            "properties": lambda batch: batch.properties(),
+            "correlationId": lambda batch: batch.text("correlation-id"),
+            "replyTo": lambda batch: batch.text("reply-to"),
+            "contentType": lambda batch: batch.text("content-type"),
+            "type": lambda batch: batch.text("type"),
+            "priority": lambda batch: batch.number("priority", INT32_MAX),
+            "timestamp": lambda batch: batch.timestamps_us(),
+            "expiration": lambda batch: batch.expirations_us(),
+            "redelivered": lambda batch: batch.has("redelivered", "true"),
+            "deliveryCount": lambda batch: batch.delivery_counts(),
+            "routingKey": lambda batch: batch.routing(1),
+            "exchange": lambda batch: batch.routing(0),
+            "userId": lambda batch: batch.first_of(batch.dialect.user_id, _text),
+            "appId": lambda batch: batch.first_of(batch.dialect.app_id, _text),
+            "contentEncoding": lambda batch: batch.first_of(batch.dialect.content_encoding, _text),
+            "persistent": lambda batch: batch.persistent(),
+            "groupId": lambda batch: batch.first_of(batch.dialect.group_id, _text),
+            "groupSequence": lambda batch: batch.first_of(batch.dialect.group_sequence, _sequences),
+        }
+    )
+
+
+class ParsedBatch(StompBatch):
+    """Deliveries whose headers are parsed one by one; one or more."""
+
+    def __init__(self, raws: Sequence[Raw]) -> None:
+        self.raws = raws
+        self.tags, self.dialect = np.array([raw[0] for raw in raws], np.int64), raws[0][3]
+        self.unreadable = {
+            place: unreadable_of(raw) for place, raw in enumerate(raws) if isinstance(raw[1], UnreadableHeaders)
+        }
+
+    @property
+    def parsed(self) -> ParsedBatch:
+        return self
+
+    def taken(self, places: Any) -> ParsedBatch:
+        return ParsedBatch([self.raws[place] for place in places.tolist()])
+
+    @property
+    def sizes(self) -> Any:
+        return np.array(list(map(self.size, self.raws)), np.int64)
+
+    def body(self) -> pa.Array:
+        """Return bodies as they came; a text in UTF-8.
+
+        Of JMS messages, STOMP carries texts and bytes. ActiveMQ Classic sends the others with an empty
+        body; Artemis sends a MapMessage in its own encoding, and a StreamMessage not at all.
+        """
+        return joined([raw[2] for raw in self.raws])
+
+    @cached_property
+    def _headers(self) -> list[dict[str, str]]:
+        return [parse(raw[1], self.dialect.last_header) for raw in self.raws]
+
+    def has_any(self, name: str) -> bool:
+        return any(name in headers for headers in self._headers)
+
+    def values(self, name: str) -> list[str | None]:
+        return [headers.get(name) for headers in self._headers]
+
+    def text(self, name: str) -> pa.Array:
+        return pa.array(list(map(as_text, self.values(name))), pa.string())
+
+    def number(self, name: str, maximum: int, unit: int = 1) -> pa.Array:
+        return pa.array([_number(value, maximum, unit) for value in self.values(name)], pa.int64())
+
+    def has(self, name: str, value: str) -> pa.Array:
+        return pa.array([found == value for found in self.values(name)])
+
+    def others(self, hidden: Collection[str], prefixes: tuple[str, ...]) -> list[list[tuple[str, str | None]]]:
+        rows: list[list[tuple[str, str | None]]] = []
+        for raw, headers in zip(self.raws, self._headers, strict=True):
+            row = [(UNREADABLE_PROPERTY, raw[1].error)] if isinstance(raw[1], UnreadableHeaders) else []
+            shown = (pair for pair in headers.items() if pair[0] not in hidden and not pair[0].startswith(prefixes))
+            rows.append([*row, *((str(as_text(name)), as_text(value)) for name, value in shown)])
+        return rows
+
+
+class FramesBatch(StompBatch):
+    """Deliveries that were looked at together.
+
+    Args:
+        frames: as they came.
+        tags: their numbers in the session.
+        dialect: of the broker.
+    """
+
+    def __init__(self, frames: Frames, tags: Any, dialect: StompDialect) -> None:
+        self.frames, self.tags, self.dialect = frames, tags, dialect
+
+    @classmethod
+    def joined(cls, batches: Sequence[FramesBatch]) -> FramesBatch:
+        """Make one batch of several."""
+        if len(batches) == 1:
+            return batches[0]
+        tags = np.concatenate([batch.tags for batch in batches])
+        return cls(Frames.of([batch.frames for batch in batches]), tags, batches[0].dialect)
+
+    @cached_property
+    def parsed(self) -> ParsedBatch:
+        raws = zip(self.tags.tolist(), self.frames.cut(), strict=True)
+        return ParsedBatch([(tag, block, body, self.dialect) for tag, (block, body) in raws])
+
+    def taken(self, places: Any) -> FramesBatch:
+        return FramesBatch(self.frames.taken(places), self.tags[places], self.dialect)
+
+    @property
+    def sizes(self) -> Any:
+        a, b, c, d = self.frames.spans
+        return b - a + d - c
+
+    def body(self) -> pa.Array:
+        return binary(self.frames.data, self.frames.spans[2], self.frames.spans[3])
+
+    def has_any(self, name: str) -> bool:
+        return name in self.frames.fields
+
+    def values(self, name: str) -> list[str | None]:
+        found = self._text(name)
+        return self.parsed.values(name) if found is None else list(found.to_pylist())
+
+    def text(self, name: str) -> pa.Array:
+        found = self._text(name)
+        return self.parsed.text(name) if found is None else found
+
+    def number(self, name: str, maximum: int, unit: int = 1) -> pa.Array:
+        found = self._number(name, maximum, unit)
+        return self.parsed.number(name, maximum, unit) if found is None else found
+
+    def has(self, name: str, value: str) -> pa.Array:
+        return pc.equal(self._written(name), pa.scalar(value.encode())).fill_null(False)
+
+    def others(self, hidden: Collection[str], prefixes: tuple[str, ...]) -> Any:
+        shown = [name for name in self.frames.fields if name not in hidden and not name.startswith(prefixes)]
+        texts: dict[str, Any] = {name: self._text(name) for name in shown}
+        if any(found is None for found in texts.values()):
+            return self.parsed.others(hidden, prefixes)
+        parts, places = [], []
+        for kind, layout in enumerate(self.frames.layouts):
+            rows = np.flatnonzero(self.frames.kinds == kind)
+            if len(rows):
+                names = [name for name in dict.fromkeys(reversed(layout)) if name in texts]  # in the order of `parse`
+                of_layout = pa.array(rows)
+                parts.append(maps([(name, texts[name].take(of_layout)) for name in names], len(rows)))
+                places.append(rows)
+        if len(parts) == 1:
+            return parts[0]
+        return pa.concat_arrays(parts).take(pa.array(np.argsort(np.concatenate(places))))
+
+    # -- what is of the memory
+
+    def _written(self, name: str) -> pa.Array:
+        """Return a header as it is written, null where there is none."""
+        field = self.frames.fields.get(name)
+        return pa.nulls(len(self), pa.binary()) if field is None else binary(self.frames.data, *field)
+
+    def _text(self, name: str) -> pa.Array | None:
+        """Return a header as texts; None if one is no text, or has escapes of other characters than colons."""
+        try:
+            found = text(self._written(name))
+        except ValueError:
+            return None
+        content = found.buffers()[2]
+        written = b"" if content is None else content.to_pybytes()
+        escapes = written.count(b"\\")
+        if not escapes:
+            return found
+        # Behind the last of a value's characters the next value begins, whose `c` makes no escape of a backslash there.
+        return pc.replace_substring(found, "\\c", ":") if escapes == written.count(b"\\c") else None
+
+    def _number(self, name: str, maximum: int, unit: int = 1) -> pa.Array | None:
+        """Return a header as :meth:`number` does; None if a number has to be read alone."""
+        found = self._written(name)
+        if found.null_count == len(found):
+            return pa.nulls(len(found), pa.int64())
+        content = np.frombuffer(found.buffers()[2] or b"", np.uint8)
+        lengths = pc.min_max(pc.binary_length(found)).as_py()
+        if not 1 <= lengths["min"] <= lengths["max"] <= _NUMBER_DIGITS_MAX:
+            return None
+        if content.min() < ord("0") or content.max() > ord("9"):
+            return None
+        values = found.cast(pa.string()).cast(pa.uint64())
+        known = pc.less_equal(values, pa.scalar(maximum // unit, pa.uint64()))
+        numbers = pc.if_else(known, values, None).cast(pa.int64())
+        return numbers if unit == 1 else pc.multiply(numbers, unit)
+
+
+def unreadable_of(raw: Raw) -> Unreadable:
+    """Return what is told of a message whose headers are :class:`.UnreadableHeaders`."""
+    tag, block, body, dialect = raw
+    assert isinstance(block, UnreadableHeaders)
+    headers = parse(block, dialect.last_header)
+    wanted = dict.fromkeys((dialect.id_header, "message-id", "correlation-id", "type"))
+    known = {name: str(as_text(headers[name])) for name in wanted if name in headers}
+    return Unreadable(tag, known, body, block.error)
+
+
+def _text(batch: StompBatch, name: str) -> pa.Array:
+    return batch.text(name)
+
+
+def _sequences(batch: StompBatch, name: str) -> pa.Array:
+    return batch.number(name, INT64_MAX)
+
+
+def _number(value: str | None, maximum: int, unit: int) -> int | None:
+    # Python refuses to convert thousands of digits.
+    if value is None or not (value.isascii() and value.isdigit()) or len(value) > _NUMBER_DIGITS_MAX:
+        return None
+    return number if (number := int(value) * unit) <= maximum else None
+
+
+def _sum(published_us: int | None, lives_us: int | None) -> int | None:
+    if published_us is None or lives_us is None:
+        return None
+    return moment if (moment := published_us + lives_us) <= INT64_MAX else None
+
+
+def _routing(destination: str | None) -> tuple[str | None, str | None]:
+    kind, _, rest = (destination or "").removeprefix("/").partition("/")
+    written = rest.encode("utf-8", "surrogateescape").split(b"/")
+    names = [unquote_to_bytes(name).decode("utf-8", "backslashreplace") for name in written]
+    if kind == "exchange" and len(names) <= 2:
+        return names[0], names[1] if len(names) > 1 else ""
+    if kind in _EXCHANGES and len(names) == 1:
+        return _EXCHANGES[kind], names[0]
+    return None, None
+
+
+def _id(value: str) -> object:
+    data = value.encode("utf-8", "surrogateescape")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data  # not text: distinguished by its bytes
