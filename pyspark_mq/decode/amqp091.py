@@ -141,7 +141,8 @@ class Amqp091Batch(DeliveryBatch):
         parts = [part for raw in raws for part in (raw[2], b"" if apart else raw[3], raw[4])]
         bounds = np.cumsum([0, *map(len, parts)])
         spans = np.stack([bounds[:-1].reshape(-1, 3), bounds[1:].reshape(-1, 3)], axis=2).reshape(-1, 6).T
-        tags, flagged = np.array([raw[0] for raw in raws], np.int64), np.array([raw[1] for raw in raws], bool)
+        tags = np.array([raw[0] for raw in raws], np.uint64).astype(np.int64)  # no broker reaches the highest bit
+        flagged = np.array([raw[1] for raw in raws], bool)
         made = cls(b"".join([*parts, bytes(8)]), tags, flagged, spans, bodies)
         made.unreadable = {
             place: unreadable_of(raw) for place, raw in enumerate(raws) if isinstance(raw, UnreadableRaw)

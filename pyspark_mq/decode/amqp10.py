@@ -94,9 +94,9 @@ class ReadBatch(Amqp10Batch):
 
     def ids(self, source: IdSource) -> list[object]:
         if source.kind == "message-id":
-            return [id_of(raw.id) for raw in self.raws]
+            return [id_of(raw.of.id) for raw in self.raws]
         if source.kind == "correlation-id":
-            return [id_of(raw.correlation_id) for raw in self.raws]
+            return [id_of(raw.of.correlation_id) for raw in self.raws]
         return [id_of(property_of(raw, source.name)) for raw in self.raws]
 
     def digests(self) -> list[bytes]:

@@ -228,7 +228,7 @@ def _columns(source: _Source, like: Raw, ttl_ms: int) -> dict[str, pa.Array]:
         texts = np.flatnonzero(walked.texts)
         source.text(walked.body_begins[texts], walked.body_lengths[texts], _NO_SYMBOLS, rows=texts)
     made = _texts(source)
-    made["properties"] = _maps(source, like.named)
+    made["properties"] = _maps(source, like.of.named)
     if not walked.fields.keys().isdisjoint((_CREATED, _EXPIRY)):
         made["timestamp"], made["expiration"] = _times(walked, ttl_ms)
     if _SEQUENCE in walked.fields:

@@ -12,6 +12,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from decimal import Decimal
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -19,9 +20,8 @@ from pyspark_mq.decode.amqp10_encoding import EncodingError, Pairs, bare_message
 from pyspark_mq.decode.batch import INT32_MAX, INT64_MAX, UNREADABLE_PROPERTY, Column, Unreadable
 
 __all__ = [
-    "COLUMNS", "DEATHS", "JMS_KIND", "NOWHERE", "NO_OTHERS", "ROUTING", "Header", "Named", "Others", "Properties",
-    "Raw", "Routing", "UnreadableRaw", "body_bytes", "id_of", "is_unmarked", "json_text", "lasting", "make_raw",
-    "property_of", "text", "unreadable_of",
+    "COLUMNS", "DEATHS", "JMS_KIND", "ROUTING", "Named", "Raw", "Sections", "UnreadableRaw", "body_bytes", "id_of",
+    "is_unmarked", "json_text", "lasting", "property_of", "text", "unreadable_of",
 ]  # fmt: skip
 
 #: Message annotation with the kind of a JMS message ("AMQP JMS Mapping", 3.2.1), and the property made of it.
@@ -31,91 +31,69 @@ ROUTING = ("x-exchange", "x-routing-key")
 #: Annotations of dead letters, of RabbitMQ 4 and of 3 ("Dead Letter Exchanges", "Effects on Messages").
 DEATHS = ("x-opt-deaths", "x-death")
 
-#: Priority, time to live in milliseconds, deliveries before, redelivered, durable.
-Header: TypeAlias = "tuple[int, int, int, bool, bool]"
-#: User ID, content encoding, group, number within it; most messages have none of them.
-Others: TypeAlias = "tuple[bytes | None, str | None, str | None, int | None]"
-NO_OTHERS: Others = (None, None, None, None)
-#: Correlation ID, reply-to, content type, subject, expiry and creation in milliseconds, and the rest.
-Properties: TypeAlias = "tuple[Any, str | None, str | None, str | None, int, int, Others]"
-#: Exchange, routing key, and whether it was a dead letter before.
-Routing: TypeAlias = "tuple[str | None, str | None, bool]"
-NOWHERE: Routing = (None, None, False)
 #: What sections other than `application-properties` say under the name of a property.
 Named: TypeAlias = "tuple[tuple[str, str], ...]"
+
+
+class Sections(NamedTuple):
+    """The sections of a message, for deliveries.
+
+    Attributes:
+        priority, durable, deliveries: of the header; how often the message was handed out before this time.
+        redelivered: somebody had it before.
+        id, correlation_id: as sent: str, int, UUID, bytes, or None.
+        created_ms, expires_ms: milliseconds since 1970; 0 for none.
+        application: application properties by name; a value that has others in it is JSON.
+        named: what other sections say under the name of a property; it comes before one of that name.
+        exchange, routing_key, died: where it was published, and whether it was a dead letter before.
+        value: the body: bytes of `data`, the list of `amqp-sequence`, or what an `amqp-value` has; None without one.
+        described: whether it is an `amqp-value` with a descriptor, so that its body is JSON in any case.
+    """
+
+    priority: int = 4
+    durable: bool | None = None
+    deliveries: int = 0
+    redelivered: bool = False
+    id: Any = None
+    user: bytes | None = None
+    subject: str | None = None
+    reply_to: str | None = None
+    correlation_id: Any = None
+    content_type: str | None = None
+    content_encoding: str | None = None
+    expires_ms: int = 0
+    created_ms: int = 0
+    group: str | None = None
+    group_sequence: int | None = None
+    application: Mapping[str, object] = MappingProxyType({})
+    named: Named = ()
+    exchange: str | None = None
+    routing_key: str | None = None
+    died: bool = False
+    value: Any = None
+    described: bool = False
 
 
 class Raw(NamedTuple):
     """One delivery.
 
     Attributes:
-        tag: number of the delivery within its session.
+        tag: its number within its session.
         body: the body's bytes, see :func:`body_bytes`.
-        id, correlation_id: as sent: str, int, UUID, bytes, or None.
-        created_ms, expires_ms: milliseconds since 1970; 0 for none.
-        deliveries: how often it was handed out before this time (header `delivery-count`).
-        redelivered: somebody had it before.
-        properties: application properties, see :func:`text`.
-        named: what other sections say under the name of a property; it comes before one of that name.
-        durable: whether the broker was to keep it over a restart; None if that could not be read.
         size: bytes of the whole message as it came.
+        of: what the message says.
     """
 
     tag: int
     body: bytes
-    id: object
-    correlation_id: object
-    reply_to: str | None
-    content_type: str | None
-    subject: str | None
-    priority: int
-    created_ms: int
-    expires_ms: int
-    deliveries: int
-    redelivered: bool
-    properties: Mapping[str, object]
-    named: Named = ()
-    durable: bool | None = None
-    others: Others = NO_OTHERS
-    routing: Routing = NOWHERE
-    size: int = 0
+    size: int
+    of: Sections
 
 
 class UnreadableRaw(Raw):
     """A delivery whose sections could not be decoded: its body is the whole message as it came."""
 
     __slots__ = ()
-
-
-_make = tuple.__new__
-
-
-def make_raw(
-    tag: int,
-    body: bytes,
-    message_id: object,
-    header: Header,
-    properties: Properties,
-    application: Mapping[str, object],
-    named: Named,
-    routing: Routing,
-    size: int,
-) -> Raw:
-    """The delivery of a message with these sections."""
-    priority, ttl_ms, deliveries, redelivered, durable = header
-    correlation_id, reply_to, content_type, subject, expires_ms, created_ms, others = properties
-    if ttl_ms and created_ms and not expires_ms:
-        expires_ms = created_ms + ttl_ms
-    if others[2] is not None:
-        named = (*named, ("JMSXGroupID", others[2]))
-    made: Raw = _make(
-        Raw,
-        (
-            tag, body, message_id, correlation_id, reply_to, content_type, subject, priority, created_ms,
-            expires_ms, deliveries, redelivered, application, named, durable, others, routing, size,
-        ),
-    )  # fmt: skip
-    return made
 
 
 def body_bytes(value: object) -> bytes:
@@ -196,12 +174,12 @@ def _timestamp_us(milliseconds: int) -> int | None:
 
 def property_of(raw: Raw, name: str) -> object:
     """Return a property, wherever it stands."""
-    return next((value for known, value in raw.named if known == name), raw.properties.get(name))
+    return next((value for known, value in raw.of.named if known == name), raw.of.application.get(name))
 
 
 def _pairs(raw: Raw) -> list[tuple[str, str | None]]:
-    named = dict(raw.named)
-    return [(name, text(value)) for name, value in raw.properties.items() if name not in named] + [*raw.named]
+    named = dict(raw.of.named)
+    return [(name, text(value)) for name, value in raw.of.application.items() if name not in named] + [*raw.of.named]
 
 
 def lasting(data: bytes) -> bytes:
@@ -214,39 +192,40 @@ def lasting(data: bytes) -> bytes:
 
 def unreadable_of(raw: Raw) -> Unreadable:
     """Return what is told of a delivery that could not be decoded."""
-    known = {"message-id": text(raw.id), "correlation-id": text(raw.correlation_id), "subject": raw.subject}
-    error = raw.properties[UNREADABLE_PROPERTY]
+    known = {"message-id": text(raw.of.id), "correlation-id": text(raw.of.correlation_id), "subject": raw.of.subject}
+    error = raw.of.application[UNREADABLE_PROPERTY]
     return Unreadable(raw.tag, {name: value for name, value in known.items() if value}, raw.body, str(error))
+
+
+def _delivery_count(before: int, redelivered: bool) -> int | None:
+    # A redelivery without a count: the broker does not count. The header is a uint, the column is signed.
+    return before + 1 if (before or not redelivered) and before < INT32_MAX else None
 
 
 def is_unmarked(raw: Raw) -> bool:
     """Whether nothing marks it as delivered before, or as a dead letter."""
-    return not raw.redelivered and not raw.routing[2] and type(raw) is not UnreadableRaw
+    return not raw.of.redelivered and not raw.of.died and type(raw) is not UnreadableRaw
 
 
 #: Columns of deliveries one by one, see :attr:`.DeliveryBatch.columns`.
 COLUMNS: Mapping[str, Column] = {
     "properties": lambda raws: list(map(_pairs, raws)),
-    "correlationId": lambda raws: [text(raw.correlation_id) for raw in raws],
-    "replyTo": lambda raws: [raw.reply_to for raw in raws],
-    "contentType": lambda raws: [raw.content_type for raw in raws],
-    "type": lambda raws: [raw.subject for raw in raws],
-    "priority": lambda raws: [raw.priority for raw in raws],
-    "timestamp": lambda raws: [_timestamp_us(raw.created_ms) for raw in raws],
-    "expiration": lambda raws: [_timestamp_us(raw.expires_ms) for raw in raws],
-    "redelivered": lambda raws: [raw.redelivered for raw in raws],
-    # A redelivery without a count: the broker does not count. The header is a uint, the column is signed.
-    "deliveryCount": lambda raws: [
-        raw.deliveries + 1 if (raw.deliveries or not raw.redelivered) and raw.deliveries < INT32_MAX else None
-        for raw in raws
-    ],
-    "routingKey": lambda raws: [raw.routing[1] for raw in raws],
-    "exchange": lambda raws: [raw.routing[0] for raw in raws],
-    "userId": lambda raws: [text(raw.others[0]) for raw in raws],
+    "correlationId": lambda raws: [text(raw.of.correlation_id) for raw in raws],
+    "replyTo": lambda raws: [raw.of.reply_to for raw in raws],
+    "contentType": lambda raws: [raw.of.content_type for raw in raws],
+    "type": lambda raws: [raw.of.subject for raw in raws],
+    "priority": lambda raws: [raw.of.priority for raw in raws],
+    "timestamp": lambda raws: [_timestamp_us(raw.of.created_ms) for raw in raws],
+    "expiration": lambda raws: [_timestamp_us(raw.of.expires_ms) for raw in raws],
+    "redelivered": lambda raws: [raw.of.redelivered for raw in raws],
+    "deliveryCount": lambda raws: [_delivery_count(raw.of.deliveries, raw.of.redelivered) for raw in raws],
+    "routingKey": lambda raws: [raw.of.routing_key for raw in raws],
+    "exchange": lambda raws: [raw.of.exchange for raw in raws],
+    "userId": lambda raws: [text(raw.of.user) for raw in raws],
     # AMQP 1.0 has no place for it, and JMS has a property (JMS 2.0, 3.5.9).
     "appId": lambda raws: [text(property_of(raw, "JMSXAppID")) for raw in raws],
-    "contentEncoding": lambda raws: [raw.others[1] for raw in raws],
-    "persistent": lambda raws: [raw.durable for raw in raws],
-    "groupId": lambda raws: [raw.others[2] for raw in raws],
-    "groupSequence": lambda raws: [raw.others[3] for raw in raws],
+    "contentEncoding": lambda raws: [raw.of.content_encoding for raw in raws],
+    "persistent": lambda raws: [raw.of.durable for raw in raws],
+    "groupId": lambda raws: [raw.of.group for raw in raws],
+    "groupSequence": lambda raws: [raw.of.group_sequence for raw in raws],
 }

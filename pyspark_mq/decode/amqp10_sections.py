@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import contextlib
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyspark_mq.decode.amqp10_encoding import EncodingError, Pairs, Values, list_at, plain_at
 from pyspark_mq.decode.amqp10_message import (
     DEATHS,
     JMS_KIND,
     ROUTING,
-    Header,
     Named,
-    Properties,
     Raw,
-    Routing,
+    Sections,
     UnreadableRaw,
     body_bytes,
     json_text,
-    make_raw,
     text,
 )
 from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
@@ -70,32 +67,8 @@ _HEADER_FIELDS = (_BOOLEAN, _NULL | {0x50}, _UINT, _BOOLEAN, _UINT)
 _PROPERTIES_FIELDS = (
     _ID, _BINARY, _TEXT, _TEXT, _TEXT, _ID, _TEXT, _TEXT, _TIMESTAMP, _TIMESTAMP, _TEXT, _UINT, _TEXT,
 )  # fmt: skip
-
-
-class Sections(NamedTuple):
-    """The sections of a message.
-
-    Attributes:
-        header, message_id, properties, named, routing: as :func:`~pyspark_mq.decode.amqp10_message.make_raw` takes
-            them.
-        application: names and values.
-        value: the body: bytes of `data`, the list of `amqp-sequence`, or what an `amqp-value` has; None without one.
-        described: is it an `amqp-value` with a descriptor, so that its body is JSON in any case?
-    """
-
-    header: Header
-    message_id: object
-    properties: Properties
-    application: dict[str, object]
-    named: Named
-    routing: Routing
-    value: Any
-    described: bool
-
-    @property
-    def subject(self) -> str | None:
-        """A property of its own (3.2.4)."""
-        return self.properties[3]
+#: The sections that are a list of fields.
+_LISTS = {_HEADER: _HEADER_FIELDS, _PROPERTIES: _PROPERTIES_FIELDS}
 
 
 class SectionReader:
@@ -112,11 +85,11 @@ class SectionReader:
     def read(self, tag: int, data: bytes) -> Raw:
         """The delivery of that number; an :class:`UnreadableRaw` if the message cannot be read whole."""
         try:
-            header, message_id, properties, application, named, routing, value, described = read_sections(
+            said = read_sections(
                 data, counts_acquirers=self._counts_acquirers, names_annotations=self._names_annotations
             )
-            body = json_text(value).encode() if described else body_bytes(value)
-            return make_raw(tag, body, message_id, header, properties, application, named, routing, len(data))
+            body = json_text(said.value).encode() if said.described else body_bytes(said.value)
+            return Raw(tag, body, len(data), said)
         except Exception as broken:  # noqa: BLE001 - whatever it is, it is of this message
             return _unreadable(tag, data, broken)
 
@@ -136,22 +109,50 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotati
         if number in found and number not in {_DATA, _SEQUENCE}:
             raise EncodingError(f"a second section {_NAME_OF[number]} at byte {at}")
         described = described or (number == _VALUE and data[begin : begin + 1] == b"\0")
-        content, at = _content_at(number, data, begin, values, counts_acquirers=counts_acquirers)
+        content, at = _content_at(number, data, begin, values)
         found.setdefault(number, []).append(content)
-    (header,) = found.get(_HEADER) or [_header_at(_EMPTY_LIST, 0, counts_acquirers=counts_acquirers)[0]]
-    ((message_id, properties),) = found.get(_PROPERTIES) or [_properties_at(_EMPTY_LIST, 0)[0]]
+    (header,) = found.get(_HEADER) or [_fields(_EMPTY_LIST, 0, _HEADER_FIELDS)[0]]
+    (properties,) = found.get(_PROPERTIES) or [_fields(_EMPTY_LIST, 0, _PROPERTIES_FIELDS)[0]]
     (application,) = found.get(_APPLICATION, [Pairs()])
     (annotations,) = found.get(_MESSAGE_ANNOTATIONS, [Pairs()])
-    named, routing = _annotated(annotations, names_all=names_annotations)
-    return Sections(header, message_id, properties, _application(application), named, routing, _body(found), described)
+    durable, priority, ttl_ms, first_acquirer, deliveries = header
+    message_id, user, _, subject, reply_to, correlation_id, content_type, *others = properties
+    encoding, expires, created, group, sequence, _ = others
+    named, exchange, key, died = _annotated(annotations, names_all=names_annotations)
+    if ttl_ms and created and not expires:
+        expires = created + ttl_ms
+    if group is not None:
+        named = (*named, ("JMSXGroupID", group))
+    return Sections(
+        _DEFAULT_PRIORITY if priority is None else priority,
+        bool(durable),
+        deliveries or 0,
+        bool(deliveries) or (counts_acquirers and not first_acquirer),
+        message_id,
+        user,
+        subject,
+        reply_to,
+        correlation_id,
+        content_type,
+        encoding,
+        expires or 0,
+        created or 0,
+        group,
+        sequence,
+        _application(application),
+        named,
+        exchange,
+        key,
+        died,
+        _body(found),
+        described,
+    )
 
 
-def _content_at(number: int, data: bytes, at: int, values: Values, *, counts_acquirers: bool) -> tuple[Any, int]:
-    """The content of a section, and where it ends; of `properties` a pair of the message ID and the others."""
-    if number == _HEADER:
-        return _header_at(data, at, counts_acquirers=counts_acquirers)
-    if number == _PROPERTIES:
-        return _properties_at(data, at)
+def _content_at(number: int, data: bytes, at: int, values: Values) -> tuple[Any, int]:
+    """The content of a section, and where it ends; of `header` and `properties` their fields."""
+    if number in _LISTS:
+        return _fields(data, at, _LISTS[number])
     if number in _TYPES and data[at] not in _TYPES[number]:
         raise EncodingError(f"a section {_NAME_OF[number]} of a value of the code 0x{data[at]:02x}")
     return values.at(at, len(data))
@@ -179,8 +180,8 @@ def _section_at(data: bytes, at: int) -> tuple[int, int]:
     raise EncodingError(f"no section begins at byte {at}: {data[at : at + 12].hex(' ')}")
 
 
-def _annotated(pairs: Pairs, *, names_all: bool) -> tuple[Named, Routing]:
-    """Read message annotations: as properties, and as where the message was published.
+def _annotated(pairs: Pairs, *, names_all: bool) -> tuple[Named, str | None, str | None, bool]:
+    """Read message annotations: as properties, where the message was published, and whether it was a dead letter.
 
     Args:
         names_all: are all of them properties? In a queue a broker changes some with each delivery, in a log it cannot.
@@ -190,23 +191,7 @@ def _annotated(pairs: Pairs, *, names_all: bool) -> tuple[Named, Routing]:
     died = any(name in annotations for name in DEATHS)
     names = sorted(name for name in annotations if name not in ROUTING) if names_all else [JMS_KIND]
     texts = {name: text(annotations.get(name)) for name in names}
-    return tuple((name, value) for name, value in texts.items() if value is not None), (exchange, key, died)
-
-
-def _header_at(data: bytes, at: int, *, counts_acquirers: bool) -> tuple[Header, int]:
-    """The header whose list begins there, and where it ends. An empty list says what no header says (3.2.1)."""
-    (durable, priority, ttl_ms, first_acquirer, deliveries), end = _fields(data, at, _HEADER_FIELDS)
-    redelivered = bool(deliveries) or (counts_acquirers and not first_acquirer)
-    priority = _DEFAULT_PRIORITY if priority is None else priority
-    return (priority, ttl_ms or 0, deliveries or 0, redelivered, bool(durable)), end
-
-
-def _properties_at(data: bytes, at: int) -> tuple[tuple[object, Properties], int]:
-    """Message ID and other properties of the list that begins there, and where it ends."""
-    found, end = _fields(data, at, _PROPERTIES_FIELDS)
-    message_id, user, _, subject, reply_to, correlation_id, content_type, encoding, expiry, creation, *group, _ = found
-    others = (user, encoding, *group)
-    return (message_id, (correlation_id, reply_to, content_type, subject, expiry or 0, creation or 0, others)), end
+    return tuple((name, value) for name, value in texts.items() if value is not None), exchange, key, died
 
 
 def _fields(data: bytes, at: int, kinds: tuple[frozenset[int], ...]) -> tuple[list[Any], int]:
@@ -243,15 +228,14 @@ def _application(pairs: Pairs) -> dict[str, object]:
 
 def _unreadable(tag: int, data: bytes, broken: Exception) -> UnreadableRaw:
     """A stand-in for a message that cannot be read, with its properties section, if that can be read."""
-    message_id, subject, correlation_id = None, None, None
+    fields: list[Any] = [None] * len(_PROPERTIES_FIELDS)
     with contextlib.suppress(Exception):
         values, at, number = Values(data), 0, 0
         while number != _PROPERTIES:
             number, at = _section_at(data, at)
-            content, at = _content_at(number, data, at, values, counts_acquirers=False)
-        message_id, (correlation_id, _, _, subject, *_) = content
+            content, at = _content_at(number, data, at, values)
+        fields = content
     reason = "the message is cut off" if isinstance(broken, IndexError) else str(broken)
     error = {UNREADABLE_PROPERTY: f"{type(broken).__name__}: {reason}"}
-    return UnreadableRaw(
-        tag, data, message_id, correlation_id, None, None, subject, 4, 0, 0, 0, False, error, size=len(data)
-    )
+    known = Sections(id=fields[0], subject=fields[3], correlation_id=fields[5], application=error)
+    return UnreadableRaw(tag, data, len(data), known)

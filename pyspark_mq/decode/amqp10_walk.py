@@ -84,7 +84,7 @@ def prefix_of(message: bytes, reader: SectionReader) -> tuple[int, Raw, int] | N
     if at > _PREFIX_BYTES_MAX:
         return None
     like = reader.read(0, message[:at] + _PROBE)
-    return None if isinstance(like, UnreadableRaw) else (at, like, max(0, like.expires_ms - 1))
+    return None if isinstance(like, UnreadableRaw) else (at, like, max(0, like.of.expires_ms - 1))
 
 
 class Walk:

@@ -215,7 +215,7 @@ def same(expected: Any, found: Any) -> bool:
 
 def judge(expected: dict[str, Any], raw: Raw, data: bytes) -> None:
     """Raises an AssertionError for each column that is not as it has to be."""
-    assert not isinstance(raw, UnreadableRaw), f"unreadable, {raw.properties}: {data.hex()}"
+    assert not isinstance(raw, UnreadableRaw), f"unreadable, {raw.of.application}: {data.hex()}"
     found = row(raw)
     properties = dict(found.pop("properties"))
     for name, wanted in expected.items():

@@ -43,7 +43,7 @@ def row(raw: Raw) -> dict[str, Any]:
 def body(value: V) -> bytes:
     """The body of a message with a value, behind an ID."""
     raw = read(of(value))[0]
-    assert not isinstance(raw, UnreadableRaw), raw.properties
+    assert not isinstance(raw, UnreadableRaw), raw.of.application
     return raw.body
 
 

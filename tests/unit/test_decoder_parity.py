@@ -18,6 +18,7 @@ from pyspark_mq.decode.amqp091 import Amqp091Batch
 from pyspark_mq.decode.amqp091_properties import unreadable
 from pyspark_mq.decode.amqp10 import Amqp10Batch
 from pyspark_mq.decode.amqp10_message import Raw as Amqp10Raw
+from pyspark_mq.decode.amqp10_message import Sections
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
 from pyspark_mq.decode.stomp import StompBatch
@@ -72,14 +73,22 @@ AMQP_0_9_1 = [
 ]  # fmt: skip
 
 AMQP_1_0 = [
-    Amqp10Raw(1, b"", None, None, None, None, None, 4, 0, 0, 0, False, {}),
+    Amqp10Raw(1, b"", 0, Sections()),
     Amqp10Raw(
-        2, b"\x00body\xff", "id", UUID(int=5), "r", "text/plain", "order", 7, 1_700_000_000_000, 1_700_000_060_000, 3,
-        True, {"text": "t", "bytes": b"\xff", "number": -5, "flag": True, "none": None, "list": [1, {"a": 2.5}],
-         "JMSXAppID": "app"},
-        (), True, (b"\xff", "gzip", "group", 2**32 - 1), ("ex", "key"),
+        2, b"\x00body\xff", 0, Sections(
+            id="id", correlation_id=UUID(int=5), reply_to="r", content_type="text/plain", subject="order", priority=7,
+            created_ms=1_700_000_000_000, expires_ms=1_700_000_060_000, deliveries=3, redelivered=True, durable=True,
+            application={
+                "text": "t", "bytes": b"\xff", "number": -5, "flag": True, "none": None, "list": [1, {"a": 2.5}],
+                "JMSXAppID": "app",
+            },
+            user=b"\xff", content_encoding="gzip", group="group", group_sequence=2**32 - 1, exchange="ex",
+            routing_key="key",
+        ),
     ),
-    Amqp10Raw(3, b"x", b"\xff", 7, None, None, None, 4, 2**63 - 1, -1, 0, True, {}),
+    Amqp10Raw(
+        3, b"x", 0, Sections(id=b"\xff", correlation_id=7, created_ms=2**63 - 1, expires_ms=-1, redelivered=True)
+    ),
 ]  # fmt: skip
 
 
@@ -199,12 +208,16 @@ def test_a_column_has_values_of_its_kind(sample: Sample, name: str) -> None:
 def test_a_number_fits_its_column_or_is_null(number: int) -> None:
     fits = number < 2**31 - 1
     milliseconds = min(number, 2**63 - 1)
+    headed = Sections(created_ms=milliseconds, expires_ms=milliseconds, deliveries=number, redelivered=True)
     counted = [
         (
             Asked(Amqp091Batch),
             amqp091(1, headers={"x-delivery-count": milliseconds}, timestamp=number, expiration=str(number)),
         ),
-        (Asked(Amqp10Batch), Amqp10Raw(1, b"", *[None] * 5, 4, milliseconds, milliseconds, number, True, {})),
+        (
+            Asked(Amqp10Batch),
+            Amqp10Raw(1, b"", 0, headed),
+        ),
         *(
             (Asked(StompBatch), (1, block(dict.fromkeys(NUMBERS, str(number))), b"", BROKERS[broker].stomp))
             for broker in ("rabbitmq", "activemq", "artemis")
