@@ -1,7 +1,9 @@
 """The thread that takes what the sessions of a query receive and hands it to its queues, as blocks and in order.
 
 Keepers have a thread each, for their connection. The worker goes round them, makes blocks of what is in their sinks,
-and passes on those and the events, each to the queue whose keeper it is.
+and passes on those and the events, each to the queue whose keeper it is. Keepers that made the blocks were tried: they
+took 4.8 to 6.2 µs of CPU a message where this takes 4.4, 5.5 to 6.1 over four connections (5.5) and 5.6 to 6.9 over
+eight (6.5); and who makes a block is not at its socket, where heartbeats are due.
 
 **Order** (rules 6 and 10). One thread passes on everything. Before a confirmation, and before a word on the depth of
 the queue, it hands over what the session had received by then; behind the end of a session it hands over nothing of it.
