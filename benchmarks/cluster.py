@@ -53,7 +53,7 @@ class Cluster(Part):
     turn_keys = ("where", "body_bytes")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--messages", type=int, default=100_000, help="of a turn with small bodies, %(default)s")
+        parser.add_argument("--messages", type=int, default=400_000, help="of a turn with small bodies, %(default)s")
         parser.add_argument("--rounds", type=int, default=3, help="that count; there is a warm-up before")
         parser.add_argument("--bodies", default="200,4096", help="bytes of a body, comma-separated")
 
