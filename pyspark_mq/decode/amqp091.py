@@ -29,7 +29,7 @@ from pyspark_mq.decode.amqp091_properties import (
     SIZES,
     Properties,
     Raw,
-    UnreadableRaw,
+    UnreadableDelivery,
     header,
     headers,
     is_table,
@@ -145,7 +145,7 @@ class Amqp091Batch(DeliveryBatch):
         flagged = np.array([raw[1] for raw in raws], bool)
         made = cls(b"".join([*parts, bytes(8)]), tags, flagged, spans, bodies)
         made.unreadable = {
-            place: unreadable_of(raw) for place, raw in enumerate(raws) if isinstance(raw, UnreadableRaw)
+            place: unreadable_of(raw) for place, raw in enumerate(raws) if isinstance(raw, UnreadableDelivery)
         }
         return made
 
@@ -449,7 +449,7 @@ def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def unreadable_of(raw: UnreadableRaw) -> Unreadable:
+def unreadable_of(raw: UnreadableDelivery) -> Unreadable:
     """Return what is told of a delivery with malformed properties; its body is whole."""
     tag, _, _, _, where, encoded, error = raw
     known = dict(zip(("exchange", "routing key"), _routing(where), strict=True))

@@ -21,11 +21,11 @@ from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
 
 __all__ = [
     "FIELDS", "FLAGS", "FLAGS_BYTES", "INTEGERS", "LONG_STRING", "MORE_FLAGS", "SIZES", "Properties", "Raw",
-    "UnreadableRaw", "check", "header", "headers", "is_table", "string", "unreadable",
+    "UnreadableDelivery", "check", "header", "headers", "is_table", "string", "unreadable",
 ]  # fmt: skip
 
 #: (delivery tag, redelivered, encoded properties, body, encoded exchange and routing key). For one that cannot be read
-#: :class:`UnreadableRaw` stands.
+#: :class:`UnreadableDelivery` stands.
 Raw: TypeAlias = "tuple[int, bool, bytes, bytes, bytes]"
 
 _TEXT, _TABLE = -1, -4
@@ -102,7 +102,7 @@ class Properties(dict[str, bytes]):
 # -- what arrives ------------------------------------------------------------------------------
 
 
-class UnreadableRaw(tuple[Any, ...]):
+class UnreadableDelivery(tuple[Any, ...]):
     """A delivery whose properties cannot be read.
 
     (tag, redelivered, what can be read of the properties, body, exchange and routing key, the properties, why not).
@@ -175,7 +175,7 @@ def _check_values(block: bytes, at: int, end: int, within: int, depth: int = 0) 
         raise ValueError(f"a value is longer than its {'table' if within == _FIELD_TABLE else 'array'}")
 
 
-def unreadable(raw: Raw, error: str) -> UnreadableRaw:
+def unreadable(raw: Raw, error: str) -> UnreadableDelivery:
     """A stand-in for a delivery whose properties cannot be read: the fields that can be, the reason for headers."""
     tag, redelivered, block, body, where = raw
     name, value = UNREADABLE_PROPERTY.encode(), error.encode()
@@ -183,7 +183,7 @@ def unreadable(raw: Raw, error: str) -> UnreadableRaw:
     fields = {**Properties(block), "headers": len(entry).to_bytes(4, "big") + entry}
     flags = sum(FLAGS[field] for field in fields)
     readable = flags.to_bytes(FLAGS_BYTES, "big") + b"".join(fields[field] for field in FIELDS if field in fields)
-    return UnreadableRaw((tag, redelivered, readable, body, where, block, error))
+    return UnreadableDelivery((tag, redelivered, readable, body, where, block, error))
 
 
 # -- header tables -----------------------------------------------------------------------------

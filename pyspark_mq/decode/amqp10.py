@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from pyspark_mq.decode.amqp10_columns import COLUMN_TYPES, PADDING, UNMARKED, Group, Messages, walked_groups
+from pyspark_mq.decode.amqp10_columns import COLUMN_TYPES, PADDING, UNMARKED, Messages, WalkedGroup, walked_groups
 from pyspark_mq.decode.amqp10_message import (
     COLUMNS,
     Raw,
-    UnreadableRaw,
+    UnreadableMessage,
     id_of,
     is_unmarked,
     lasting,
@@ -75,7 +75,7 @@ class ReadBatch(Amqp10Batch):
         self.raws = raws
         self.tags = np.array([raw.tag for raw in raws], np.int64)
         self.unreadable = {
-            place: unreadable_of(raw) for place, raw in enumerate(raws) if isinstance(raw, UnreadableRaw)
+            place: unreadable_of(raw) for place, raw in enumerate(raws) if isinstance(raw, UnreadableMessage)
         }
 
     @property
@@ -125,7 +125,7 @@ class WalkedBatch(Amqp10Batch):
         reader: of the session.
     """
 
-    def __init__(self, messages: Messages, tags: Any, group: Group, reader: SectionReader) -> None:
+    def __init__(self, messages: Messages, tags: Any, group: WalkedGroup, reader: SectionReader) -> None:
         self.messages, self.tags, self.group = messages, tags, group
         self.reader = reader
 
@@ -147,7 +147,7 @@ class WalkedBatch(Amqp10Batch):
             groups.append(group._replace(begins=group.begins + start, ends=group.ends + start))
         messages = Messages(b"".join(pieces), np.concatenate(begins), np.concatenate(ends))
         tags = np.concatenate([batch.tags for batch in batches])
-        return cls(messages, tags, Group.of(groups), batches[0].reader)
+        return cls(messages, tags, WalkedGroup.of(groups), batches[0].reader)
 
     @cached_property
     def read(self) -> ReadBatch:
@@ -207,7 +207,7 @@ def _walked(first: int, messages: Messages, reader: SectionReader) -> tuple[Walk
     groups, left = walked_groups(messages, reader)
     if not groups:
         return None, left
-    group = Group.of(groups)
+    group = WalkedGroup.of(groups)
     if len(groups) > 1:
         group = group.taken(np.argsort(group.rows))
     return WalkedBatch(messages.taken(group.rows), group.rows + first, group, reader), left

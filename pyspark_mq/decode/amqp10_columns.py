@@ -27,7 +27,7 @@ from pyspark_mq.decode.amqp10_walk import Walk, Walked, prefix_of
 from pyspark_mq.decode.batch import INT64_MAX
 from pyspark_mq.decode.spans import binary, decimals, distinct, is_ascii, text
 
-__all__ = ["COLUMN_TYPES", "PADDING", "TIMESTAMP", "UNMARKED", "Group", "Messages", "walked_groups"]
+__all__ = ["COLUMN_TYPES", "PADDING", "TIMESTAMP", "UNMARKED", "Messages", "WalkedGroup", "walked_groups"]
 
 #: Behind the last message, so that a number is read without a look at where the memory ends.
 PADDING = bytes(16)
@@ -88,7 +88,7 @@ class Messages(NamedTuple):
             yield self.data[begin:end]
 
 
-class Group(NamedTuple):
+class WalkedGroup(NamedTuple):
     """Messages that were walked together.
 
     Attributes:
@@ -111,13 +111,13 @@ class Group(NamedTuple):
         kind, value, count = _TYPES[name], self.constants.get(name), len(self.rows)
         return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
 
-    def taken(self, places: Any) -> Group:
+    def taken(self, places: Any) -> WalkedGroup:
         """Some of them, in any order. Columns are copies: sizes are read from their buffers."""
         columns = {name: column.take(pa.array(places)) for name, column in self.columns.items()}
-        return Group(self.rows[places], columns, self.constants, self.begins[places], self.ends[places])
+        return WalkedGroup(self.rows[places], columns, self.constants, self.begins[places], self.ends[places])
 
     @classmethod
-    def of(cls, groups: Sequence[Group]) -> Group:
+    def of(cls, groups: Sequence[WalkedGroup]) -> WalkedGroup:
         """One of several, behind each other."""
         first = groups[0]
         if len(groups) == 1:
@@ -133,9 +133,9 @@ class Group(NamedTuple):
         return cls(rows, columns, first.constants, begins, ends)
 
 
-def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[Group], Any]:
+def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[WalkedGroup], Any]:
     """Walk messages as far as they can be; return groups of them, and the numbers of those that are left."""
-    groups: list[Group] = []
+    groups: list[WalkedGroup] = []
     others: list[Any] = []
     rows = np.arange(len(messages.begins))
     for _ in range(_ROUNDS):
@@ -152,7 +152,7 @@ def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[Group
     return groups, np.sort(np.concatenate([rows, *others]))
 
 
-def _walked(messages: Messages, reader: SectionReader) -> tuple[Group | None, Any]:
+def _walked(messages: Messages, reader: SectionReader) -> tuple[WalkedGroup | None, Any]:
     """Walk messages that begin as the first does.
 
     Returns:
@@ -173,7 +173,7 @@ def _walked(messages: Messages, reader: SectionReader) -> tuple[Group | None, An
         return None, rows[source.malformed]
     constants = {name: COLUMNS[name]([like])[0] for name in _OF_THE_BEGINNING}
     constants[UNMARKED] = is_unmarked(like)
-    return Group(rows, columns, constants, walked.body_begins, walked.body_begins + walked.body_lengths), rows
+    return WalkedGroup(rows, columns, constants, walked.body_begins, walked.body_begins + walked.body_lengths), rows
 
 
 class _Source:

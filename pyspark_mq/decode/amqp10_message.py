@@ -20,7 +20,7 @@ from pyspark_mq.decode.amqp10_encoding import EncodingError, Pairs, bare_message
 from pyspark_mq.decode.batch import INT32_MAX, INT64_MAX, UNREADABLE_PROPERTY, Column, Unreadable
 
 __all__ = [
-    "COLUMNS", "DEATHS", "JMS_KIND", "ROUTING", "Named", "Raw", "Sections", "UnreadableRaw", "body_bytes", "id_of",
+    "COLUMNS", "DEATHS", "JMS_KIND", "ROUTING", "Named", "Raw", "Sections", "UnreadableMessage", "body_bytes", "id_of",
     "is_unmarked", "json_text", "lasting", "property_of", "text", "unreadable_of",
 ]  # fmt: skip
 
@@ -90,7 +90,7 @@ class Raw(NamedTuple):
     of: Sections
 
 
-class UnreadableRaw(Raw):
+class UnreadableMessage(Raw):
     """A delivery whose sections could not be decoded: its body is the whole message as it came."""
 
     __slots__ = ()
@@ -204,7 +204,7 @@ def _delivery_count(before: int, redelivered: bool) -> int | None:
 
 def is_unmarked(raw: Raw) -> bool:
     """Whether nothing marks it as delivered before, or as a dead letter."""
-    return not raw.of.redelivered and not raw.of.died and type(raw) is not UnreadableRaw
+    return not raw.of.redelivered and not raw.of.died and type(raw) is not UnreadableMessage
 
 
 #: Columns of deliveries one by one, see :attr:`.DeliveryBatch.columns`.

@@ -18,7 +18,7 @@ from pyspark_mq.decode.amqp10_message import (
     Named,
     Raw,
     Sections,
-    UnreadableRaw,
+    UnreadableMessage,
     body_bytes,
     json_text,
     text,
@@ -83,7 +83,7 @@ class SectionReader:
         self._counts_acquirers, self._names_annotations = counts_acquirers, names_annotations
 
     def read(self, tag: int, data: bytes) -> Raw:
-        """The delivery of that number; an :class:`UnreadableRaw` if the message cannot be read whole."""
+        """The delivery of that number; an :class:`UnreadableMessage` if the message cannot be read whole."""
         try:
             said = read_sections(
                 data, counts_acquirers=self._counts_acquirers, names_annotations=self._names_annotations
@@ -226,7 +226,7 @@ def _application(pairs: Pairs) -> dict[str, object]:
     return found
 
 
-def _unreadable(tag: int, data: bytes, broken: Exception) -> UnreadableRaw:
+def _unreadable(tag: int, data: bytes, broken: Exception) -> UnreadableMessage:
     """A stand-in for a message that cannot be read, with its properties section, if that can be read."""
     fields: list[Any] = [None] * len(_PROPERTIES_FIELDS)
     with contextlib.suppress(Exception):
@@ -238,4 +238,4 @@ def _unreadable(tag: int, data: bytes, broken: Exception) -> UnreadableRaw:
     reason = "the message is cut off" if isinstance(broken, IndexError) else str(broken)
     error = {UNREADABLE_PROPERTY: f"{type(broken).__name__}: {reason}"}
     known = Sections(id=fields[0], subject=fields[3], correlation_id=fields[5], application=error)
-    return UnreadableRaw(tag, data, len(data), known)
+    return UnreadableMessage(tag, data, len(data), known)

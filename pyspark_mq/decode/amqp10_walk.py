@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyspark_mq.decode.amqp10_encoding import EncodingError, bare_message_at
-from pyspark_mq.decode.amqp10_message import Raw, UnreadableRaw
+from pyspark_mq.decode.amqp10_message import Raw, UnreadableMessage
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.decode.spans import Views
 
-__all__ = ["Field", "Pairs", "Walk", "Walked", "prefix_of"]
+__all__ = ["Walk", "Walked", "WalkedField", "WalkedPairs", "prefix_of"]
 
 _PROPERTIES, _APPLICATION, _DATA, _VALUE = 0x73, 0x74, 0x75, 0x77
 _MARK_BYTES = 3
@@ -29,7 +29,7 @@ _USER, _EXPIRY, _CREATED, _GROUP, _SEQUENCE = 1, 8, 9, 10, 11
 _PROBE = b"\x00\x53\x73\xc0\x13\x0a" + b"\x40" * 9 + b"\x83" + (1).to_bytes(8, "big") + b"\x00\x53\x75\xa0\x00"
 
 
-class Field(NamedTuple):
+class WalkedField(NamedTuple):
     """A field of `properties`: a text, or a number."""
 
     begins: Any
@@ -39,7 +39,7 @@ class Field(NamedTuple):
     numbers: Any
 
 
-class Pairs(NamedTuple):
+class WalkedPairs(NamedTuple):
     """Application properties, of all rows behind each other; `counts` of each row.
 
     Which have a text, a whole number (also null) or a truth value; `numbers` has the latter two.
@@ -65,8 +65,8 @@ class Walked(NamedTuple):
     """
 
     rows: Any
-    fields: dict[int, Field]
-    pairs: Pairs
+    fields: dict[int, WalkedField]
+    pairs: WalkedPairs
     body_begins: Any
     body_lengths: Any
     texts: Any
@@ -84,7 +84,7 @@ def prefix_of(message: bytes, reader: SectionReader) -> tuple[int, Raw, int] | N
     if at > _PREFIX_BYTES_MAX:
         return None
     like = reader.read(0, message[:at] + _PROBE)
-    return None if isinstance(like, UnreadableRaw) else (at, like, max(0, like.of.expires_ms - 1))
+    return None if isinstance(like, UnreadableMessage) else (at, like, max(0, like.of.expires_ms - 1))
 
 
 class Walk:
@@ -125,7 +125,7 @@ class Walk:
         begins, lengths, texts = self._body()
         rows = self._ok
         kept = {
-            number: Field(*(part[rows] for part in field))
+            number: WalkedField(*(part[rows] for part in field))
             for number, field in fields.items()
             if field.valid[rows].any()
         }
@@ -133,7 +133,7 @@ class Walk:
         counts = pairs.counts[rows]
         order = np.argsort(owners[held], kind="stable")
         flat = [part[held][order] for part in pairs[1:]]
-        return Walked(rows, kept, Pairs(counts, *flat), begins[rows], lengths[rows], texts[rows])
+        return Walked(rows, kept, WalkedPairs(counts, *flat), begins[rows], lengths[rows], texts[rows])
 
     # -- sections
 
@@ -159,9 +159,9 @@ class Walk:
             lengths = np.where(long, self._uint(item + 1, 4), lengths)
         return begins, lengths
 
-    def _properties(self) -> dict[int, Field]:
+    def _properties(self) -> dict[int, WalkedField]:
         has = self._has(_PROPERTIES)
-        found: dict[int, Field] = {}
+        found: dict[int, WalkedField] = {}
         if not has.any():
             return found
         item, count, end = self._compound(has, 0x45, 0xC0, 0xD0)
@@ -181,7 +181,7 @@ class Walk:
         self._at = np.where(has, end, self._at)
         return found
 
-    def _field(self, number: int, item: Any, active: Any) -> tuple[Field, Any]:
+    def _field(self, number: int, item: Any, active: Any) -> tuple[WalkedField, Any]:
         code = self._byte(item)
         null = code == _NULL
         zeros = np.zeros(len(item), np.int64)
@@ -189,13 +189,13 @@ class Walk:
             valid = active & (code == _TIMESTAMP)
             values = np.where(valid, self._uint(item + 1, 8), 0)
             self._ok &= ~active | null | valid
-            return Field(item, zeros, valid, valid, values), np.where(valid, item + 9, item + 1)
+            return WalkedField(item, zeros, valid, valid, values), np.where(valid, item + 9, item + 1)
         if number == _SEQUENCE:
             is_long, is_short, is_zero = (active & (code == one) for one in (0x70, 0x52, 0x43))
             values = np.where(is_long, self._uint(item + 1, 4), np.where(is_short, self._byte(item + 1), 0))
             valid = is_long | is_short | is_zero
             self._ok &= ~active | null | valid
-            return Field(item, zeros, valid, valid, values), item + 1 + 4 * is_long + is_short
+            return WalkedField(item, zeros, valid, valid, values), item + 1 + 4 * is_long + is_short
         if number == _USER:
             short, long = active & (code == _BINARY8), active & (code == _BINARY32)
             symbols = np.zeros(len(item), bool)
@@ -206,9 +206,9 @@ class Walk:
         valid = short | long
         self._ok &= ~active | null | valid
         begins, lengths = self._spans(item, short, long)
-        return Field(begins, lengths, valid, symbols, zeros), np.where(valid, begins + lengths, item + 1)
+        return WalkedField(begins, lengths, valid, symbols, zeros), np.where(valid, begins + lengths, item + 1)
 
-    def _application(self) -> tuple[Pairs, Any]:
+    def _application(self) -> tuple[WalkedPairs, Any]:
         """The pairs, one property of all rows after the other; and the row of each."""
         has = self._has(_APPLICATION)
         total = len(self._at)
@@ -230,9 +230,9 @@ class Walk:
             self._at = np.where(has, end, self._at)
         if not parts:
             none, false = np.zeros(0, np.int64), np.zeros(0, bool)
-            return Pairs(counts, none, none, none, none, false, false, false, none), none
+            return WalkedPairs(counts, none, none, none, none, false, false, false, none), none
         owners, *flat = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return Pairs(counts, *flat), owners
+        return WalkedPairs(counts, *flat), owners
 
     def _pair(self, item: Any, ends: Any) -> tuple[tuple[Any, ...], Any, Any]:
         key_lengths = self._byte(item + 1).astype(np.int64)

@@ -51,8 +51,7 @@ def binary(data: bytes | memoryview, begins: Any, ends: Any, valid: Any | None =
 
 def _pieces(data: bytes | memoryview, begins: Any, ends: Any) -> pa.Array:
     """Return spans, and what is between them."""
-    if len(data) > _INT32_MAX:
-        raise InternalError(f"{len(data)} bytes are more than an array has offsets for")
+    _check_size(len(data))
     bounds = np.empty(2 * len(begins), np.int32)
     bounds[0::2], bounds[1::2] = begins, ends
     return pa.Array.from_buffers(pa.binary(), max(0, len(bounds) - 1), [None, pa.py_buffer(bounds), pa.py_buffer(data)])
@@ -60,8 +59,15 @@ def _pieces(data: bytes | memoryview, begins: Any, ends: Any) -> pa.Array:
 
 def joined(values: Sequence[bytes]) -> pa.Array:
     """Return values as an array in memory of their size: what builds one doubles its own each time it is full."""
-    ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
-    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(values))])
+    ends = np.cumsum([0, *map(len, values)])
+    _check_size(int(ends[-1]))
+    buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
+
+
+def _check_size(size: int) -> None:
+    if size > _INT32_MAX:
+        raise InternalError(f"{size} bytes are more than an array has offsets for")
 
 
 def text(found: pa.Array) -> pa.Array:

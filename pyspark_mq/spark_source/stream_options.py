@@ -12,7 +12,7 @@ from pyspark_mq.spark_source.option_kinds import FLAG, choice, count
 from pyspark_mq.spark_source.option_parser import OptionParser, redacting
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
 from pyspark_mq.streams.offsets import EARLIEST, LATEST, parse_places
-from pyspark_mq.streams.settings import Settings, Where
+from pyspark_mq.streams.settings import StreamSettings, Where
 
 __all__ = ["STREAM_OPTIONS", "StreamOptions", "is_stream", "parse_stream_options"]
 
@@ -80,8 +80,8 @@ class StreamOptions(NamedTuple):
         include_metadata: all columns, where the user gives no schema.
     """
 
-    streaming: Settings
-    batch: Settings
+    streaming: StreamSettings
+    batch: StreamSettings
     include_metadata: bool
 
 
@@ -111,17 +111,17 @@ class _Parser(OptionParser):
         self._value("broker", choice({"rabbitmq": True}))
         return StreamOptions(self._settings(LATEST), self._settings(EARLIEST), self._value("includeMetadata"))
 
-    def _settings(self, default: int) -> Settings:
+    def _settings(self, default: int) -> StreamSettings:
         low, high = self._value("minOffsetsPerTrigger"), self._value("maxOffsetsPerTrigger")
         if low is not None and high is not None and low > high:
             raise OptionError("minOffsetsPerTrigger", f"{low} can never be reached: 'maxOffsetsPerTrigger' is {high}")
         urls = parse_urls(self._text("url") or "")
-        return Settings(
+        return StreamSettings(
             endpoint=self._endpoint_at(urls, secured=urls[0].tls, broker=BROKERS["rabbitmq"], protocol="stream"),
             streams=self._streams(),
             starting=self._where("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", default),
             ending=self._where("endingOffsets", "endingTimestamp", None, LATEST),
-            **self._fields(Settings),
+            **self._fields(StreamSettings),
         )
 
     def _streams(self) -> tuple[str, ...]:

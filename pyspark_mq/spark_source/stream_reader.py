@@ -17,7 +17,7 @@ from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
 from pyspark_mq.streams.planner import Planner
 from pyspark_mq.streams.ranges import Range
 from pyspark_mq.streams.rows import range_batches
-from pyspark_mq.streams.settings import Settings
+from pyspark_mq.streams.settings import StreamSettings
 
 __all__ = ["StreamBatchReader", "StreamReader", "arrow_schema", "stream_schema"]
 
@@ -66,7 +66,7 @@ class _RangePartition(InputPartition):
 class _Tasks:
     """Part that runs in tasks: a reader there has its columns and nothing else."""
 
-    def __init__(self, settings: Settings, schema: StructType) -> None:
+    def __init__(self, settings: StreamSettings, schema: StructType) -> None:
         self._schema = arrow_schema(schema)
         self._unreadable = settings.unreadable
         self._max_offsets = settings.max_offsets

@@ -25,7 +25,7 @@ from pyspark_mq.streams.access import Access
 from pyspark_mq.streams.chunk import Chunk, read_chunk
 from pyspark_mq.streams.frames import FieldReader, FrameError, Lost
 
-__all__ = ["NO_STREAM", "Connection", "Lost", "Member", "NoStream", "Subscription"]
+__all__ = ["NO_STREAM", "Lost", "Member", "NoStream", "StreamConnection", "Subscription"]
 
 _RECEIVE_BYTES = 256 << 10
 #: Size of what follows, command and version.
@@ -62,7 +62,7 @@ class NoStream(Exception):  # noqa: N818
         super().__init__(f"stream '{stream}': {frames.REASONS[code]}")
 
 
-class Connection:
+class StreamConnection:
     """A connection to one node.
 
     Args:
@@ -331,7 +331,7 @@ class Subscription:
         ended: has the broker ended it?
     """
 
-    def __init__(self, connection: Connection, number: int, stream: str) -> None:
+    def __init__(self, connection: StreamConnection, number: int, stream: str) -> None:
         self._connection, self._number, self.stream = connection, number, stream
         self._open = 1
         self._chunks: deque[bytes] = deque()

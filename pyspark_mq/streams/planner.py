@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, OptionError
 from pyspark_mq.streams.access import Access, make_access
-from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream
+from pyspark_mq.streams.connection import Lost, Member, NoStream, StreamConnection
 from pyspark_mq.streams.offsets import LATEST, Place, decode, encode
 from pyspark_mq.streams.ranges import Range, loss
 from pyspark_mq.streams.resume import Found, Outcome, newest, resume, unchanged
-from pyspark_mq.streams.settings import Settings, Where
+from pyspark_mq.streams.settings import StreamSettings, Where
 from pyspark_mq.streams.tail import Copy, chunk_with, sure_chunk
 from pyspark_mq.streams.topology import everywhere, located, persistently
 
@@ -80,7 +80,7 @@ class _Partition:
 class Planner:
     """Plans the epochs of one query. Used by one thread; connects when it is first asked."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StreamSettings) -> None:
         self._settings = settings
         self._access: Access | None = None
         #: All that were there once, or are in the checkpoint.
@@ -142,19 +142,19 @@ class Planner:
         text = "its nodes say that it exists, and when they are asked about it that it does not"
         raise loss(gone, text, fails=self._settings.fail_on_loss)
 
-    def _ask(self, partition: _Partition, ask: Callable[[Connection], T], limit_s: float | None = None) -> T:
+    def _ask(self, partition: _Partition, ask: Callable[[StreamConnection], T], limit_s: float | None = None) -> T:
         """Ask the members of a partition."""
         assert self._access is not None
         return persistently(self._access, partition.members, ask, f"stream '{partition.name}'", limit_s=limit_s)
 
-    def _copy(self, partition: _Partition, connection: Connection) -> Copy:
+    def _copy(self, partition: _Partition, connection: StreamConnection) -> Copy:
         known = None if partition.seen is None else partition.seen[1]
         return Copy(connection, partition.name, known, patient=partition.furthest is None)
 
     def _see(self, partition: _Partition, place: Place) -> Found:
         """Tell what became of a place: by one member if it has it unchanged, by all if not."""
 
-        def look(connection: Connection) -> Found:
+        def look(connection: StreamConnection) -> Found:
             assert self._access is not None
             copy = self._copy(partition, connection)
             if partition.seen is not None and partition.seen[:2] == (place, copy.end):
@@ -177,7 +177,7 @@ class Planner:
     def _end(self, partition: _Partition) -> Place:
         """The committed end, of a place that nobody has been at; the furthest, if all members are soon reached."""
 
-        def furthest(connection: Connection) -> Place:
+        def furthest(connection: StreamConnection) -> Place:
             assert self._access is not None
             with everywhere(self._access, connection.members(partition.name)) as connections:
                 copies = [self._copy(partition, one) for one in connections]
@@ -217,7 +217,7 @@ class Planner:
             for partition in self._there()
         }
 
-    def _resolve(self, partition: _Partition, option: str, where: Where, connection: Connection) -> Place:
+    def _resolve(self, partition: _Partition, option: str, where: Where, connection: StreamConnection) -> Place:
         name = partition.name
         assert self._access is not None
         copy = self._copy(partition, connection)

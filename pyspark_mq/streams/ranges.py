@@ -24,7 +24,7 @@ from typing import NamedTuple, NoReturn
 from pyspark_mq.errors import START_ANEW, DataLossError
 from pyspark_mq.streams.access import Access
 from pyspark_mq.streams.chunk import Chunk, ChunkError, Entry, Identity
-from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream
+from pyspark_mq.streams.connection import Lost, Member, NoStream, StreamConnection
 from pyspark_mq.streams.tail import chunk_with
 from pyspark_mq.streams.topology import Attempts, connected
 
@@ -128,7 +128,7 @@ class _RangeReader:
 
     # -- one subscription
 
-    def _subscribed(self, connection: Connection) -> Iterator[Part]:
+    def _subscribed(self, connection: StreamConnection) -> Iterator[Part]:
         wanted, proof, begun, broken, after = self._wanted, self._wanted.proof, time.monotonic(), "", 0
         with connection.subscribed(wanted.stream, self._next) as subscription:
             self._attempts.absent.clear()
@@ -181,12 +181,12 @@ class _RangeReader:
             self._wait_s = max(_WAIT_S, min(2 * self._wait_s, self._attempts.left_s))
             raise Lost(f"{text}; if the end of the stream was lost, that shows as soon as somebody publishes")
 
-    def _gap(self, connection: Connection, chunk: Chunk) -> str:
+    def _gap(self, connection: StreamConnection, chunk: Chunk) -> str:
         if connection.stats(self._wanted.stream)["first_chunk_id"] > self._next:
             return "retention has taken them"
         return f"no member has them, and all have offset {chunk.first}"
 
-    def _lacks(self, connection: Connection, after: int, reason: str) -> NoReturn:
+    def _lacks(self, connection: StreamConnection, after: int, reason: str) -> NoReturn:
         """Note that a member goes on elsewhere than at the next offset; skip what all of them lack."""
         self._lacking[connection.advertised].append((after, reason))
         named = connection.members(self._wanted.stream)
@@ -206,7 +206,7 @@ class _RangeReader:
         self._get_to(end)
         self._proved = self._proved or wanted.proof is None or wanted.proof.chunk < after
 
-    def _prove(self, connection: Connection, chunk: Chunk, proof: Identity) -> None:
+    def _prove(self, connection: StreamConnection, chunk: Chunk, proof: Identity) -> None:
         """Compare the chunk at the end with the one that was planned."""
         if chunk.first > proof.chunk:
             self._lacks(connection, chunk.first, "retention has taken the end")

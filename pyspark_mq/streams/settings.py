@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pyspark_mq.sources.endpoint import Endpoint
 
-__all__ = ["Settings", "Where"]
+__all__ = ["StreamSettings", "Where"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Where:
 
 
 @dataclass(frozen=True)
-class Settings:
+class StreamSettings:
     """Options of a query.
 
     Attributes:

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 from pyspark_mq.streams.chunk import Chunk, ChunkError, Identity
-from pyspark_mq.streams.connection import Connection, Lost
+from pyspark_mq.streams.connection import Lost, StreamConnection
 from pyspark_mq.streams.offsets import Place
 
 __all__ = ["Copy", "chunk_with", "sure_chunk"]
@@ -38,7 +38,7 @@ class Copy:
     """
 
     def __init__(
-        self, connection: Connection, stream: str, known: Place | None = None, *, patient: bool = False
+        self, connection: StreamConnection, stream: str, known: Place | None = None, *, patient: bool = False
     ) -> None:
         self._connection, self._stream = connection, stream
         numbers = _settled(connection, stream) if patient else connection.stats(stream)
@@ -68,7 +68,7 @@ class Copy:
         return replace(self.end, first=first)
 
 
-def _settled(connection: Connection, stream: str) -> dict[str, int]:
+def _settled(connection: StreamConnection, stream: str) -> dict[str, int]:
     """The numbers of a stream when its end has reached what was there at first, or after some seconds."""
     began, goal = time.monotonic(), -1
     while True:
@@ -80,7 +80,7 @@ def _settled(connection: Connection, stream: str) -> dict[str, int]:
         time.sleep(_PAUSE_S)
 
 
-def chunk_with(connection: Connection, stream: str, offset: int | None = None, since_ms: int = 0) -> Chunk:
+def chunk_with(connection: StreamConnection, stream: str, offset: int | None = None, since_ms: int = 0) -> Chunk:
     """The chunk that has an offset which is committed, or the first there is if retention has taken it.
 
     Args:
@@ -103,7 +103,7 @@ def chunk_with(connection: Connection, stream: str, offset: int | None = None, s
         raise Lost(f"the chunk of stream '{stream}' {where} did not come: {failed}") from None
 
 
-def sure_chunk(connection: Connection, stream: str, offset: int, first: int = -1) -> Chunk:
+def sure_chunk(connection: StreamConnection, stream: str, offset: int, first: int = -1) -> Chunk:
     """Read a chunk as :func:`chunk_with`, twice unless it begins as expected and is whole: a CRC does not cover a head.
 
     Raises:

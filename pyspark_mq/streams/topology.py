@@ -11,7 +11,7 @@ from typing import TypeVar
 from pyspark_mq.errors import BrokerUnavailableError, RefusedError
 from pyspark_mq.sources.url import BrokerUrl, place_of
 from pyspark_mq.streams.access import Access
-from pyspark_mq.streams.connection import NO_STREAM, Connection, Lost, Member, NoStream
+from pyspark_mq.streams.connection import NO_STREAM, Lost, Member, NoStream, StreamConnection
 
 __all__ = ["Attempts", "connected", "everywhere", "forget_connections", "located", "persistently"]
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 _log = logging.getLogger("pyspark_mq")
 
 #: Connections of this process that nobody uses: a task leaves its own to the next, which expects it to be dead.
-_KEPT: dict[tuple[Access, Member], list[Connection]] = {}
+_KEPT: dict[tuple[Access, Member], list[StreamConnection]] = {}
 _KEPT_MAX = 16
 #: Addresses where attempts to connect took as good as all of their time, and until when they come last.
 _AVOIDED: dict[Member, float] = {}
@@ -51,11 +51,11 @@ def _candidates(access: Access, members: Sequence[Member], turn: int = 0) -> lis
 
 
 @contextmanager
-def connected(access: Access, member: Member, url: BrokerUrl) -> Iterator[Connection]:
+def connected(access: Access, member: Member, url: BrokerUrl) -> Iterator[StreamConnection]:
     """A connection to a node, kept or new; kept again unless it is lost. Lost if there is none."""
     kept, began = _KEPT.get((access, member)), time.monotonic()
     try:
-        connection = kept.pop() if kept else Connection(access, member, url)
+        connection = kept.pop() if kept else StreamConnection(access, member, url)
     except Lost:
         if time.monotonic() - began > access.connect_timeout_s / 2:
             _AVOIDED[member] = time.monotonic() + _AVOIDED_S
@@ -73,20 +73,20 @@ def connected(access: Access, member: Member, url: BrokerUrl) -> Iterator[Connec
     _keep(access, member, connection)
 
 
-def _keep(access: Access, member: Member, connection: Connection) -> None:
+def _keep(access: Access, member: Member, connection: StreamConnection) -> None:
     if sum(map(len, _KEPT.values())) >= _KEPT_MAX:
         forget_connections()
     _KEPT.setdefault((access, member), []).append(connection)
 
 
 @contextmanager
-def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[Connection]]:
+def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[StreamConnection]]:
     """Connections to all of some members at once, told apart by what they advertise.
 
     Raises:
         Lost: one is not reached; behind a balancer that may be chance.
     """
-    found: dict[Member, Connection] = {}
+    found: dict[Member, StreamConnection] = {}
     with ExitStack() as stack:
         for member, url in _candidates(access, members) + _candidates(access, ()) * len(members):
             if member not in found and not found.keys() >= {*members}:
@@ -193,7 +193,7 @@ class Attempts(AbstractContextManager[object]):
 def persistently(
     access: Access,
     members: Sequence[Member],
-    ask: Callable[[Connection], T],
+    ask: Callable[[StreamConnection], T],
     what: str = "asking for streams",
     *,
     limit_s: float | None = None,
@@ -207,7 +207,7 @@ def persistently(
     raise AssertionError("there is always another attempt")
 
 
-def located(connection: Connection, name: str) -> dict[str, list[Member]]:
+def located(connection: StreamConnection, name: str) -> dict[str, list[Member]]:
     """The partitions of a super stream, or a stream itself, and the members of each.
 
     Raises:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from pyspark_mq.decode.amqp091 import Amqp091Batch
-from pyspark_mq.decode.amqp091_properties import UnreadableRaw, check, unreadable
+from pyspark_mq.decode.amqp091_properties import UnreadableDelivery, check, unreadable
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError
 from pyspark_mq.sources.connections.message_id import MessageIds
@@ -128,7 +128,7 @@ def _case(rng: random.Random) -> Counter[str]:
         return Counter()  # a tag that no broker reaches, or an order for which the session ends: no block is made
     # What counts of a key depends on the whole block, and what cannot be read is in one of its own.
     bytes_max = rng.choice((_SMALL, 4 << 20))
-    left_out = {"size"} if UnreadableRaw in map(type, alone[0]) or bytes_max == _SMALL else set()
+    left_out = {"size"} if UnreadableDelivery in map(type, alone[0]) or bytes_max == _SMALL else set()
     made = [block_rows(_DECODER, items, ids, bytes_max) for items in (together[0], alone[0])]
     same_rows(*made, left_out, wrong)
     if rng.random() < _EACH_SHARE:

@@ -21,7 +21,7 @@ from uuid import UUID
 import proton
 
 from pyspark_mq.decode.amqp10 import Amqp10Batch
-from pyspark_mq.decode.amqp10_message import Raw, UnreadableRaw
+from pyspark_mq.decode.amqp10_message import Raw, UnreadableMessage
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
 from pyspark_mq.dedup import IdSource
@@ -215,7 +215,7 @@ def same(expected: Any, found: Any) -> bool:
 
 def judge(expected: dict[str, Any], raw: Raw, data: bytes) -> None:
     """Raises an AssertionError for each column that is not as it has to be."""
-    assert not isinstance(raw, UnreadableRaw), f"unreadable, {raw.of.application}: {data.hex()}"
+    assert not isinstance(raw, UnreadableMessage), f"unreadable, {raw.of.application}: {data.hex()}"
     found = row(raw)
     properties = dict(found.pop("properties"))
     for name, wanted in expected.items():
@@ -229,7 +229,7 @@ def judge(expected: dict[str, Any], raw: Raw, data: bytes) -> None:
 
 def check_unreadable(raw: Raw, data: bytes) -> None:
     """It is unreadable, has all its bytes as its body, and says why."""
-    assert isinstance(raw, UnreadableRaw), f"read as {raw}: {data.hex()}"
+    assert isinstance(raw, UnreadableMessage), f"read as {raw}: {data.hex()}"
     assert raw.body == data
     reason = str(dict(_DECODER.columns["properties"]([raw])[0])[UNREADABLE_PROPERTY])
     assert reason.startswith(("EncodingError: ", "IndexError: ", "UnicodeDecodeError: ")), f"{reason}: {data.hex()}"
@@ -304,7 +304,7 @@ class _Fuzzer:
             raw = self.read("changed", changed)
             alone = SectionReader(counts_acquirers=self._counts_acquirers)
             assert row(raw) == row(alone.read(1, changed)), f"read differently behind others: {changed.hex()}"
-            if isinstance(raw, UnreadableRaw):
+            if isinstance(raw, UnreadableMessage):
                 check_unreadable(raw, changed)
             else:
                 assert well_formed(changed), f"read, and broken: {changed.hex()}"

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any
 
 from pyspark_mq.decode.amqp10 import Amqp10Batch, WalkedBatch, find_batches
-from pyspark_mq.decode.amqp10_message import UnreadableRaw
+from pyspark_mq.decode.amqp10_message import UnreadableMessage
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.sources.connections.message_id import MessageIds
@@ -57,7 +57,7 @@ def _case(rng: random.Random) -> Counter[str]:
     bytes_max = rng.choice((_SMALL, 4 << 20))
     # What counts of a key depends on the whole block.
     parts = len(list(_DECODER.gather(together, bytes_max)))
-    left_out = {"size"} if UnreadableRaw in map(type, alone) or parts > 1 or bytes_max == _SMALL else set()
+    left_out = {"size"} if UnreadableMessage in map(type, alone) or parts > 1 or bytes_max == _SMALL else set()
     made = [block_rows(_DECODER, items, ids, bytes_max) for items in (together, alone)]
     same_rows(*made, left_out, f"{forms}, IDs by {ids.source}")
     batched = sum(len(item) for item in together if isinstance(item, WalkedBatch))

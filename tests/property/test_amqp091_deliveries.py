@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from pika.spec import Basic
 
 from pyspark_mq.decode.amqp091 import Amqp091Batch, as_text
-from pyspark_mq.decode.amqp091_properties import Raw, UnreadableRaw, check, unreadable
+from pyspark_mq.decode.amqp091_properties import Raw, UnreadableDelivery, check, unreadable
 from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
 from pyspark_mq.dedup import IdSource, id_keys
 from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError
@@ -342,7 +342,7 @@ def test_properties_of_any_bytes_have_columns_or_are_refused(data: st.DataObject
     if wrong:
         ((place, error),) = wrong
         raws[place] = unreadable(raws[place], error)
-        assert type(raws[0]) is UnreadableRaw
+        assert type(raws[0]) is UnreadableDelivery
         (odd,) = DECODER.unreadable(raws)
         assert error in str(odd)
         assert odd.data[2:] == bytes(block)[-len(odd.data) + 2 :] or len(odd.data) <= 2

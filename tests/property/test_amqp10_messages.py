@@ -31,7 +31,7 @@ from proton import (
 
 from pyspark_mq.decode.amqp10 import Amqp10Batch
 from pyspark_mq.decode.amqp10_columns import walked_groups
-from pyspark_mq.decode.amqp10_message import Raw, UnreadableRaw
+from pyspark_mq.decode.amqp10_message import Raw, UnreadableMessage
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.dedup import IdSource
 from tests.support.decoding import Asked
@@ -219,7 +219,7 @@ def check(data: bytes) -> bool:
         assert_as_read([data] * COPIES, reader)
         groups, left = walked_groups(joined([data] * COPIES), reader)
         assert len(left) in {0, COPIES}
-        assert not groups or not isinstance(reader.read(7, data), UnreadableRaw)
+        assert not groups or not isinstance(reader.read(7, data), UnreadableMessage)
         is_walked = bool(groups)
     return is_walked
 
@@ -303,7 +303,7 @@ def test_a_size_takes_no_memory_that_the_bytes_do_not_hold(descriptor: int, code
     tracemalloc.start()
     try:
         for data in (hostile, hostile + BODY, section(0x73, b"\xc0\x05\x01\xa1\x02id") + hostile):
-            assert isinstance(reader.read(1, data), UnreadableRaw)
+            assert isinstance(reader.read(1, data), UnreadableMessage)
         assert tracemalloc.get_traced_memory()[1] < 20_000
     finally:
         tracemalloc.stop()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyspark_mq.decode.amqp10 import Amqp10Batch, WalkedBatch, find_batches
-from pyspark_mq.decode.amqp10_message import Raw, UnreadableRaw
+from pyspark_mq.decode.amqp10_message import Raw, UnreadableMessage
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.sources.amqp10.session import Amqp10Session
 from pyspark_mq.sources.connections.session import SessionLostError, Sink
@@ -50,7 +50,7 @@ def test_one_that_cannot_be_read_is_a_delivery_between_batches() -> None:
     broken = [*messages(100), b"\xff", *messages(100)]
     before, one, behind = read(broken)
     assert (len(before), len(behind)) == (100, 100)
-    assert type(one) is UnreadableRaw
+    assert type(one) is UnreadableMessage
     assert tags([before, one, behind]) == [*range(1, 202)]
 
 

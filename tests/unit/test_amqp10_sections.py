@@ -18,7 +18,7 @@ from uuid import UUID
 import pytest
 
 from pyspark_mq.decode.amqp10 import Amqp10Batch
-from pyspark_mq.decode.amqp10_message import Raw, UnreadableRaw
+from pyspark_mq.decode.amqp10_message import Raw, UnreadableMessage
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
 from pyspark_mq.dedup import IdSource
@@ -43,7 +43,7 @@ def row(raw: Raw) -> dict[str, Any]:
 def body(value: V) -> bytes:
     """The body of a message with a value, behind an ID."""
     raw = read(of(value))[0]
-    assert not isinstance(raw, UnreadableRaw), raw.of.application
+    assert not isinstance(raw, UnreadableMessage), raw.of.application
     return raw.body
 
 
@@ -54,7 +54,7 @@ def of(value: V) -> bytes:
 def unreadable(data: bytes) -> str:
     """Why it is; its body is all of it, and every column can be made."""
     raw = read(data)[0]
-    assert isinstance(raw, UnreadableRaw)
+    assert isinstance(raw, UnreadableMessage)
     assert raw.body == data
     assert DECODER.unreadable([raw])[0].data == data
     return str(dict(row(raw)["properties"])[UNREADABLE_PROPERTY])

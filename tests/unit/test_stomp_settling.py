@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_mq.sources.stomp.settling import Settling
+from pyspark_mq.sources.stomp.settling import StompSettling
 
 
-def settling(deliveries: int, *, cumulative: bool) -> Settling:
-    made = Settling(cumulative=cumulative, reject_headers={"requeue": "false"})
+def settling(deliveries: int, *, cumulative: bool) -> StompSettling:
+    made = StompSettling(cumulative=cumulative, reject_headers={"requeue": "false"})
     made.open.update((tag, f"T\\c{tag}".encode()) for tag in range(1, deliveries + 1))
     return made
 

@@ -12,7 +12,7 @@ from pyspark_mq.errors import MqError
 from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.streams.access import Access
 from pyspark_mq.streams.chunk import ChunkError
-from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream
+from pyspark_mq.streams.connection import Lost, Member, NoStream, StreamConnection
 from tests.support.sockets import LIMIT_S, Pieces, cuts
 from tests.support.stream_peer import (
     AUTHENTICATE,
@@ -74,7 +74,7 @@ def told(monkeypatch: pytest.MonkeyPatch, pieces: Sequence[bytes]) -> tuple[Any,
     urls = parse_urls("rabbitmq-stream://host")
     chunks: list[Any] = []
     try:
-        connection = Connection(
+        connection = StreamConnection(
             Access(urls, "user", "password", connect_timeout_s=LIMIT_S), Member("host", 5552), urls[0]
         )
         try:

@@ -21,9 +21,9 @@ from pyspark_mq.errors import MqError
 from pyspark_mq.sources.url import BrokerUrl, place_of
 from pyspark_mq.streams.access import Access, make_access
 from pyspark_mq.streams.chunk import Chunk, ChunkError
-from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream
+from pyspark_mq.streams.connection import Lost, Member, NoStream, StreamConnection
 from pyspark_mq.streams.offsets import Place
-from pyspark_mq.streams.settings import Settings
+from pyspark_mq.streams.settings import StreamSettings
 from pyspark_mq.streams.tail import Copy
 from pyspark_mq.streams.topology import located, persistently
 
@@ -36,7 +36,7 @@ _CHUNK_RECORDS_MIN = 10
 _CHUNKS = 20
 
 
-def examine_streams(settings: Settings, maximum: int, patience_s: float) -> Iterator[Section]:
+def examine_streams(settings: StreamSettings, maximum: int, patience_s: float) -> Iterator[Section]:
     """Look everywhere, section by section; see :func:`pyspark_mq.cli.doctor.look.examine`."""
     yield Section("this machine", check_machine(look_at_machine(), "stream", None, syncs=False))
     try:
@@ -53,13 +53,13 @@ def examine_streams(settings: Settings, maximum: int, patience_s: float) -> Iter
         yield from _stream(access, name, maximum, patience_s)
 
 
-def _node(access: Access, url: BrokerUrl, settings: Settings) -> Iterator[Finding]:
+def _node(access: Access, url: BrokerUrl, settings: StreamSettings) -> Iterator[Finding]:
     for finding in check_tls(url, settings.endpoint):
         yield finding
         if finding.level is Level.PROBLEM:
             return
     try:
-        connection = Connection(access, Member(url.host, url.port), url)
+        connection = StreamConnection(access, Member(url.host, url.port), url)
     except Lost as unavailable:
         level = Level.WARNING if len(access.urls) > 1 else Level.PROBLEM
         advice = "start it, correct 'url', or enable plugin rabbitmq_stream there: its port is 5552 unless configured"
@@ -118,7 +118,7 @@ def _partition(
 ) -> Iterator[Finding]:
     yield _advertised(members, access)
 
-    def look(connection: Connection) -> tuple[Place, Chunk | None, list[Chunk]]:
+    def look(connection: StreamConnection) -> tuple[Place, Chunk | None, list[Chunk]]:
         copy = Copy(connection, name, patient=True)
         end = copy.end
         if end.last is None:
@@ -144,7 +144,7 @@ def _partition(
     yield from _contents([chunk for chunk in chunks if chunk.user])
 
 
-def _last(connection: Connection, name: str, begin: int, end: int, patience_s: float) -> Iterator[Chunk]:
+def _last(connection: StreamConnection, name: str, begin: int, end: int, patience_s: float) -> Iterator[Chunk]:
     with connection.subscribed(name, begin) as subscription, suppress(TimeoutError):
         for _ in range(_CHUNKS):
             chunk = subscription.next(patience_s)

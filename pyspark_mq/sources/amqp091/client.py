@@ -14,7 +14,7 @@ from pyspark_mq.decode.amqp091_properties import Raw
 from pyspark_mq.sources.amqp091.frames import DeliveryReader
 from pyspark_mq.sources.connections.socket_loop import ReadPace
 
-__all__ = ["Answer", "Connection", "Loop"]
+__all__ = ["Answer", "Loop", "PikaConnection"]
 
 #: pika reads 4 KiB at a time. Every read is a turn of the interpreter, which the query's thread waits for; and what one
 #: brings is looked at together. A paused session that has to read now and then reads less.
@@ -103,7 +103,7 @@ class Answer:
         self._loop.stop()
 
 
-class Connection(SelectConnection):  # type: ignore[misc]
+class PikaConnection(SelectConnection):  # type: ignore[misc]
     """pika's connection, whose deliveries are cut out of what it reads before it sees them.
 
     The seam is private to pika: its contract is in `tests/integration/test_pika_versions.py`, for each supported
@@ -156,5 +156,5 @@ class Connection(SelectConnection):  # type: ignore[misc]
         self._pace.rest()
 
 
-#: What :class:`Connection` relies on; pika 1.3.2 and 1.4.4 have it.
+#: What :class:`PikaConnection` relies on; pika 1.3.2 and 1.4.4 have it.
 _HAS_SEAM = all(hasattr(SelectConnection, name) for name in ("_on_data_available", "_trim_frame_buffer"))

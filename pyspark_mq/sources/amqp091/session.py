@@ -29,7 +29,7 @@ from pyspark_mq.decode.amqp091_properties import Raw, check, unreadable
 from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MessageError, OptionError
 from pyspark_mq.logs import leave_out_own_lines
-from pyspark_mq.sources.amqp091.client import Answer, Connection, Loop
+from pyspark_mq.sources.amqp091.client import Answer, Loop, PikaConnection
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_stated
 from pyspark_mq.sources.amqp091.frames import FrameError
 from pyspark_mq.sources.amqp091.login import connection_parameters
@@ -59,7 +59,7 @@ class Amqp091Session(Session):
         super().__init__(*args, **kwargs)
         self._secret: str | None = None
         self._loop = Loop(lambda: self._ended(SessionLostError("the broker closed the connection")))
-        self._pika: Connection | None = None
+        self._pika: PikaConnection | None = None
         self._channel: Any = None
         self._queue = self.endpoint.queue or ""
         self._consumer_tags: list[str] = []
@@ -80,7 +80,7 @@ class Amqp091Session(Session):
         deadline = self.now_s() + timeout_s
         self._url = url
         opened = Answer(self._loop)
-        self._pika = Connection(
+        self._pika = PikaConnection(
             self._parameters(url, timeout_s),
             on_open_callback=opened,
             on_open_error_callback=lambda _, error: self._ended(error),

@@ -28,7 +28,7 @@ from proton import UNDESCRIBED, Array, Data, Described, Endpoint, Link, ProtonEx
 
 from pyspark_mq.brokers.facts import of_rabbitmq, version_of
 from pyspark_mq.decode.amqp10 import Amqp10Batch, WalkedBatch, find_batches
-from pyspark_mq.decode.amqp10_message import UnreadableRaw, unreadable_of
+from pyspark_mq.decode.amqp10_message import UnreadableMessage, unreadable_of
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
 from pyspark_mq.errors import BrokerUnavailableError
@@ -234,7 +234,7 @@ class Amqp10Session(Amqp10Connection):
     def _pass_on(self) -> None:
         messages, self._taken = self._taken, []
         for item in find_batches(self._newest - len(messages) + 1, messages, self._sections):
-            if type(item) is UnreadableRaw and not self.options.keeps_unreadable:
+            if type(item) is UnreadableMessage and not self.options.keeps_unreadable:
                 raise self._refuse(unreadable_of(item))
             self.sink.inbox.append(item)
             self.sink.deliveries += len(item) if isinstance(item, WalkedBatch) else 1

@@ -35,7 +35,7 @@ from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
 from pyspark_mq.sources.stomp.errors import subscribe_error
 from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, FrameError
-from pyspark_mq.sources.stomp.settling import Settling
+from pyspark_mq.sources.stomp.settling import StompSettling
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["StompSession"]
@@ -80,7 +80,7 @@ class StompSession(StompConnection):
         self._subscriptions = 0
         # Deliveries have numbers of our own: 1, 2, 3... in the order of arrival.
         self._tag = 0
-        self._settling = Settling(cumulative=self._dialect.cumulative, reject_headers=self._dialect.reject_headers)
+        self._settling = StompSettling(cumulative=self._dialect.cumulative, reject_headers=self._dialect.reject_headers)
         self._answers: set[str] = set()
         self._window = 0
         self._window_bytes = 0.0

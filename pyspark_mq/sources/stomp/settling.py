@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-__all__ = ["Settling"]
+__all__ = ["StompSettling"]
 
 
-class Settling:
+class StompSettling:
     """The open deliveries of one session and the frames that settle them.
 
     Guarantee: a frame settles only what was asked for, and a request is confirmed by a receipt that the
