@@ -56,8 +56,8 @@ def run(python: Path, url: str, folder: Path, *, ends: bool = True) -> QuickStar
         script = text if ends else _stopped(text)
         (folder / text.partition("\n")[0].removeprefix("# ")).write_text(script.replace(URL, url), "utf-8")
     _install, *commands = _blocks("sh")
-    environment = {name: value for name, value in os.environ.items() if name not in {"PYSPARK_PYTHON", "SPARK_HOME"}}
-    environment["PYSPARK_DRIVER_PYTHON"] = "jupyter"  # as where notebooks are
+    others = {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME"}
+    environment = {name: value for name, value in os.environ.items() if name not in others}
     environment["PATH"] = f"{python.parent}{os.pathsep}{environment['PATH']}"
     printed = []
     for command in commands:
