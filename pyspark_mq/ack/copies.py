@@ -32,47 +32,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import count
 from typing import Any, Protocol, TypeGuard
 
-from pyspark_mq.ack.known import Known, Segments
+from pyspark_mq.ack.remembered import Remembered
 from pyspark_mq.ack.table import State
 
-__all__ = ["Copies", "Look", "Met", "any_repeats", "is_nameless"]
+__all__ = ["Copies", "Look", "any_repeats", "is_nameless"]
 
 #: Bytes of a digest, and of a key.
 _DIGEST, _KEY = 16, 24
 _PLAIN = bytes(_KEY - _DIGEST)
 #: In place of the digest of what is not distinguished at all, under ordinals like those of further copies.
 _NAMELESS = bytes(_DIGEST)
-#: Contents that are known to repeat, and settled ones that are recognised by it: the newest.
+#: Contents that are known to repeat: the newest.
 _REPEATS_MAX = 65_536
-_MET_MAX = 1_000_000
-#: Settled contents in one segment, about.
-_MET_SEGMENT = 65_536
 #: Entries until those are looked through that nobody needs any more.
 _ENTRIES_MIN = 4_096
-
-
-class Met:
-    """Settled contents of all queues, the newest: what comes with one of them is an equal message."""
-
-    def __init__(self) -> None:
-        self.segments = Segments()
-        self._numbers = count()
-        #: Segments from the oldest on.
-        self._order: list[int] = []
-
-    def add(self, firsts: Any, seconds: Any) -> None:
-        """Add the hashes of contents."""
-        number, order, segments = next(self._numbers), self._order, self.segments
-        segments.add(number, firsts, seconds)
-        order.append(number)
-        # Each is at least twice as large as the next, so a search looks into few, and each key moves seldom.
-        while len(order) > 1 and segments.size(order[-2]) < min(_MET_SEGMENT, 2 * segments.size(number)):
-            segments.merge([order.pop(-2), number], number)
-        while len(segments) > _MET_MAX and len(order) > 1:
-            segments.forget(order.pop(0))
 
 
 class Look(Protocol):
@@ -97,14 +72,14 @@ class Copies:
     Args:
         ordinals: ascending numbers, none of which a process before has used.
         proves: a delivery without a flag is a new message.
-        met: settled contents of the queue.
+        memory: knows settled contents.
 
     Attributes:
         shown: it is known what is committed.
         ambiguous: deliveries emitted although they may be redeliveries.
     """
 
-    def __init__(self, ordinals: Iterator[int], met: Known[Any], *, proves: bool) -> None:
+    def __init__(self, ordinals: Iterator[int], memory: Remembered[Any], *, proves: bool) -> None:
         self._ordinals = ordinals
         self._proves = proves
         self._repeats: dict[bytes, None] = {}
@@ -121,7 +96,7 @@ class Copies:
         #: there is one that came before that was known.
         self._named: dict[bytes, bytes] = {}
         self._older: dict[bytes, bytes] = {}
-        self._met = met
+        self._memory = memory
         self._swept = _ENTRIES_MIN
         self.shown = False
         self.ambiguous = 0
@@ -141,7 +116,7 @@ class Copies:
             and len(every) == len(plain)
             and not self._entries(digests)
             and look.all_unseen(every)
-            and self._met.knows_none_of(every)
+            and not self._memory.met_among(every)
         ):
             if not all(proved):
                 for key, sure in zip(plain, proved, strict=True):
@@ -151,7 +126,7 @@ class Copies:
         self._withdraw(digests, look)
         plain = [self._named.get(digest, key) for digest, key in zip(digests, plain, strict=True)]
         every = set(plain)
-        state_of, left, met = look.states(every), look.left_among(every), self._met.among(every)
+        state_of, left, met = look.states(every), look.left_among(every), self._memory.met_among(every)
         # Where all are new, nothing can be one that is being acknowledged.
         settling = look.settling_among(every) if self._proves and not all(proved) else ()
         here: set[bytes] = set()

@@ -6,7 +6,7 @@ returns a :class:`Acknowledgements` that says which.
 
 The table decides, this module does what it says. Nearly every message is new, is planned with
 thousands of others and committed with them, so a state is a container: the buffer (RECEIVED), the
-planned epochs (PLANNED), the segments of known IDs (COMMITTED). Messages of one state that meet
+planned epochs (PLANNED), the memory (COMMITTED). Messages of one state that meet
 one event are a group. The transition is looked up once for each group, its action is done, and the group goes into
 the container of the target state. Only deliveries that repeat a known ID are sorted into groups one by one.
 
@@ -25,8 +25,8 @@ from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.ack.groups import Assigned, DeliveredGroup, Ended, Group, Whole
 from pyspark_mq.ack.handles import Acknowledgements, OpenDeliveries, SessionAcks
-from pyspark_mq.ack.known import Known
 from pyspark_mq.ack.planned import Epoch, Planned, Taken
+from pyspark_mq.ack.remembered import Remembered
 from pyspark_mq.ack.settling import Settling
 from pyspark_mq.ack.table import Action, Event, State, step
 from pyspark_mq.errors import InternalError
@@ -48,8 +48,8 @@ class Ledger(Generic[K, P]):
 
     Args:
         grace_s: seconds behind a confirmation after which an answer settles (`settleGrace`).
-        known: the IDs of committed messages. None for the lower guarantees: the keys are then mere serial numbers of
-            deliveries, and nothing is kept once an epoch is committed.
+        memory: knows the IDs of committed messages. None for the lower guarantees: the keys are then mere serial
+            numbers of deliveries, and nothing is kept once an epoch is committed.
         copies: distinguishes messages that have no ID, by keys of its own; None where there are none.
         weigh: the bytes of payloads.
 
@@ -57,7 +57,6 @@ class Ledger(Generic[K, P]):
         received: what is not planned yet, oldest first. To be looked at, as the next three are.
         planned: epochs that are planned and not committed.
         settling: what is acknowledged and not settled. The caller reports what is asked, and when.
-        left: segments of IDs that were left open. An ID of one that comes again is left again.
         recalled: messages that a former process may have left open a moment ago.
     """
 
@@ -65,19 +64,17 @@ class Ledger(Generic[K, P]):
         self,
         *,
         grace_s: float,
-        known: Known[K] | None = None,
+        memory: Remembered[K] | None = None,
         copies: Copies | None = None,
         weigh: Callable[[Sequence[P]], int] = len,
     ) -> None:
         self._open: OpenDeliveries[K] = OpenDeliveries()
-        self._known = known
+        self._memory = memory
         self._copies = copies
         self.received: Buffer[K, P] = Buffer(weigh)
         self.planned: Planned[K, P] = Planned(weigh)
-        self.settling: Settling[K] = Settling(None if known is None else grace_s)
-        self.left: Collection[int] = ()
+        self.settling: Settling[K] = Settling(None if memory is None else grace_s)
         self.recalled = 0
-        self._leaving: dict[K, None] = {}
         self._numbers = 0
         self._count: Counter[str] = Counter()
         #: Action -> what has to meet it, and how it is done.
@@ -103,14 +100,14 @@ class Ledger(Generic[K, P]):
 
     def states(self, keys: Collection[K]) -> Callable[[K], State]:
         """Return the state of each of these, until something changes."""
-        known = frozenset() if self._known is None else self._known.among(keys)
+        known = frozenset() if self._memory is None else self._memory.among(keys)
 
         def state(key: K) -> State:
             if key in self.received:
                 return State.RECEIVED
             if key in self.planned:
                 return State.PLANNED
-            return State.COMMITTED if key in known or key in self._leaving else State.UNSEEN
+            return State.COMMITTED if key in known else State.UNSEEN
 
         return state
 
@@ -140,13 +137,11 @@ class Ledger(Generic[K, P]):
         return (
             self.received.knows_none_of(keys)
             and self.planned.knows_none_of(keys)
-            and self._leaving.keys().isdisjoint(keys)
-            and (self._known is None or self._known.knows_none_of(keys))
+            and (self._memory is None or self._memory.knows_none_of(keys))
         )
 
     def left_among(self, keys: Collection[K]) -> set[K]:
-        left = set() if self._known is None else self._known.among(keys, self.left)
-        return left | (self._leaving.keys() & keys)
+        return set() if self._memory is None else self._memory.left_among(keys)
 
     def settling_among(self, keys: Collection[K]) -> set[K]:
         return self.settling.among(keys)
@@ -155,11 +150,6 @@ class Ledger(Generic[K, P]):
     def expected(self) -> int:
         """Messages that a new session may be handed again: planned, or acknowledged and not settled."""
         return len(self.planned) + len(self.settling)
-
-    @property
-    def leaving(self) -> int:
-        """Messages that ends of sessions have left open since the last plan."""
-        return len(self._leaving)
 
     # -- receiving -------------------------------------------------------------------------
 
@@ -239,7 +229,7 @@ class Ledger(Generic[K, P]):
         Returns:
             how many deliveries may come again with a message that is planned or committed.
         """
-        open_deliveries, leaving = self.unacked_in(session), self.leaving
+        open_deliveries = self.unacked_in(session)
         held = dict.fromkeys(self._open[session].messages())
         elsewhere = self._open.held(besides=session)
         received = [key for key in held if key in self.received]
@@ -264,7 +254,7 @@ class Ledger(Generic[K, P]):
         left = self._open.close(session)
         if left:
             raise InternalError(f"session {session} is gone, and {left} of its handles are still held")
-        return open_deliveries - len(only_here) + self.leaving - leaving
+        return open_deliveries - len(only_here) + len(set(cut_off))
 
     # -- phase one -------------------------------------------------------------------------
 
@@ -279,23 +269,9 @@ class Ledger(Generic[K, P]):
         self._meet(Event.PLAN, {State.RECEIVED: Assigned(keys, planned)})
         self.planned.epochs[epoch] = planned
         self._count["planned"] += len(planned.payloads)
-        return keys
-
-    def take_leaving(self) -> list[K]:
-        """Take what ends of sessions have left open since the last time, and what came again of what was left."""
-        leaving, self._leaving = self._leaving, {}
         if self._copies is not None:
             self._copies.sweep(self)
-        return list(leaving)
-
-    def leave(self, keys: Iterable[K]) -> None:
-        """Count committed messages as left open."""
-        self._leaving.update(dict.fromkeys(keys))
-
-    def leave_again(self, segments: Collection[int]) -> None:
-        """Count what came again, and is not settled, as left: the segments that have it are about to be closed."""
-        if self._known is not None and segments:
-            self.leave(self._known.among(list(self.settling.again()), segments))
+        return keys
 
     def restore_planned(self, epoch: int, keys: Sequence[K]) -> None:
         """Expect an epoch that a former process planned and Spark did not commit.
@@ -322,13 +298,13 @@ class Ledger(Generic[K, P]):
         Returns:
             Acknowledgements due for those that were received or planned before this was known.
         """
-        if self._known is None:
+        if self._memory is None:
             return None
         here = {State.RECEIVED: list(self.received.order), State.PLANNED: self.planned.all_keys()}
         groups: dict[State, Group[K]] = {}
         for state, keys in here.items():
             messages = keys if self._copies is None else self._copies.left_as(keys, self)
-            known = self._known.among(messages)
+            known = self._memory.among(messages)
             if known:
                 groups[state] = Group([key for key, one in zip(keys, messages, strict=True) if one in known])
         return self._meet(Event.RESTORE_COMMITTED, groups)
@@ -348,11 +324,8 @@ class Ledger(Generic[K, P]):
 
     # -- phase two -------------------------------------------------------------------------
 
-    def commit(self, epoch: int, segment: int = 0) -> Acknowledgements | None:
+    def commit(self, epoch: int) -> Acknowledgements | None:
         """Spark has committed an epoch: this one and no other, as numbers may be times of a clock that went back.
-
-        Args:
-            segment: the new one of its IDs.
 
         Returns:
             The acknowledgements that are due now, or None if no session holds one.
@@ -362,9 +335,9 @@ class Ledger(Generic[K, P]):
         if ready is None:
             return None
         keys = ready.payloads
-        due = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, segment)
-        if self._known is not None:
-            self._known.put(segment, keys)
+        due = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, epoch)
+        if self._memory is not None:
+            self._memory.committed(epoch, keys)
         return due
 
     def confirm(self, number: int, session: int, now_s: float) -> None:
@@ -374,12 +347,12 @@ class Ledger(Generic[K, P]):
     # -- the engine: what the table says is done here, and nowhere else ----------------------
 
     def _meet(
-        self, event: Event, groups: Mapping[State, Group[K]], segment: int | None = None
+        self, event: Event, groups: Mapping[State, Group[K]], epoch: int | None = None
     ) -> Acknowledgements | None:
         """Have groups of messages, each in one state, meet an event.
 
         Args:
-            segment: where they are known from now on, if they are committed by this.
+            epoch: the one that is committed by this.
         """
         # All are looked up before anything is done: what the table does not have changes nothing.
         rows = [(state, group, *step(state, event)) for state, group in groups.items() if group.keys]
@@ -400,7 +373,7 @@ class Ledger(Generic[K, P]):
                 if (action is Action.FORGET) is not (target is State.UNSEEN):
                     raise InternalError(f"what is forgotten, and nothing else, is '{State.UNSEEN.value}'")
                 self._put_into(target, group, taken)
-        return self._acknowledge(due, segment) if due else None
+        return self._acknowledge(due, epoch) if due else None
 
     def _hold(self, group: DeliveredGroup[K, P]) -> None:
         self._open[group.session].hold(group.tags, group.keys)
@@ -421,10 +394,10 @@ class Ledger(Generic[K, P]):
             self._open[group.session].take(frozenset(group.keys))
 
     def _leave(self, group: Group[K]) -> None:
-        if self._known is not None:
-            self.leave(group.keys)
+        if self._memory is not None:
+            self._memory.leave(group.keys)
 
-    def _acknowledge(self, due: Sequence[tuple[Group[K], Taken[P]]], segment: int | None) -> Acknowledgements | None:
+    def _acknowledge(self, due: Sequence[tuple[Group[K], Taken[P]]], epoch: int | None) -> Acknowledgements | None:
         """Make every handle of these messages due, each session at its lowest cost (rule 3)."""
         group = due[0][0]
         keys: Collection[K]
@@ -437,12 +410,10 @@ class Ledger(Generic[K, P]):
             keys, parts = self._take_handles(due)
         if not isinstance(group, Whole):  # acknowledged without being emitted
             self._count["duplicates_dropped"] += len(keys)
-            if self._known is not None and self.left:
-                self._leave(Group(self._known.among(keys, self.left)))
         if not parts:
             return None
         self._numbers += 1
-        self.settling.put(self._numbers, parts, segment)
+        self.settling.put(self._numbers, parts, epoch)
         return Acknowledgements(self._numbers, tuple(acks for acks, _ in parts))
 
     def _take_handles(

@@ -9,7 +9,7 @@ broker died. What the end of a session cuts off is *left*: it may come again, ho
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -25,13 +25,13 @@ class _Batch(Generic[K]):
     """Acknowledged messages of one session.
 
     Attributes:
-        segment: the one that all of it was committed with; None for what came again.
+        epoch: the one that all of it was committed with; None for what came again.
         answer_s: an answer to what is asked from then on settles it; infinity until the broker has confirmed it.
     """
 
     keys: Collection[K]
     deliveries: int
-    segment: int | None
+    epoch: int | None
     answer_s: float = math.inf
 
 
@@ -62,18 +62,15 @@ class Settling(Generic[K]):
             if number is None or asked == number
         )
 
-    def holds(self, segment: int) -> bool:
-        """Whether something of a segment is not settled."""
-        return any(batch.segment == segment for batch in self._batches.values())
+    @property
+    def epochs(self) -> set[int]:
+        """Epochs of which something is not settled."""
+        return {batch.epoch for batch in self._batches.values() if batch.epoch is not None}
 
     def among(self, keys: Collection[K]) -> set[K]:
         """Return the messages of these that are not settled."""
         wanted = set(keys)
         return {key for batch in self._batches.values() for key in wanted.intersection(batch.keys)}
-
-    def again(self) -> Iterator[K]:
-        """Yield messages that came again and are not settled."""
-        return (key for batch in self._batches.values() if batch.segment is None for key in batch.keys)
 
     def asks(self, now_s: float) -> bool:
         """Whether the broker has to be asked something, for its answer alone."""
@@ -87,10 +84,10 @@ class Settling(Generic[K]):
 
     # -- what happens
 
-    def put(self, number: int, parts: Iterable[tuple[SessionAcks, Collection[K]]], segment: int | None) -> None:
+    def put(self, number: int, parts: Iterable[tuple[SessionAcks, Collection[K]]], epoch: int | None) -> None:
         """Add acknowledgements that are due: in each session these, of these messages."""
         for acks, keys in parts:
-            self._batches[number, acks.session] = _Batch(keys, acks.deliveries, segment)
+            self._batches[number, acks.session] = _Batch(keys, acks.deliveries, epoch)
 
     def asked(self, number: int, sessions: Iterable[int], now_s: float) -> None:
         """Take note that sessions are asked something which they answer behind all that they were asked before."""
@@ -118,9 +115,3 @@ class Settling(Generic[K]):
             del self._asked[place]
         ended = [place for place in self._batches if place[1] == session]
         return [key for place in ended for key in self._batches.pop(place).keys]
-
-    def merge(self, segments: Sequence[int], into: int) -> None:
-        """Take note that segments have become one."""
-        for batch in self._batches.values():
-            if batch.segment in segments:
-                batch.segment = into

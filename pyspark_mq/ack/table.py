@@ -30,7 +30,7 @@ were read meets RESTORE_COMMITTED, the open epoch RESTORE_PLANNED.
 The loss of a session (LOSE) takes the handles away and leaves PLANNED and COMMITTED as they are; what
 was only RECEIVED is forgotten, because the broker will bring it again and somebody else may get it.
 
-How long an ID is remembered is decided for many together (:mod:`pyspark_mq.sources.journal.lists`), and
+How long an ID is remembered is decided for many together (:mod:`pyspark_mq.dedup.memory`), and
 nothing that happens to a single message ends it.
 
 One action acknowledges, and every row that has it leads to COMMITTED: that is rule 1.

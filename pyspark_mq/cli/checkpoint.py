@@ -17,7 +17,7 @@ from typing import Any
 
 from pyspark_mq.dedup import Key
 from pyspark_mq.errors import START_ANEW, CheckpointError, OptionError
-from pyspark_mq.sources.journal.reading import planned_in
+from pyspark_mq.sources.journal import planned_in
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.url import redact_in
 from pyspark_mq.spark_source.folders import ID_FOLDER, below, is_uri, open_folder, resolve, shown_place
@@ -63,7 +63,7 @@ class PlannedEpoch:
     @property
     def planned(self) -> Mapping[str, Sequence[Key]]:
         """Name of a queue -> the IDs of the epoch, in order, without what it is run without."""
-        return planned_in(self.files, self.position.file, str(self.offset["source"]))
+        return planned_in(self.files, self.position.file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark_mq.cli.checkpoint import Checkpoint, PlannedEpoch
 from pyspark_mq.dedup import key_text
-from pyspark_mq.sources.journal.reading import remembered_in
+from pyspark_mq.sources.journal import remembered_in
 
 __all__ = ["report", "written"]
 
@@ -77,8 +77,8 @@ def _epoch_lines(name: str, epoch: dict[str, Any]) -> Iterator[str]:
         f"  {name}: batch {epoch['batch']}, epoch {epoch['epoch']}{age}: {epoch['planned']:,} planned, "
         f"offset of {epoch['offsetCharacters']:,} characters{file}"
     )
-    described = ", ".join(f"{files} {kind}" for kind, files in epoch["remembered"].items())
-    yield f"    remembered besides, in parts of files: {described}"
+    described = ", ".join(f"{count:,} {kind}" for kind, count in epoch["remembered"].items())
+    yield f"    remembered besides: {described}"
     if len(epoch["queues"]) > 1:
         for queue, counts in epoch["queues"].items():
             yield f"    {queue}: {counts['planned']:,} planned"

@@ -18,7 +18,7 @@ from hashlib import blake2b, sha256
 from typing import TypeAlias
 
 __all__ = ["CONTENT_BYTES", "DIGEST_BYTES", "ID_CHARS_MAX", "IdSource", "Key", "OnMissing", "content_digest", "id_keys",
-           "id_text", "is_content", "key_text", "second_hash"]  # fmt: skip
+           "id_text", "is_content", "key_text"]  # fmt: skip
 
 Key: TypeAlias = "str | bytes"
 
@@ -112,14 +112,3 @@ def _digest(data: bytes, person: bytes) -> bytes:
 def key_text(key: Key) -> str:
     """The key for a person to read."""
     return key if isinstance(key, str) else key.hex()
-
-
-def second_hash(key: Key) -> int:
-    """64 bits that nothing is known of from `hash(key)`: both together distinguish keys within this process.
-
-    `hash` is SipHash (PEP 456) of what a string has in memory: text and bytes may share it, and texts of another width.
-    None of these share both. The lowest bit is set for contents, and for nothing else.
-    """
-    if isinstance(key, str):
-        return hash(key + "\0") & ~1
-    return hash(key + b"\1") | 1 if len(key) == CONTENT_BYTES else hash(key + b"\1") & ~1

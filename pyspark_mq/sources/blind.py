@@ -3,7 +3,7 @@
 So it plans after a restart without showing what is committed, which it shows later: what was planned twice is taken out
 then. And it shows that an epoch is committed only after the next one is planned. (``MicroBatchExecution.scala`` and
 ``PythonMicroBatchStream.scala`` of 4.0 and 4.1.) Everything that follows from this is here, and in the file beside that
-of such an epoch (:meth:`.Memory.plan_beside`).
+of such an epoch (:meth:`.Journal.plan_beside`).
 """
 
 from __future__ import annotations

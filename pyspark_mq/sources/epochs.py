@@ -30,7 +30,7 @@ from pyspark_mq.sources.blind import NOT_SHOWN, limit_by_windows, needs_empty_ep
 from pyspark_mq.sources.calls import Act, Call, EpochPlace, First, IllegalCallError, Shown, latest_at, show, step
 from pyspark_mq.sources.connections.block import Run
 from pyspark_mq.sources.connections.worker import Worker
-from pyspark_mq.sources.journal.memory import Memory, NoMemory
+from pyspark_mq.sources.journal import Journal, NoJournal
 from pyspark_mq.sources.position import JournalFiles, Position
 from pyspark_mq.sources.queues.connected import CheckFacts
 from pyspark_mq.sources.queues.group import QueueGroup
@@ -83,9 +83,9 @@ class EpochSource:
         self._files = files
         if settings.guarantee.identifies:
             assert files is not None, "guarantee 'exactly-once' needs a place for its files"
-            self._memory = Memory(settings, files)
+            self._memory: Journal | NoJournal = Journal(settings, files)
         else:
-            self._memory = NoMemory(settings, files)
+            self._memory = NoJournal(settings, files)
         self._runtime = runtime or Threads()
         make_store = make_store or (lambda _: CheckpointOnly())
         group = (settings, worker, make_store, self._runtime, self._memory, check)
@@ -336,9 +336,8 @@ class EpochSource:
         self._sync(asked.end)  # what is acknowledged is committed, and written by the sink
         for epoch in sorted(epoch for epoch in self._begun if epoch <= asked.end.epoch):
             del self._begun[epoch]
-            segment = self._memory.begin_commit(epoch)
-            waits = [queue.commit(epoch, segment.number) for queue in self._queues.with_ended()]
-            self._memory.commit(segment)
+            self._memory.begin_commit(epoch)
+            waits = [queue.commit(epoch) for queue in self._queues.with_ended()]
             self._timings.committed(epoch, waits)
         self._queues.forget_ended()
 

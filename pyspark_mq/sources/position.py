@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Protocol
 
-from pyspark_mq.dedup import CodecError, Key, decode_ids
-from pyspark_mq.errors import START_ANEW, CheckpointError
+from pyspark_mq.dedup import ByQueue, EpochFile
 
-__all__ = ["JournalFiles", "Position", "decode", "shortened"]
+__all__ = ["JournalFiles", "Position", "shortened"]
 
 #: Longer texts of an offset are by their digests, and of the texts themselves so much is shown.
 _TEXT_MAX, _SHOWN, _DIGEST_BYTES = 48, 12, 16
@@ -38,15 +37,15 @@ class Position:
 
 
 class JournalFiles(Protocol):
-    """Storage of the journal's files, beside the checkpoint. Contents are what JSON can hold.
+    """Storage of the journal's files, beside the checkpoint.
 
     Everything raises CheckpointError where it cannot be done, in words for the user.
     """
 
-    def write(self, epoch: int, content: Mapping[str, Any]) -> str:
+    def write(self, epoch: int, content: EpochFile) -> str:
         """Keep the file of an epoch; durable when it returns. Its name, which has the digest of what is in it."""
 
-    def read(self, file: str) -> Mapping[str, Any]:
+    def read(self, file: str) -> EpochFile:
         """Look a file up, also one beside another."""
 
     def beside(self, file: str) -> str:
@@ -55,7 +54,7 @@ class JournalFiles(Protocol):
     def has(self, file: str) -> bool:
         """Whether there is such a file."""
 
-    def write_beside(self, file: str, content: Mapping[str, Any]) -> None:
+    def write_beside(self, file: str, content: EpochFile) -> None:
         """Keep the file beside that of an epoch; durable when it returns."""
 
     def note_acknowledged(self, file: str) -> None:
@@ -64,10 +63,10 @@ class JournalFiles(Protocol):
     def acknowledged(self, file: str) -> bool:
         """Whether that was noted."""
 
-    def given_up(self, file: str) -> Mapping[str, str]:
-        """Look up what an epoch was run without: name of a queue -> IDs, encoded; empty for nothing (rule 15)."""
+    def given_up(self, file: str) -> ByQueue:
+        """Look up what an epoch was run without; empty for nothing (rule 15)."""
 
-    def give_up(self, file: str, ids: Mapping[str, str]) -> None:
+    def give_up(self, file: str, keys: ByQueue) -> None:
         """Write down what an epoch is run without, all of it; durable when it returns."""
 
     def remove(self, files: Collection[str]) -> None:
@@ -84,24 +83,6 @@ class JournalFiles(Protocol):
 
     def lost_power(self, epoch: int) -> bool:
         """Return whether the machine was restarted since the last note, and that was of another epoch."""
-
-
-def decode(text: str, destination: str) -> list[Key]:
-    """Read the IDs of a piece of a file.
-
-    Args:
-        destination: what errors call the queue.
-
-    Raises:
-        CheckpointError: they cannot be read.
-    """
-    try:
-        return decode_ids(text)
-    except CodecError as broken:
-        raise CheckpointError(
-            f"{destination}: the message IDs in a file of the checkpoint cannot be read ({broken}). Restore the "
-            f"checkpoint, or {START_ANEW}"
-        ) from None
 
 
 def shortened(text: str, maximum: int = _TEXT_MAX) -> str:

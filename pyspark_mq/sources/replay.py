@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from pyspark_mq.dedup import Key, key_text
 from pyspark_mq.errors import CheckpointError, DataLossError
-from pyspark_mq.sources.journal.memory import Memory
+from pyspark_mq.sources.journal import Journal, NoJournal
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.queues.awaited import Awaited
 from pyspark_mq.sources.queues.group import QueueGroup
@@ -36,7 +36,7 @@ _IDS_SHOWN = 10
 class Replay:
     """Replays epochs for one query. Called by the query's thread, which waits here for as long as `replayTimeout`."""
 
-    def __init__(self, settings: Settings, queues: QueueGroup, runtime: Runtime, memory: Memory) -> None:
+    def __init__(self, settings: Settings, queues: QueueGroup, runtime: Runtime, memory: Journal | NoJournal) -> None:
         self._settings = settings
         self._queues = queues
         self._runtime = runtime

@@ -1,4 +1,4 @@
-"""The ID log: the files of the journal, beside the checkpoint (:mod:`pyspark_mq.sources.journal.memory`).
+"""The ID log: the files of the journal, beside the checkpoint (:mod:`pyspark_mq.sources.journal`).
 
 Spark writes an offset into its log, into each progress report and into its event log, and prints it with an exception
 of the user's own. So the IDs of an epoch go into a file, durable before the offset is returned, and the offset has the
@@ -20,14 +20,17 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pyspark_mq.dedup import ByQueue, EpochFile
 from pyspark_mq.errors import START_ANEW, CheckpointError
 from pyspark_mq.sources.url import redact_in
 from pyspark_mq.spark_source.folders import Folder, above, is_uri, open_folder, shown_place
+from pyspark_mq.spark_source.id_file import decoded, encoded
 from pyspark_mq.spark_source.offset_log import OffsetLog
 
 __all__ = ["IdLog"]
@@ -35,13 +38,15 @@ __all__ = ["IdLog"]
 #: The first file of a process has the token and number that follow another file, then its own token: its number is 1.
 _FILE = re.compile(
     r"(?P<stem>(?P<after>[0-9a-f]{16})-(?P<number>[0-9]{6,})(?:-(?P<token>[0-9a-f]{16}))?-[0-9a-f]{32})"
-    r"(?:-[a-z0-9-]+)?\.json"
+    r"(?:-[a-z0-9-]+)?\.arrow"
 )
 #: Ends of the names of what is kept of an epoch besides.
-_BESIDE, _GIVEN_UP, _ACKNOWLEDGED = "-beside", "-given-up", "-acknowledged.json"
+_BESIDE, _GIVEN_UP, _ACKNOWLEDGED = "-beside", "-given-up", "-acknowledged"
 #: Pauses between attempts to read a file.
 _RESTS_S = (0.2, 1.0)
 _DIGEST_BYTES = 16
+_HEX = 2 * _DIGEST_BYTES
+_END = ".arrow"
 #: What is known to be on the disks. One for a folder, as the next process knows no other name of it.
 _SYNCED = "synced.json"
 _TOKEN_BYTES = 8
@@ -77,7 +82,7 @@ class IdLog:
         #: Whether this process has noted what is synced.
         self._noting = False
         #: The file that was read or written last.
-        self._last: tuple[str, Mapping[str, Any]] | None = None
+        self._last: tuple[str, EpochFile] | None = None
 
     def show(self, file: str) -> None:
         """Take note of a file that an offset names which Spark has shown.
@@ -99,8 +104,8 @@ class IdLog:
         An entry has the offsets of all sources, so what the first one after that state does not name is in none.
         """
         with contextlib.suppress(CheckpointError):  # who needs the file is told
-            state = self.read(file)["state"]
-            others = {f"{_stem(name)}.json" for name in self._names if name.lstrip(".").startswith(f"{state}-")}
+            state = self.read(file).state
+            others = {f"{_stem(name)}{_END}" for name in self._names if name.lstrip(".").startswith(f"{state}-")}
             entry = offsets.first_naming(file) if others - {file} else b""
             return [name for name in sorted(others) if entry and name.encode() not in entry]
         return []
@@ -123,7 +128,7 @@ class IdLog:
             token, number = chains.pop()
             for found in every:
                 if found["after"] == token and int(found["number"]) > number:
-                    after.add(f"{found['stem']}.json")
+                    after.add(f"{found['stem']}{_END}")
                     chains += [(found["token"], 1)] if found["token"] else []
         return sorted(after)
 
@@ -146,7 +151,7 @@ class IdLog:
 
     # -- files of epochs
 
-    def write(self, epoch: int, content: Mapping[str, Any]) -> str:
+    def write(self, epoch: int, content: EpochFile) -> str:
         with self._or_say(
             f"the IDs of epoch {epoch} cannot be written",
             "Nothing was acknowledged for it. Correct 'checkpointLocation' or 'idLog', or make room and give the "
@@ -155,18 +160,18 @@ class IdLog:
             begin = f"{self._token}-{self._number + 1:06d}"
             if not self._first:
                 state = self._token if self.offsets is None else self.offsets.state()
-                content = {**content, "state": state}
+                content = replace(content, state=state)
                 token, number = _place_of([*self._shown][-1]) if self._shown else (state, 0)
                 begin = f"{token}-{number + 1:06d}-{self._token}"
-            data = json.dumps(content).encode()
-            name = f"{begin}-{_digest(data)}.json"
+            data = encoded(content)
+            name = f"{begin}-{_digest(data)}{_END}"
             self._write(name, data)
         self._number += 1
         self._first = self._first or name
         self._last = name, content
         return name
 
-    def read(self, file: str) -> Mapping[str, Any]:
+    def read(self, file: str) -> EpochFile:
         if self._last is not None and self._last[0] == file:
             return self._last[1]
         advice = (
@@ -176,58 +181,57 @@ class IdLog:
             data = self._read_patiently(file)
             stem, mark, _ = file.partition(_BESIDE)
             if mark:
-                data, _, digest = data.rpartition(b"\n")
+                data, digest = data[:-_HEX], data[-_HEX:]
                 whole = digest.decode("ascii", "replace") == _digest(stem.encode() + data)
             else:
-                whole = file.endswith(f"-{_digest(data)}.json")
+                whole = file.endswith(f"-{_digest(data)}{_END}")
         if not whole:
             raise self._error(f"the file '{file}' was changed after it was written", "another digest", advice)
-        content: Mapping[str, Any] = json.loads(data)
+        content = decoded(data)
         self._last = file, content
         return content
 
     def beside(self, file: str) -> str:
-        return f"{_stem(file)}{_BESIDE}.json"
+        return f"{_stem(file)}{_BESIDE}{_END}"
 
     def has(self, file: str) -> bool:
         with self._or_say(f"the file '{file}' cannot be looked up", _READABLE):
             return file in self._names
 
-    def write_beside(self, file: str, content: Mapping[str, Any]) -> None:
-        name, data = self.beside(file), json.dumps(content).encode()
+    def write_beside(self, file: str, content: EpochFile) -> None:
+        name, data = self.beside(file), encoded(content)
         with self._or_say(
             f"what is remembered beside '{file}' cannot be written",
             f"Nothing of the epoch was emitted. {_MAKE_ROOM}",
         ):
-            self._write(name, data + b"\n" + _digest(_stem(file).encode() + data).encode())
+            self._write(name, data + _digest(_stem(file).encode() + data).encode())
 
     def note_acknowledged(self, file: str) -> None:
         with self._or_say(
             f"that the epoch of '{file}' is acknowledged cannot be noted",
             f"Nothing of it was acknowledged. {_MAKE_ROOM}",
         ):
-            self._write(f"{_stem(file)}{_ACKNOWLEDGED}", b"{}")
+            self._write(f"{_stem(file)}{_ACKNOWLEDGED}{_END}", b"")
 
     def acknowledged(self, file: str) -> bool:
-        return self.has(f"{_stem(file)}{_ACKNOWLEDGED}")
+        return self.has(f"{_stem(file)}{_ACKNOWLEDGED}{_END}")
 
-    def given_up(self, file: str) -> Mapping[str, str]:
+    def given_up(self, file: str) -> ByQueue:
         with self._or_say(
             f"what the epoch of '{file}' was run without cannot be looked up",
             "Have the folder readable for the user of the driver, or restore the file",
         ):
             records = sorted(name for name in self._names if name.startswith(f"{_stem(file)}{_GIVEN_UP}"))
             # Each has what the one before has.
-            found: Mapping[str, str] = json.loads(self._read_patiently(records[-1]))["queues"] if records else {}
-        return found
+            return decoded(self._read_patiently(records[-1])).planned if records else {}
 
-    def give_up(self, file: str, ids: Mapping[str, str]) -> None:
+    def give_up(self, file: str, keys: ByQueue) -> None:
         with self._or_say(
             f"what the epoch of '{file}' is run without cannot be written down",
             f"Nothing of it was emitted or acknowledged. {_MAKE_ROOM}",
         ):
             before = sum(name.startswith(f"{_stem(file)}{_GIVEN_UP}") for name in self._names)
-            self._write(f"{_stem(file)}{_GIVEN_UP}-{before:06d}.json", json.dumps({"queues": dict(ids)}).encode())
+            self._write(f"{_stem(file)}{_GIVEN_UP}-{before:06d}{_END}", encoded(EpochFile(planned=keys)))
 
     def remove(self, files: Collection[str]) -> None:
         for file in files:
@@ -331,7 +335,7 @@ class IdLog:
 
 def _stem(file: str) -> str:
     found = _FILE.fullmatch(file.lstrip("."))
-    return file.removesuffix(".json") if found is None else found["stem"]
+    return file.removesuffix(_END) if found is None else found["stem"]
 
 
 def _place_of(file: str) -> tuple[str, int]:

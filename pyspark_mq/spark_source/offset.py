@@ -16,7 +16,7 @@ One JSON object of fixed key order (Spark compares offsets as text), always belo
 ``crc``        CRC-32 of all the above: an offset edited by hand is refused, not believed
 =============  ===============================================================================
 
-What a file has is in :mod:`pyspark_mq.sources.journal.memory`. No host, user or password is here, so a broker may move.
+What a file has is in :class:`.EpochFile`. No host, user or password is here, so a broker may move.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pyspark_mq.sources.settings import Guarantee
+from pyspark_mq.spark_source.id_file import decoded
 from tests.support.effort import part_of
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker, MemoryQueue, MemoryStore, Weather
@@ -295,7 +296,7 @@ class SourceMachine(RuleBasedStateMachine):
         newest = max(self.q.offsets, default=None)
         file = "" if newest is None else json.loads(self.q.offsets[newest])["file"]
         if file:
-            assert len(json.loads(self.q.folder.files[file])["open"]) < NAMES_MAX
+            assert len(decoded(self.q.folder.files[file]).names) < NAMES_MAX
 
     def teardown(self) -> None:
         if self.query is None:

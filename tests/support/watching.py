@@ -13,8 +13,7 @@ from pyspark_mq.ack.handles import Acknowledgements
 from pyspark_mq.dedup import key_text
 from pyspark_mq.sources.connections.events import Opened
 from pyspark_mq.sources.epochs import EpochSource
-from pyspark_mq.sources.journal.memory import Memory
-from pyspark_mq.sources.journal.reading import planned_in
+from pyspark_mq.sources.journal import Journal, planned_in
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.queues.reader import QueueReader
 
@@ -44,10 +43,10 @@ def writer() -> Told:
 def planned(source: EpochSource, end: Position) -> tuple[dict[str, list[str]], bool]:
     """What the file of an epoch says: its IDs, and whether it was planned blindly."""
     memory = source._memory
-    assert isinstance(memory, Memory), "without IDs nothing is written down"
+    assert isinstance(memory, Journal), "without IDs nothing is written down"
     content = memory._files.read(end.file)
-    ids = {queue: list(map(key_text, keys)) for queue, keys in planned_in(memory._files, end.file, "").items()}
-    return {**{queue: [] for queue in content["queues"]}, **ids}, content["blind"]
+    ids = {queue: list(map(key_text, keys)) for queue, keys in planned_in(memory._files, end.file).items()}
+    return {**{queue: [] for queue in content.queues}, **ids}, content.blind
 
 
 def watch_answers(source: EpochSource, tell: Told) -> None:

@@ -409,10 +409,10 @@ def test_importing_the_package_loads_neither_spark_nor_a_client() -> None:
 def test_the_rules_see_the_imports_there_are() -> None:
     assert Import("pyspark_mq.ack") in imports()["sources.queues.reader"]
     assert Import("pika.exceptions") in imports()["sources.amqp091.errors"]
-    assert Import("pyspark_mq.dedup.identity") in imports()["dedup.codec"]
+    assert Import("pyspark_mq.dedup.identity") in imports()["dedup.digests"]
     assert Import("pyspark_mq.spark_source.datasource", checking=True) in imports()[""]
     assert Import("pyspark_mq.dedup.redis_store", lazy=True) in imports()["spark_source.extras"]
-    assert {"ack.ledger", "dedup.codec", "dedup.store"} < set(PURE_MODULES)
+    assert {"ack.ledger", "dedup.memory", "dedup.store"} < set(PURE_MODULES)
 
 
 @pytest.mark.parametrize(
@@ -422,8 +422,8 @@ def test_the_rules_see_the_imports_there_are() -> None:
         ("from pyspark_mq import errors", [Import("pyspark_mq.errors")]),
         ("from pyspark_mq.errors import MqError", [Import("pyspark_mq.errors")]),
         (
-            "from pyspark_mq.dedup import codec, Key",
-            [Import("pyspark_mq.dedup.codec"), Import("pyspark_mq.dedup")],
+            "from pyspark_mq.dedup import memory, Key",
+            [Import("pyspark_mq.dedup.memory"), Import("pyspark_mq.dedup")],
         ),
         ("def f():\n  import time", [Import("time", lazy=True)]),
         ("class C:\n  def f(self):\n    if 1:\n      from time import sleep", [Import("time", lazy=True)]),

@@ -18,8 +18,8 @@ import pytest
 from pyspark_mq import __version__
 from pyspark_mq.cli.main import main
 from pyspark_mq.cli.release import RECORDS
-from pyspark_mq.dedup import encode_ids
-from pyspark_mq.sources.journal.lists import Kind
+from pyspark_mq.dedup import EpochFile
+from pyspark_mq.dedup.digests import digests_of
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.offset import OffsetCodec
@@ -43,11 +43,9 @@ class Folder:
             (path / name).mkdir(parents=True)
 
     def position(self, epoch: int, broker_id: str = "", **queues: list[str]) -> Position:
-        """The end of an epoch whose file says that another segment is remembered."""
+        """The end of an epoch whose file says that an ID is left."""
         assert self.codec.log is not None
-        parts = {"planned": {name: [encode_ids(keys)] for name, keys in queues.items()}}
-        named = [["another.json", "planned", Kind.SETTLED.value, 0, 0]]
-        content = {"open": named, "parts": parts, "queues": list(queues), "blind": False}
+        content = EpochFile(epoch, list(queues), queues, left=digests_of(b"", ["another"]))
         return Position(epoch, self.codec.log.write(epoch, content), broker_id)
 
     def plan(self, batch: int, *lines: str | Position) -> None:
@@ -90,13 +88,13 @@ def test_an_open_epoch_and_what_a_restart_waits_for(folder: Folder, capsys: pyte
     assert "queue 'orders' in virtual host '/', broker rabbitmq (rabbit@one)" in text
     assert "open: batch 1, epoch 2" in text
     assert "3 planned" in text
-    assert "0 under way, 1 settled, 0 left" in text
+    assert "0 settled, 1 left" in text
     assert "waits until these 3 planned messages have come again" in text
     found = as_json(str(folder.path), capsys=capsys)
     (source,) = found["sources"]
     assert found["committedBatch"] == 0
     assert (source["open"]["batch"], source["open"]["planned"]) == (1, 3)
-    assert source["open"]["remembered"] == {"under way": 0, "settled": 1, "left": 0}
+    assert source["open"]["remembered"] == {"settled": 0, "left": 1}
     assert (source["committed"]["batch"], source["committed"]["planned"]) == (0, 2)
     assert source["open"]["ageSeconds"] > 1_000_000
 
@@ -170,7 +168,7 @@ def test_ids_in_an_id_log_also_when_it_was_moved(
     place = made.path.as_uri() if as_uri else f"file:{made.path}/"
     (source,) = as_json(place, "--id-log", str(logs), capsys=capsys)["sources"]
     assert source["open"]["planned"] == 100
-    assert source["open"]["idLogFile"].endswith(".json")
+    assert source["open"]["idLogFile"].endswith(".arrow")
     logs.rename(tmp_path / "moved")
     assert "cannot be read" in told("inspect", str(made.path), capsys=capsys, code=1)
     moved = as_json(str(made.path), "--id-log", str(tmp_path / "moved"), capsys=capsys)

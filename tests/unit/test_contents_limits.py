@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from itertools import count
-from typing import Any
-
 import pytest
 
-from pyspark_mq.ack.copies import Copies, Met
-from pyspark_mq.ack.known import Known
-from pyspark_mq.ack.table import State
-from pyspark_mq.dedup import IdSource, second_hash
+from pyspark_mq.dedup import IdSource
 from tests.support.decoding import Asked
 from tests.support.engine import At
 from tests.support.simulation import _identities
@@ -59,7 +52,6 @@ def test_a_cut_connection_loses_no_equal_message() -> None:
     assert one.lost_and_twice[0] == 0
 
 
-@LIMIT
 def test_a_content_that_was_seen_before_is_not_lost() -> None:
     """Three equal ones were seen; only of a content that was never seen before one may be lost."""
     one = Contents(proves=False)
@@ -286,12 +278,8 @@ def test_a_message_that_expires_costs_no_equal_one() -> None:
 
 
 def test_forgotten_contents_are_not_recalled_by_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A merge keeps what has left a large segment, and gives it the time of the newest."""
-    from pyspark_mq.sources.journal import lists, memory
-
-    monkeypatch.setattr(memory, "_DECODED_MAX", 0)
-    monkeypatch.setattr(lists, "SHARES", {**lists.SHARES, lists.Kind.LEFT: 1})
-    monkeypatch.setattr(memory, "_LOOK_MAX_S", 1.0)
+    """A file that takes in those before it has what is still remembered."""
+    monkeypatch.setattr("pyspark_mq.dedup.memory.FOLLOWING_MAX", 1)
     one = Contents(proves=False, dedup_window=10)
     queue, query = one.scene.queue, one.scene.query
     one.publish("21 degrees")
@@ -310,7 +298,7 @@ def test_forgotten_contents_are_not_recalled_by_a_restart(monkeypatch: pytest.Mo
             query.crash()
 
     epochs("a", crash=False)
-    query.source._memory._journal.connected_s += 4000.0  # over an hour
+    query.source._memory.memory.connected_s += 4000.0  # over an hour
     epochs("b")
     epochs("c")
     epochs("d")
@@ -412,31 +400,3 @@ def test_half_a_surrogate_pair_in_json_stops_no_query() -> None:
     one.publish("else")
     one.trigger()
     assert "else" in one.scene.query.emitted
-
-
-def test_settled_contents_are_no_segment_for_each_epoch() -> None:
-    """A sensor's epochs have one message each. What is looked for is searched for in each segment."""
-
-    class Nothing:
-        def all_unseen(self, keys: set[Any]) -> bool:
-            return True
-
-        def states(self, keys: Collection[Any]) -> Callable[[Any], State]:
-            return lambda _: State.UNSEEN
-
-        def settling_among(self, keys: Collection[Any]) -> set[Any]:
-            return set()
-
-        def left_among(self, keys: Collection[Any]) -> set[Any]:
-            return set()
-
-    epochs: Known[Any] = Known(second_hash)
-    met = Met()
-    copies = Copies(count(1), Known(second_hash, met.segments), proves=True)
-    copies.shown = True
-    for epoch in range(3_000):
-        epochs.put(epoch, copies.name(1, [bytes(15) + b"a"], [True], Nothing()))
-        contents = epochs.segments.take_contents(epoch)
-        assert contents is not None
-        met.add(*contents)
-    assert len(met.segments._segments) <= 200  # 3,000; at a million each delivery takes seconds

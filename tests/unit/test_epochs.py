@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import CheckpointError, DataLossError, MessageError
-from pyspark_mq.sources.journal import lists
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
 from pyspark_mq.sources.url import parse_urls
 from tests.support.effort import with_all
@@ -503,20 +502,15 @@ def test_what_a_producer_sends_again_is_recognised_within_the_window_whoever_rea
         go_on(scene, 30.0)
 
 
-@pytest.mark.parametrize("by", ["number", "day"])
-def test_what_was_left_long_before_is_forgotten_counted_and_said(
-    by: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lists, "_LEFT_S", 20.0 if by == "day" else 86_400.0)
-    scene = Scene(max_messages=10, dedup_window=0, remember_left=15 if by == "number" else 1_000)
+def test_what_was_left_long_before_is_forgotten_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(max_messages=10, dedup_window=0, remember_left=15)
     scene.publish(10)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_COMMIT_LOG)
     go_on(scene, 5.0)
     assert (scene.counters.duplicates_dropped, scene.counters.forgotten) == (10, 0)
     for _ in range(5):
-        if by == "number":
-            scene.broker.cut()
+        scene.broker.cut()
         go_on(scene, 5.0)
     assert scene.counters.forgotten >= 10
     assert "are forgotten" in caplog.text

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from pyspark_mq.dedup import memory
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.journal import lists
 from pyspark_mq.sources.settings import Guarantee
 from pyspark_mq.spark_source.offset import released
 from tests.support.engine import At, Crashed
@@ -139,7 +139,8 @@ def test_what_was_given_up_of_an_epoch_says_nothing_of_another_of_its_number(at:
 
 
 def test_records_go_with_their_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "KEPT_EPOCHS", 5)
+    monkeypatch.setattr(memory, "KEPT_EPOCHS", 5)
+    monkeypatch.setattr(memory, "FOLLOWING_MAX", 3)
     scene = given_up(dedup_window=0)
     scene.query.trigger()
     assert any("given-up" in name for name in scene.query.folder.files)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import time
@@ -12,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.ack import Ledger
-from pyspark_mq.dedup import Key
+from pyspark_mq.dedup import Key, memory
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.journal import lists, memory
-from pyspark_mq.sources.journal.memory import Memory
-from pyspark_mq.sources.journal.reading import keys_of, texts_of
+from pyspark_mq.sources.journal import Journal
 from pyspark_mq.spark_source.id_log import IdLog
 from tests.support.effort import part_of
 from tests.support.engine import At, Crashed
@@ -111,26 +108,23 @@ def test_files_that_crashes_leave_are_bounded_before_spark_4_2() -> None:
     assert counts[-1] < counts[120] + 20
 
 
-def test_what_is_read_at_a_restart_is_bounded_by_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_DECODED_MAX", 64)  # and everything else in that proportion
+def test_what_is_read_at_a_restart_is_bounded_by_what_is_known() -> None:
     folder, log, chance = MemoryFolder(), IdLog("/memory", "queue"), random.Random(1)
     log._folder = folder
-    journal = Memory(make_settings(dedup_window=0), log)
-    ledger: Ledger[Key, bytes] = Ledger(grace_s=5.0, known=journal.known("queue"))
-    ledger.left = journal.left
+    journal = Journal(make_settings(dedup_window=0), log)
+    ledger: Ledger[Key, bytes] = Ledger(grace_s=5.0, memory=journal.known("queue"))
     messages, file = [f"id-{number}" for number in range(1_000)], ""
     for turn in range(1, 401):
         keys = messages[turn * 50 - 50 : turn * 50] or chance.sample(messages, 50)  # in any order, again and again
         ledger.open_session(turn)
         ledger.deliver(turn, range(1, 51), keys, [b""] * 50)
         file = journal.plan(turn, {"queue": ledger.plan(turn, 50)}, {"queue": ledger})
-        segment = journal.begin_commit(turn)
-        ledger.commit(turn, segment.number)
-        journal.commit(segment)
+        journal.begin_commit(turn)
+        ledger.commit(turn)
         ledger.lose(turn)  # before anything is settled
-    content = json.loads(folder.files[file])
-    read = [keys_of(texts_of(log, named or file, part, ""), "") for named, part, *_ in content["open"]]
-    assert sum(len(keys) for part in read for keys in part.values()) < 3 * len(messages)
+    files = [log.read(name) for name in (file, *log.read(file).names)]
+    digests = sum(len(one.left) + len(one.left_part) + len(one.window_part) for one in files)
+    assert digests + sum(len(one.planned.get("queue", ())) for one in files) < 3 * len(messages)
 
 
 class _Renaming(MemoryFolder):
@@ -216,15 +210,13 @@ def kill_behind_a_commit(scene: Scene, count: int) -> None:
     scene.world.let_pass(1.0)
 
 
-@pytest.mark.parametrize("decoded_max", [16_384, 0])
-def test_contents_that_were_forgotten_stay_forgotten_when_segments_become_one(
-    monkeypatch: pytest.MonkeyPatch, decoded_max: int
+@pytest.mark.parametrize("following", [32, 3])
+def test_contents_that_were_forgotten_stay_forgotten_when_files_become_one(
+    monkeypatch: pytest.MonkeyPatch, following: int
 ) -> None:
-    # The same with 16,384 IDs in the group that becomes one, 32 segments of left IDs, and half a million of them.
-    monkeypatch.setattr(memory, "_DECODED_MAX", decoded_max)
-    monkeypatch.setattr(lists, "SHARES", {**lists.SHARES, lists.Kind.LEFT: 3})
-    monkeypatch.setattr(lists, "_MERGED", 3)
-    monkeypatch.setattr(lists, "_CONTENTS_LEFT", 8)
+    # The same with half a million that are left behind it.
+    monkeypatch.setattr(memory, "FOLLOWING_MAX", following)
+    monkeypatch.setattr(memory, "_CONTENTS_LEFT", 8)
     scene = Scene(max_messages=50, prefetch=200, dedup_window=0)
     scene.queue.weather.flags = True
     scene.query.trigger()

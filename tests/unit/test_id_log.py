@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from pyspark_mq.dedup import EpochFile
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.spark_source.folders import ID_FOLDER
 from pyspark_mq.spark_source.id_log import IdLog
@@ -15,8 +15,8 @@ from pyspark_mq.spark_source.id_log import IdLog
 QUEUE = "queue 'orders'"
 
 
-def content(number: int = 0) -> dict[str, Any]:
-    return {"open": [], "parts": {"planned": {"orders": [f"text {number}"]}}, "blind": False, "queues": ["orders"]}
+def content(number: int = 0) -> EpochFile:
+    return EpochFile(number, ["orders"], {"orders": [f"text {number}"]})
 
 
 def files(folder: Path) -> list[str]:
@@ -52,9 +52,9 @@ def folder(tmp_path: Path) -> Path:
 def test_a_file_comes_back_as_it_was_written(place: str, folder: Path) -> None:
     name = IdLog(place, QUEUE).write(7, content())
     assert files(folder) == [name]
-    found = dict(IdLog(place, QUEUE).read(name))
-    assert found.pop("state")
-    assert found == content()
+    found = IdLog(place, QUEUE).read(name)
+    assert found.state
+    assert (found.epoch, found.queues, found.planned) == (0, ["orders"], {"orders": ["text 0"]})
 
 
 def test_equal_files_of_two_processes_have_two_names(place: str, folder: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_file_beside_another_comes_back_too(place: str, folder: Path) -> None:
     log.write_beside(name, content(1))
     again = IdLog(place, QUEUE)
     assert again.has(again.beside(name))
-    assert again.read(again.beside(name)) == content(1)
+    assert again.read(again.beside(name)).planned == content(1).planned
     assert len(files(folder)) == 2
 
 
@@ -83,7 +83,7 @@ def test_a_file_that_is_missing_or_changed_is_an_error_that_names_it(tmp_path: P
         log.write_beside(name, content())
         name = log.beside(name)
     kept = (tmp_path / name).read_bytes()
-    for broken in (kept.replace(b"planned", b"plannex"), kept[:-1], kept[: len(kept) // 2], b""):
+    for broken in (kept.replace(b"window_part", b"window_part"[::-1]), kept[:-1], kept[: len(kept) // 2], b""):
         (tmp_path / name).write_bytes(broken)
         with pytest.raises(CheckpointError, match=f"queue 'orders'.*{name}.*was changed"):
             IdLog(str(tmp_path), QUEUE).read(name)
@@ -122,9 +122,9 @@ def test_files_are_removed_with_all_that_is_kept_of_them(place: str, folder: Pat
     names = [log.write(number, content(number)) for number in range(3)]
     for name in names:
         log.write_beside(name, content())
-        log.give_up(name, {"orders": "x"})
+        log.give_up(name, {"orders": ["x"]})
     log.remove(names[:2])
-    assert all(name.startswith(names[2].removesuffix(".json")) for name in files(folder))
+    assert all(name.startswith(names[2].removesuffix(".arrow")) for name in files(folder))
     assert len(files(folder)) == 3
 
 
@@ -198,27 +198,27 @@ def test_what_a_process_goes_on_from_has_to_be_in_the_log_and_stays_if_it_is_not
 def test_a_log_that_cannot_be_read_is_an_error_that_says_so(tmp_path: Path) -> None:
     (tmp_path / "offsets" / "0").mkdir(parents=True)
     with pytest.raises(CheckpointError, match=r"Spark's log.*cannot be read.*IsADirectoryError.*readable"):
-        following(str(tmp_path / ID_FOLDER), "file.json")
+        following(str(tmp_path / ID_FOLDER), "file.arrow")
 
 
 def test_a_draft_that_a_crash_left_is_written_over(tmp_path: Path) -> None:
     log = IdLog(str(tmp_path), QUEUE)
     name = log.write(1, content())
-    record = f"{name.removesuffix('.json')}-given-up-000000.json"
+    record = f"{name.removesuffix('.arrow')}-given-up-000000.arrow"
     (tmp_path / f".{record}").write_text("a draft that is longer than what is written over it" * 10)
-    log.give_up(name, {"orders": "x"})
+    log.give_up(name, {"orders": ["x"]})
     assert files(tmp_path) == sorted([name, record])
-    assert log.given_up(name) == {"orders": "x"}
+    assert log.given_up(name) == {"orders": ["x"]}
 
 
 def test_what_was_given_up_is_kept_for_its_file_alone(place: str) -> None:
     log = IdLog(place, QUEUE)
     third, fourth = log.write(3, content(3)), log.write(4, content(4))
     assert log.given_up(third) == {}
-    log.give_up(third, {"orders": "x"})
-    log.give_up(third, {"orders": "xy"})
+    log.give_up(third, {"orders": ["x"]})
+    log.give_up(third, {"orders": ["x", "y"]})
     again = IdLog(place, QUEUE)
-    assert again.given_up(third) == {"orders": "xy"}
+    assert again.given_up(third) == {"orders": ["x", "y"]}
     assert again.given_up(fourth) == {}
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Collection
-from typing import Any
 
 import pytest
 
-from pyspark_mq.sources.journal import lists, memory
+from pyspark_mq.dedup import memory
+from pyspark_mq.sources.journal import file_of
 from tests.support.engine import At, Crashed
 from tests.support.scene import Scene
 
@@ -26,11 +26,11 @@ def emitted_once(scene: Scene) -> None:
     assert sorted(scene.query.emitted) == sorted(scene.sent)
 
 
-def names(scene: Scene) -> list[Any]:
-    """The segments that the newest file names."""
-    file = json.loads(scene.query.offsets[max(scene.query.offsets)])["file"]
-    found: list[Any] = json.loads(scene.query.folder.files[file])["open"]
-    return found
+def names(scene: Scene) -> set[str]:
+    """The files that the newest one names."""
+    log = scene.query._codec.log
+    assert log is not None
+    return file_of(log, json.loads(scene.query.offsets[max(scene.query.offsets)])["file"]).names
 
 
 def batches(scene: Scene, count: int, messages: int = 1, pause_s: float = 0.5) -> None:
@@ -331,7 +331,7 @@ def test_more_than_is_remembered_is_told(caplog: pytest.LogCaptureFixture) -> No
     batches(scene, 3)
     told = [record.getMessage() for record in caplog.records if "are forgotten" in record.message]
     assert told
-    assert all("queue 'orders': the IDs of 40 messages" in text for text in told)
+    assert all("queue 'orders': the IDs of 20 messages" in text for text in told)
     assert scene.counters.remembered < 200
 
 
@@ -340,8 +340,7 @@ def test_what_was_left_twice_costs_no_other_id_at_a_restart(
     monkeypatch: pytest.MonkeyPatch, *, shows_start: bool
 ) -> None:
     """Of a hundred IDs that were left together sixty are left again, forty of them twice."""
-    monkeypatch.setattr(memory, "_DECODED_MAX", 16)  # what is put together is larger, as are lists
-    monkeypatch.setattr(lists, "SHARES", {**lists.SHARES, lists.Kind.LEFT: 8})
+    monkeypatch.setattr(memory, "FOLLOWING_MAX", 2)
     scene = Scene(max_messages=100, prefetch=400, dedup_window=0, shows_start=shows_start)
     scene.queue.weather.forgets_s = 1_000.0
     query, broker, queue = scene.query, scene.broker, scene.queue

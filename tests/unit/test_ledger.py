@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from string import ascii_lowercase
+
 import pytest
 
 from pyspark_mq.ack import TRANSITIONS, Acknowledgements, Event, IllegalEventError, Ledger, SessionAcks, State, table
-from pyspark_mq.ack.known import Known
-from pyspark_mq.dedup import second_hash
+from pyspark_mq.dedup import Memory, QueueMemory
 
 GRACE_S = 5.0
 
 
 def make(**changes: object) -> Ledger[str, str]:
-    settings = {"grace_s": GRACE_S, "known": Known[str](second_hash), **changes}
+    settings = {"grace_s": GRACE_S, "memory": QueueMemory(Memory(100_000, 1_000), "orders"), **changes}
     ledger: Ledger[str, str] = Ledger(**settings)  # type: ignore[arg-type]
     ledger.open_session(1)
     return ledger
 
 
-def known(ledger: Ledger[str, str]) -> Known[str]:
-    assert ledger._known is not None
-    return ledger._known
+def remember(ledger: Ledger[str, str], keys: str) -> None:
+    """Have these be committed by a former process."""
+    assert ledger._memory is not None
+    ledger._memory.committed(99, list(keys))
+
+
+def left(ledger: Ledger[str, str]) -> str:
+    """What was left open."""
+    return "".join(sorted(ledger.left_among(ascii_lowercase)))
 
 
 def deliver(ledger: Ledger[str, str], keys: str, session: int = 1, first: int = 1) -> Acknowledgements | None:
@@ -37,9 +44,9 @@ def planned(keys: str) -> Ledger[str, str]:
 
 
 def committed(keys: str) -> tuple[Ledger[str, str], Acknowledgements]:
-    """A ledger that has committed one epoch, into segment 1."""
+    """A ledger that has committed one epoch."""
     ledger = planned(keys)
-    due = ledger.commit(1, segment=1)
+    due = ledger.commit(1)
     assert due is not None
     return ledger, due
 
@@ -177,12 +184,12 @@ def test_an_answer_settles_that_was_asked_for_after_the_grace() -> None:
     assert settling.asks(1e9)
     settling.asked(9, [1], 10 + GRACE_S)
     assert not settling.asks(1e9)
-    assert settling.holds(1)
+    assert settling.epochs == {1}
     ledger.confirm(9, 1, now_s=10 + GRACE_S)
-    assert not settling.holds(1)
+    assert settling.epochs == set()
     assert (ledger.counters.settled, ledger.expected) == (2, 0)
     ledger.lose(1)
-    assert ledger.leaving == 0
+    assert left(ledger) == ""
     assert states(ledger, "ab") == {State.COMMITTED}
 
 
@@ -196,9 +203,7 @@ def test_an_end_leaves_what_is_not_settled(confirmed: bool) -> None:
     ledger.confirm(due.number, 1, now_s=0)
     ledger.confirm(8, 1, now_s=1e9)
     assert ledger.counters.settled == (2 if confirmed else 0)
-    assert (ledger.leaving, ledger.expected, ledger.settling.holds(1)) == (2, 0, False)
-    assert ledger.take_leaving() == ["a", "b"]
-    assert ledger.take_leaving() == []
+    assert (left(ledger), ledger.expected, ledger.settling.epochs) == ("ab", 0, set())
 
 
 def test_the_end_of_another_session_leaves_nothing_and_its_answers_settle_nothing() -> None:
@@ -210,7 +215,7 @@ def test_the_end_of_another_session_leaves_nothing_and_its_answers_settle_nothin
     assert ledger.settling.asks(GRACE_S)
     ledger.settling.asked(9, [1, 2], GRACE_S)
     ledger.lose(2)
-    assert ledger.leaving == 0
+    assert left(ledger) == ""
     assert ledger.expected == 2
     ledger.confirm(9, 1, now_s=GRACE_S)
     assert ledger.expected == 0
@@ -223,9 +228,9 @@ def test_of_two_sessions_that_have_a_message_the_end_of_one_leaves_it() -> None:
     due = ledger.commit(1)
     settle(ledger, due, session=2)
     ledger.lose(2)
-    assert ledger.leaving == 0
+    assert left(ledger) == ""
     ledger.lose(1)
-    assert ledger.take_leaving() == ["a"]
+    assert left(ledger) == "a"
 
 
 def test_what_is_committed_without_a_handle_is_left_alone() -> None:
@@ -234,10 +239,10 @@ def test_what_is_committed_without_a_handle_is_left_alone() -> None:
     ledger.open_session(2)
     deliver(ledger, "b", session=2)
     due = ledger.commit(1)
-    assert ledger.take_leaving() == ["a", "c"]
+    assert left(ledger) == "ac"
     settle(ledger, due, session=2)
     ledger.lose(2)
-    assert ledger.leaving == 0
+    assert left(ledger) == "ac"
 
 
 def test_what_never_came_is_left_when_its_epoch_is_committed() -> None:
@@ -245,7 +250,7 @@ def test_what_never_came_is_left_when_its_epoch_is_committed() -> None:
     ledger.restore_planned(1, ["a", "b"])
     deliver(ledger, "a")
     ledger.commit(1)
-    assert ledger.take_leaving() == ["b"]
+    assert left(ledger) == "b"
 
 
 def test_what_is_found_to_be_committed_without_a_handle_is_left() -> None:
@@ -253,9 +258,9 @@ def test_what_is_found_to_be_committed_without_a_handle_is_left() -> None:
     ledger.lose(1)
     ledger.open_session(2)
     deliver(ledger, "c", session=2)
-    known(ledger).put(1, "ac")
+    remember(ledger, "ac")
     assert ledger.restore_committed() is not None
-    assert ledger.take_leaving() == ["a"]
+    assert left(ledger) == "a"
 
 
 def test_what_has_all_its_handles_again_is_not_left() -> None:
@@ -264,40 +269,7 @@ def test_what_has_all_its_handles_again_is_not_left() -> None:
     ledger.open_session(2)
     deliver(ledger, "ba", session=2)
     ledger.commit(1)
-    assert ledger.leaving == 0
-
-
-def test_what_leaves_is_known_while_no_segment_has_it() -> None:
-    ledger, _ = committed("ab")
-    ledger.lose(1)
-    known(ledger).segments.forget(1)
-    ledger.open_session(2)
-    due = deliver(ledger, "ac", session=2)
-    assert due is not None
-    assert due.parts[0].upto == 1
-    assert ledger.take_leaving() == ["a", "b"]
-    assert states(ledger, "ab") == {State.UNSEEN}
-
-
-def test_what_was_left_and_comes_again_is_left_again_and_nothing_else_is() -> None:
-    ledger, due = committed("ab")
-    settle(ledger, due)
-    known(ledger).put(2, "cd")
-    ledger.left = [2]
-    assert deliver(ledger, "adad", first=3) is not None
-    assert ledger.take_leaving() == ["d"]
-
-
-def test_what_came_again_and_is_not_settled_is_left_before_its_segment_is_closed() -> None:
-    ledger, _ = committed("abc")
-    again = deliver(ledger, "b", first=4)
-    ledger.leave_again([2])
-    assert ledger.leaving == 0
-    ledger.leave_again([1, 2])
-    assert ledger.take_leaving() == ["b"]
-    settle(ledger, again)
-    ledger.leave_again([1])
-    assert (ledger.leaving, ledger.expected) == (0, 3)
+    assert left(ledger) == ""
 
 
 def test_what_comes_again_and_again_adds_nothing_to_what_is_not_settled() -> None:
@@ -309,17 +281,15 @@ def test_what_comes_again_and_again_adds_nothing_to_what_is_not_settled() -> Non
         ledger.settling.asked(again.number, [1], tag)
         ledger.confirm(again.number, 1, now_s=tag)
         assert ledger.expected <= GRACE_S + 1
-    assert len(known(ledger).segments) == 1
 
 
-def test_a_segment_that_became_a_part_of_another_is_held_by_that() -> None:
-    ledger, due = committed("ab")
-    ledger.settling.merge([1, 3], 4)
-    assert (ledger.settling.holds(1), ledger.settling.holds(4)) == (False, True)
-    ledger.settling.merge([5], 6)
-    assert ledger.settling.holds(4)
+def test_what_comes_again_is_left_only_if_its_own_session_ends() -> None:
+    ledger, due = committed("abc")
     settle(ledger, due)
-    assert not ledger.settling.holds(4)
+    deliver(ledger, "b", first=4)
+    assert left(ledger) == ""
+    ledger.lose(1)
+    assert left(ledger) == "b"
 
 
 def test_what_somebody_else_has_committed_is_acknowledged_and_not_known_here() -> None:
@@ -361,7 +331,7 @@ def test_a_buffered_message_that_another_session_holds_too_survives_the_first_on
 
 def test_a_replay_waits_for_exactly_the_planned_and_keeps_their_order() -> None:
     ledger = make()
-    known(ledger).put(1, "z")
+    remember(ledger, "z")
     ledger.restore_planned(7, ["c", "a", "b"])
     due = deliver(ledger, "zxab")
     assert due is not None
@@ -389,7 +359,7 @@ def test_ids_learnt_as_committed_after_they_were_planned_are_taken_out_and_ackno
     ledger = make()
     deliver(ledger, "abcd")
     ledger.plan(1, 2)
-    known(ledger).put(1, "acq")
+    remember(ledger, "acq")
     due = ledger.restore_committed()
     assert due is not None
     assert due.parts == (SessionAcks(session=1, upto=1, singles=(3,), deliveries=2),)
@@ -408,7 +378,7 @@ def test_a_replay_leaves_out_what_is_committed() -> None:
     ledger.restore_planned(7, ["a", "x", "b"])
     assert states(ledger, "ab") == {State.COMMITTED}
     assert ledger.planned.keys(7) == ("x",)
-    assert (ledger.leaving, ledger.counters.duplicates_dropped) == (0, 0)
+    assert (left(ledger), ledger.counters.duplicates_dropped) == ("", 0)
 
 
 def test_bytes_are_those_of_what_is_kept() -> None:
@@ -419,7 +389,7 @@ def test_bytes_are_those_of_what_is_kept() -> None:
     assert (ledger.received.weight, ledger.planned.weight) == (3, 9)
     deliver(ledger, "ab", first=6)
     assert (ledger.received.weight, ledger.planned.weight) == (3, 9)
-    known(ledger).put(9, "bd")
+    remember(ledger, "bd")
     ledger.restore_committed()
     assert (ledger.received.weight, ledger.planned.weight) == (0, 6)
     deliver(ledger, "ef", first=8)
@@ -446,7 +416,7 @@ def test_counters_are_a_snapshot() -> None:
 
 
 def test_without_remembering_a_committed_message_is_forgotten_and_a_confirmation_settles() -> None:
-    ledger = make(known=None)
+    ledger = make(memory=None)
     deliver(ledger, "ab")
     ledger.plan(1, 2)
     due = ledger.commit(1)
@@ -458,7 +428,7 @@ def test_without_remembering_a_committed_message_is_forgotten_and_a_confirmation
     ledger.plan(2, 1)
     ledger.commit(2)
     ledger.lose(1)
-    assert (ledger.leaving, ledger.expected) == (0, 0)
+    assert (left(ledger), ledger.expected) == ("", 0)
     assert ledger.restore_committed() is None
 
 
@@ -470,7 +440,7 @@ def test_an_epoch_left_open_takes_its_messages_back_from_wherever_they_are() -> 
     assert ledger.planned.keys(1) == ("e", "x", "b")
     assert ledger.planned.missing(1) == ["x"]
     assert ledger.planned.keys(9) == ("a", "c")
-    assert ledger.leaving == 0
+    assert left(ledger) == ""
     assert len(ledger.received) == 2
     assert (ledger.received.weight, ledger.planned.weight) == (6, 12)
     deliver(ledger, "x", first=7)

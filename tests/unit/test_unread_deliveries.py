@@ -115,7 +115,7 @@ def test_time_goes_no_further_than_the_last_word(who: str) -> None:
     scene.trigger_for(5.0)
     queue = only(scene.query.source)
     connections, before_s = queue.connections, queue.connected.seconds
-    journal = scene.query.source._memory._journal
+    journal = scene.query.source._memory.memory
     forgets_s = journal.connected_s
     assert not connections.late
     assert before_s > 4

@@ -7,7 +7,7 @@ a queue that is full leaves room for one that is not.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from pyspark_mq.ack import Ledger
@@ -16,7 +16,7 @@ from pyspark_mq.dedup import Key
 from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
 from pyspark_mq.sources.connections.events import EventQueue
 from pyspark_mq.sources.connections.worker import Worker
-from pyspark_mq.sources.journal.memory import Memory
+from pyspark_mq.sources.journal import Journal, NoJournal, Recent
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.queues.connected import CheckFacts
 from pyspark_mq.sources.queues.reader import MakeStore, QueueReader
@@ -41,7 +41,7 @@ class QueueGroup:
         worker: Worker,
         make_store: MakeStore,
         runtime: Runtime,
-        memory: Memory,
+        memory: Journal | NoJournal,
         check: CheckFacts,
     ) -> None:
         self._settings = settings
@@ -78,7 +78,7 @@ class QueueGroup:
 
     def _add(self, settings: Settings) -> QueueReader:
         """Make a reader for the endpoint of these settings. It opens nothing yet."""
-        name, identifies = settings.endpoint.name, settings.guarantee.identifies
+        name, memory = settings.endpoint.name, self._memory
         queue = QueueReader(
             settings,
             self._worker,
@@ -86,11 +86,9 @@ class QueueGroup:
             self._runtime,
             EventQueue(self._arrived),
             self._check,
-            self._memory.known(name) if identifies else None,
-            self._memory.contents.read(name) if identifies else None,
-            self._memory.left,
+            memory.known(name) if isinstance(memory, Journal) else None,
+            memory.contents.read(name) if isinstance(memory, Journal) else None,
         )
-        queue.ledger.leave(self._memory.begin(name))
         self._queues[name] = queue
         self._share_bytes()
         return queue
@@ -106,11 +104,11 @@ class QueueGroup:
         """Whether the query can do without a queue of which a receiver says that there is none, or none for us."""
         return False
 
-    def adopt(self, recent: Mapping[str, Sequence[Key]], broker_id: str) -> None:
+    def adopt(self, recent: Recent, broker_id: str) -> None:
         """Learn what a former process had committed, in all queues (:meth:`.QueueReader.adopt`)."""
         self._shown = True
         for queue in self:
-            queue.adopt(recent.get(queue.name, ()), broker_id)
+            queue.adopt(recent.counts.get(queue.name, 0), recent.keys.get(queue.name, ()), broker_id)
 
     def forget_ended(self) -> None:
         """Drop what has ended and has no open epoch."""

@@ -65,7 +65,7 @@ class MatchingQueues(QueueGroup):
             queue = self._add(self._settings.of_queue(name, len(names)))
             if self._shown:
                 _LOG.info("%s: '%s' is read from now on", destination, name)
-                queue.adopt((), self.broker_id)
+                queue.adopt(0, (), self.broker_id)
         over_limit = len(new) > room
         if over_limit and not self._over_limit:
             _LOG.error(

@@ -18,14 +18,14 @@ Guarantee: a message is acknowledged only behind the commit of the epoch it was 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from pyspark_mq.ack import Acknowledgements, Ledger
 from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.counters import Counters
-from pyspark_mq.ack.known import Known
+from pyspark_mq.ack.remembered import Remembered
 from pyspark_mq.dedup import Key, SeenStore, is_content
 from pyspark_mq.sources.connections.block import BlockRows, Row
 from pyspark_mq.sources.connections.connections import DEPTH_AGE_MAX_S, Connections
@@ -69,9 +69,8 @@ class QueueReader:
         settings: the query's, with this queue as its endpoint.
         store: where committed IDs of this queue are shared, beyond the checkpoint.
         events: where those of this queue come in.
-        known: IDs of committed messages; None for a guarantee without.
+        memory: knows what is committed; None for a guarantee without IDs.
         copies: distinguishes messages that have no ID; None for a guarantee without.
-        left: segments of IDs that were left open; the list changes.
 
     Attributes:
         connected: what the broker has said, and the connected time. To be looked at, as all that follow.
@@ -90,15 +89,13 @@ class QueueReader:
         runtime: Runtime,
         events: EventQueue,
         check: CheckFacts,
-        known: Known[Key] | None,
+        memory: Remembered[Key] | None,
         copies: Copies | None,
-        left: Collection[int],
     ) -> None:
         self.settings = settings
         self.ledger: Ledger[Any, Row] = Ledger(
-            grace_s=settings.settle_grace_s, known=known, copies=copies, weigh=lambda rows: BlockRows.of(rows).weight
+            grace_s=settings.settle_grace_s, memory=memory, copies=copies, weigh=lambda rows: BlockRows.of(rows).weight
         )
-        self.ledger.left = left
         self.connections = Connections(settings, worker, runtime, events)
         self.connected = Connected(settings, check)
         self._copies = copies
@@ -262,17 +259,17 @@ class QueueReader:
 
     # -- phase two
 
-    def commit(self, epoch: int, segment: int) -> Callable[[], bool]:
-        """Have an epoch acknowledged, its IDs known in that segment; return whether a confirmation can still come."""
+    def commit(self, epoch: int) -> Callable[[], bool]:
+        """Have an epoch acknowledged; return whether a confirmation can still come."""
         self._store.remember(key for key in self.ledger.planned.keys(epoch) if not is_content(key))
         self.windows.enter(Moment.COMMITTED)
         self._emitted.pop(epoch, None)
-        number = self.acknowledge(epoch, segment)
+        number = self.acknowledge(epoch)
         return lambda: number is not None and self.ledger.settling.unconfirmed(number)
 
-    def acknowledge(self, epoch: int, segment: int = 0) -> int | None:
+    def acknowledge(self, epoch: int) -> int | None:
         """Acknowledge an epoch; with guarantee `none` before Spark runs it. The number of that, if any is due."""
-        due = self.ledger.commit(epoch, segment)
+        due = self.ledger.commit(epoch)
         gone = [rows for emitted, rows in self._emitted.items() if not self.is_open(emitted)]
         self._retained_bytes = sum(rows.weight for rows in gone)
         return self._send(due)
@@ -288,17 +285,18 @@ class QueueReader:
 
     # -- restart
 
-    def adopt(self, recent: Sequence[Key], broker_id: str) -> None:
+    def adopt(self, recent: int, keys: Sequence[Key], broker_id: str) -> None:
         """Learn what a former process had committed (rule 5), and with which broker.
 
         Args:
-            recent: IDs of this queue that the end of that process has left open. The others are known by now.
+            recent: how many messages of this queue the end of that process has left open. All are known by now.
+            keys: of the last committed epoch.
             broker_id: of the checkpoint.
         """
         self.connected.expect_broker(broker_id)
         self.take()
-        self._store.remember(key for key in recent if not is_content(key))
-        self.ledger.recalled = len(recent)
+        self._store.remember(key for key in keys if not is_content(key))
+        self.ledger.recalled = recent
         self._send(self.ledger.restore_committed())
         if self._copies is not None:
             self._copies.shown = True

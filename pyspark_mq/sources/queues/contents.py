@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
 from pyspark_mq.ack import Ledger
-from pyspark_mq.ack.copies import Copies, Met
-from pyspark_mq.ack.known import Known
-from pyspark_mq.dedup import Key, is_content, second_hash
+from pyspark_mq.ack.copies import Copies
+from pyspark_mq.dedup import Key, QueueMemory, is_content
 
 __all__ = ["Contents"]
 
@@ -24,11 +23,12 @@ class Contents:
     """The :class:`.Copies` of each queue.
 
     Args:
+        memory: of a queue.
         proves: see :class:`.Broker`.
     """
 
-    def __init__(self, *, proves: bool) -> None:
-        self.met = Met()
+    def __init__(self, memory: Callable[[str], QueueMemory], *, proves: bool) -> None:
+        self._memory = memory
         self._proves = proves
         self._ordinals = count(secrets.randbits(_ORDINAL_BITS))
         self._copies: dict[str, Copies] = {}
@@ -57,8 +57,7 @@ class Contents:
 
     def _of(self, queue: str) -> Copies:
         if queue not in self._copies:
-            met = Known(second_hash, self.met.segments, queue)
-            self._copies[queue] = Copies(self._ordinals, met, proves=self._proves)
+            self._copies[queue] = Copies(self._ordinals, self._memory(queue), proves=self._proves)
         return self._copies[queue]
 
     def _keep_unread(self, queue: str) -> None:

@@ -1,0 +1,32 @@
+"""What a ledger asks the memory of its query, and what it says to it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol, TypeVar
+
+__all__ = ["Remembered"]
+
+K = TypeVar("K")  #: identity of a message
+
+
+class Remembered(Protocol[K]):
+    """The committed messages of one queue."""
+
+    def among(self, keys: Collection[K]) -> set[K]:
+        """Return those that are known."""
+
+    def knows_none_of(self, keys: Collection[K]) -> bool:
+        """Whether none of these is known."""
+
+    def left_among(self, keys: Collection[K]) -> set[K]:
+        """Return those that ends of sessions or processes have left open."""
+
+    def met_among(self, keys: Collection[K]) -> set[K]:
+        """Return the contents of these that are settled."""
+
+    def committed(self, epoch: int, keys: Collection[K]) -> None:
+        """Take note that messages of an epoch are committed: known from now on."""
+
+    def leave(self, keys: Collection[K]) -> None:
+        """Take note that committed messages are left open, and may come again."""

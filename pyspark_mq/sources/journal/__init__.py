@@ -1,1 +1,0 @@
-"""The journal: what is remembered, its lists, and its files."""

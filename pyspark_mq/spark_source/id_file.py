@@ -1,0 +1,128 @@
+"""The bytes of an epoch's file: one record batch of Arrow IPC, of one row, compressed with zstd.
+
+Keys are a list, as bytes: texts in UTF-8, and beside them which are no text, if any. Digests, and keys of contents, are
+one value each, as they all have one width. The rest is a text of JSON, with what says where they belong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_mq.dedup import ByQueue, EpochFile, Key
+from pyspark_mq.dedup.digests import DIGEST_BYTES, from_bytes
+from pyspark_mq.dedup.epoch_file import Snapshot
+from pyspark_mq.dedup.identity import CONTENT_BYTES
+
+__all__ = ["decoded", "encoded"]
+
+_SCHEMA = pa.schema(
+    [
+        ("head", pa.binary()),
+        ("keys", pa.list_(pa.binary())),
+        ("bytes", pa.list_(pa.bool_())),
+        ("left", pa.binary()),
+        ("window_part", pa.binary()),
+        ("left_part", pa.binary()),
+        ("unsettled", pa.binary()),
+        ("contents", pa.binary()),
+    ]
+)
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
+#: Fields that JSON has as they are.
+_PLAIN = (
+    "epoch", "queues", "blind", "connected_s", "left_so_far", "settled", "base", "after", "left_after",
+    "window_parts", "left_parts", "gone", "state",
+)  # fmt: skip
+
+
+def encoded(file: EpochFile) -> bytes:
+    """Return the bytes of a file."""
+    keys = [key for some in file.planned.values() for key in some]
+    are_bytes = [isinstance(key, bytes) for key in keys] if bytes in set(map(type, keys)) else []
+    head = {name: value for name in _PLAIN if (value := getattr(file, name)) not in (None, False, [])}
+    head |= {
+        "planned": _counts(file.planned),
+        "left_contents": _counts(file.left_contents),
+        "unsettled": [
+            [one.number, dict(one.queues), len(one.digests), _counts(one.contents)] for one in file.unsettled
+        ],
+        "contents": [[one.number, one.so_far, _counts(one.contents)] for one in file.contents],
+    }
+    contents = [file.left_contents, *(one.contents for one in (*file.unsettled, *file.contents))]
+    row = [
+        json.dumps(head, separators=(",", ":")).encode(),
+        _as_bytes(keys),
+        are_bytes,
+        file.left.tobytes(),
+        file.window_part.tobytes(),
+        file.left_part.tobytes(),
+        b"".join(one.digests.tobytes() for one in file.unsettled),
+        b"".join(key for some in contents for keys in some.values() for key in keys if isinstance(key, bytes)),
+    ]
+    batch = pa.record_batch([pa.array([value], kind.type) for value, kind in zip(row, _SCHEMA, strict=True)], _SCHEMA)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, _SCHEMA, options=_OPTIONS) as stream:
+        stream.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def decoded(data: bytes) -> EpochFile:
+    """Return the file that these bytes are; they are as they were written."""
+    with pa.ipc.open_stream(data) as stream:
+        batch = stream.read_next_batch()
+    columns = {name: batch.column(name)[0] for name in _SCHEMA.names}
+    head = json.loads(columns["head"].as_py())
+    contents = _pieces(columns["contents"].as_py(), CONTENT_BYTES)
+    unsettled = columns["unsettled"].as_py()
+    left_contents = _by_queue(head.pop("left_contents"), contents)
+    snapshots, at = [], 0
+    for number, queues, size, counts in head.pop("unsettled"):
+        digests = from_bytes(unsettled[at : at + size * DIGEST_BYTES])
+        at += size * DIGEST_BYTES
+        snapshots.append(Snapshot(number, _by_queue(counts, contents), digests, queues))
+    remembered = [
+        Snapshot(number, _by_queue(counts, contents), so_far=so_far) for number, so_far, counts in head.pop("contents")
+    ]
+    planned = _by_queue(head.pop("planned"), iter(_keys(columns["keys"].values, columns["bytes"].as_py())))
+    parts = {name: from_bytes(columns[name].as_py()) for name in ("left", "window_part", "left_part")}
+    return EpochFile(
+        **head, **parts, planned=planned, left_contents=left_contents, unsettled=snapshots, contents=remembered
+    )
+
+
+def _counts(keys: ByQueue) -> dict[str, int]:
+    return {queue: len(some) for queue, some in keys.items()}
+
+
+def _by_queue(counts: Mapping[str, int], keys: Iterator[Key]) -> dict[str, list[Key]]:
+    return {queue: list(islice(keys, count)) for queue, count in counts.items()}
+
+
+def _pieces(data: bytes, size: int) -> Iterator[bytes]:
+    return (data[at : at + size] for at in range(0, len(data), size))
+
+
+def _as_bytes(keys: Sequence[Key]) -> Any:
+    try:
+        return pa.array(keys, pa.binary())
+    except UnicodeEncodeError:  # half a surrogate pair, as JSON may have one
+        return [key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key for key in keys]
+
+
+def _keys(values: pa.Array, are_bytes: Sequence[bool]) -> list[Key]:
+    if not are_bytes:
+        with contextlib.suppress(pa.ArrowInvalid):  # half a surrogate pair
+            texts: list[Key] = values.cast(pa.string()).to_pylist()
+            return texts
+        are_bytes = [False] * len(values)
+    return [
+        value if plain else value.decode("utf-8", "surrogatepass")
+        for value, plain in zip(values.to_pylist(), are_bytes, strict=True)
+    ]

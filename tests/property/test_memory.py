@@ -1,0 +1,272 @@
+"""The memory against an oracle that has plain lists: what is promised is known, whatever is killed and whenever.
+
+A history has Spark's numbers: a hundred offsets, to any of which a checkpoint may be restored, and files that go 120
+plans after nothing names them. Then each rule is left out of the code, and a history has to tell.
+"""
+
+from __future__ import annotations
+
+import random
+import types
+from bisect import bisect_right
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_mq.dedup import Key, memory
+from pyspark_mq.dedup.epoch_file import EpochFile
+from pyspark_mq.spark_source.id_file import decoded, encoded
+from tests.support.effort import part_of
+
+QUEUES = ("orders", "returns")
+#: Offsets in Spark's log.
+OFFSETS = 100
+CONTENTS_LEFT = 60
+NAMES_MAX = 97
+
+
+@dataclass
+class Oracle:
+    """What has to be known, as lists of (queue, key).
+
+    Attributes:
+        settled: the newest last.
+        left: when each was left first.
+        again: when each was left last.
+        contents: when each was left last.
+        unsettled: epoch -> its messages.
+    """
+
+    settled: list[tuple[str, Key]] = field(default_factory=list)
+    left: dict[tuple[str, Key], int] = field(default_factory=dict)
+    again: dict[tuple[str, Key], int] = field(default_factory=dict)
+    contents: dict[tuple[str, Key], int] = field(default_factory=dict)
+    unsettled: dict[int, list[tuple[str, Key]]] = field(default_factory=dict)
+    now: int = 0
+
+    def leave(self, messages: list[tuple[str, Key]]) -> None:
+        for message in messages:
+            self.now += 1
+            if isinstance(message[1], bytes):
+                self.contents[message] = self.now
+            else:
+                self.left.setdefault(message, self.now)
+                self.again[message] = self.now
+
+    def settle(self, epochs: list[int]) -> None:
+        for epoch in epochs:
+            self.settled += [message for message in self.unsettled.pop(epoch) if isinstance(message[1], str)]
+
+    def end(self) -> None:
+        """The process ends: what is unsettled is left."""
+        for messages in self.unsettled.values():
+            self.leave(messages)
+        self.unsettled = {}
+
+    def promised(self, window: int, most_left: int) -> set[tuple[str, Key]]:
+        """Those that `most_left` distinct others were not left behind, nor `window` settled."""
+        last = sorted(self.again.values())
+        return {
+            *self.settled[len(self.settled) - min(window, len(self.settled)) :],
+            *(one for one, first in self.left.items() if len(last) - bisect_right(last, first) < most_left),
+            *(one for one, last in self.contents.items() if self.now - last < CONTENTS_LEFT),
+            *(message for messages in self.unsettled.values() for message in messages),
+        }
+
+
+class Life:
+    """A query in one process after the other.
+
+    Args:
+        module: the memory, which may be one that lacks a rule.
+        blind: a commit is shown only after the next plan, as before Spark 4.2.
+    """
+
+    def __init__(self, module: Any, window: int, most_left: int, *, blind: bool) -> None:
+        self.module, self.window, self.most_left, self.blind = module, window, most_left, blind
+        self.files: dict[str, bytes] = {}
+        #: Name of a file -> what was so when it was written.
+        self.then: dict[str, Oracle] = {}
+        #: Files that Spark's log names.
+        self.log: list[str] = []
+        self.named: set[str] = set()
+        self.numbers = self.epoch = self.written = 0
+        self.oracle = Oracle()
+        self.begun: dict[int, dict[str, list[Key]]] = {}
+        self.memory = module.Memory(window, most_left)
+
+    def read(self, name: str) -> EpochFile:
+        return decoded(self.files[name])
+
+    def queue(self, name: str) -> Any:
+        return self.module.QueueMemory(self.memory, name)
+
+    def plan(self, chance: random.Random, size: int) -> str:
+        """Settle some, and write the file of an epoch."""
+        planned: dict[str, list[Key]] = {}
+        for queue in QUEUES[: chance.choice([1, 2])]:
+            planned[queue] = [self.key(chance) for _ in range(size)]
+        held = {epoch for epoch in self.oracle.unsettled if chance.random() < 0.4}
+        self.oracle.settle([epoch for epoch in self.oracle.unsettled if epoch not in held])
+        self.epoch += 1
+        self.written += 1
+        file = self.memory.compose(self.epoch, QUEUES, planned, held, self.begun)
+        gone, going = self.memory.forget_files(self.named, file.names)
+        name = f"file-{self.written}"
+        for one in gone:
+            self.files.pop(one, None)  # who was killed here may have removed it
+        self.files[name] = encoded(replace(file, gone=going))
+        self.memory.written(name, file)
+        self.named = {name, *file.names}
+        assert len(file.names) < NAMES_MAX
+        # What was begun is committed before anybody reads this.
+        self.then[name] = deepcopy(self.oracle)
+        for epoch, keys in self.begun.items():
+            self.then[name].unsettled[epoch] = [(queue, key) for queue, some in keys.items() for key in some]
+        self.commit_begun()
+        self.begun = {self.epoch: planned}
+        return name
+
+    def key(self, chance: random.Random) -> Key:
+        self.numbers += 1
+        return self.numbers.to_bytes(24, "little") if chance.random() < 0.1 else f"id-{self.numbers}"
+
+    def commit_begun(self) -> None:
+        for epoch, keys in self.begun.items():
+            for queue, some in keys.items():
+                self.queue(queue).committed(epoch, some)
+            self.oracle.unsettled[epoch] = [(queue, key) for queue, some in keys.items() for key in some]
+        self.begun = {}
+
+    def run(self, chance: random.Random, size: int) -> None:
+        name = self.plan(chance, size)
+        self.log = [*self.log, name][-OFFSETS:]
+        if not self.blind:
+            self.commit_begun()
+
+    def leave(self, chance: random.Random) -> None:
+        """The end of a session leaves some, and some that were left long ago again."""
+        some = [message for messages in self.oracle.unsettled.values() for message in messages]
+        some = chance.sample(some, len(some) // 2) + chance.sample([*self.oracle.left], len(self.oracle.left) // 9)
+        for queue in QUEUES:
+            self.queue(queue).leave([key for where, key in some if where == queue])
+        self.oracle.leave([message for queue in QUEUES for message in some if message[0] == queue])
+
+    def kill(self, back: int = 0) -> None:
+        """A process goes on from an offset, the newest or one that was restored; its epoch is committed by then."""
+        del self.log[len(self.log) - back :]
+        name = self.log[-1]
+        planned = self.read(name).planned
+        self.memory = self.module.Memory(self.window, self.most_left)
+        self.memory.load(name, self.read, committed=True)
+        self.named = {name, *self.read(name).names}
+        self.oracle, self.begun = deepcopy(self.then[name]), {}
+        self.oracle.unsettled[self.read(name).epoch] = [(queue, key) for queue, some in planned.items() for key in some]
+        self.oracle.end()
+
+    def replay(self) -> None:
+        """The epoch of the newest offset was not committed: the next process loads its file, and runs it again."""
+        name = self.log[-1]
+        file = self.read(name)
+        self.memory = self.module.Memory(self.window, self.most_left)
+        self.memory.load(name, self.read, committed=False)
+        self.named = {name, *file.names}
+        self.oracle = deepcopy(self.then[name])
+        self.oracle.end()
+        self.begun = {file.epoch: {queue: list(keys) for queue, keys in file.planned.items()}}
+        if not self.blind:
+            self.commit_begun()
+
+    def check(self, largest: int) -> None:
+        promised = self.oracle.promised(self.window, self.most_left)
+        known = {
+            (queue, key) for queue in QUEUES for key in self.queue(queue).among([k for q, k in promised if q == queue])
+        }
+        assert known == promised
+        most = (self.window + self.most_left) * 9 / 8 + CONTENTS_LEFT + sum(map(len, self.oracle.unsettled.values()))
+        assert self.memory.remembered <= most + 8 * largest * len(QUEUES)
+        assert len(self.files) < 2 * memory.KEPT_EPOCHS + NAMES_MAX
+
+
+def a_history(seed: int, module: Any, epochs: int = 260) -> None:
+    chance = random.Random(seed)
+    life = Life(module, chance.choice([0, 30, 300]), chance.choice([40, 400]), blind=seed % 3 == 0)
+    most, calm = chance.choice([1, 7, 40]), chance.choice([20, 500])
+    for _ in range(epochs):
+        life.run(chance, chance.randint(1, most))
+        for step in chance.choices(["leave", "kill", "crash", "replay", "restore", "nothing"], [4, 1, 2, 1, 0.2, calm]):
+            if step == "leave":
+                life.leave(chance)
+            elif step == "kill":
+                life.kill()
+            elif step == "crash":
+                life.plan(chance, 2)  # a file that no offset names
+                life.kill()
+            elif step == "replay":
+                life.replay()
+            elif step == "restore":
+                life.kill(chance.randrange(min(OFFSETS, len(life.log))))
+        life.check(most)
+
+
+@pytest.fixture(autouse=True)
+def few_contents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_CONTENTS_LEFT", CONTENTS_LEFT)
+
+
+@pytest.mark.parametrize("seed", range(part_of(60)))
+def test_what_is_promised_is_known(seed: int) -> None:
+    a_history(seed, memory)
+
+
+#: A rule: what stands for it in the code, and what stands there without it.
+RULES = {
+    "what was unsettled is left by the end": ("        return self._leave_unsettled()\n", "        return Counter()\n"),
+    "only what is settled enters the window": ("if one not in held])", "])"),
+    "a file is kept for a hundred and twenty plans": ("KEPT_EPOCHS = 120", "KEPT_EPOCHS = 20"),
+    "the epoch of the base is behind it": ("            if base is not own:\n                self._plan(base)\n", ""),
+    "a process begins with a base": ("= [], 0, True\n", "= [], 0, False\n"),
+    "what is left is distinct": ("if known else digests", "if False else digests"),
+    "left first, and not last": (
+        "fresh = digests[[place for place in range(len(digests)) if place not in known]] if known else digests",
+        "fresh = digests",
+    ),
+    "the newest are kept": ("<= self.maximum:", "<= self.maximum // 2:"),
+    "what is left is named": ("            self._left_after.append(name)\n", "            pass\n"),
+    "what a file leaves is its own": ("        self._leave(own.left)\n", ""),
+    "what begun epochs have is in a base": ("+ [_snapshot(one, keys) for one, keys in begun.items()]", ""),
+    "what is unsettled is in a base": (
+        "for one, its in self._unsettled.items()\n            ]", "for one, its in ()\n            ]"
+    ),
+    "contents are in a base": ("remembered = [*self", "remembered = [] and [*self"),
+    "parts hold what they take in": ("            joined.insert(0, number)\n", ""),
+    "a part is named": ('            shelf.parts.append(("", number))\n', "            pass\n"),
+    "files follow a base until there are many": ("len(self._after) >= FOLLOWING_MAX", "len(self._after) >= 5_000"),
+    "queues are apart": ("self._prefix = prefix_of(queue)", 'self._prefix = prefix_of("")'),
+}  # fmt: skip
+
+
+def without(rule: str) -> Any:
+    """The memory without one of its rules."""
+    source, (old, new) = Path(memory.__file__).read_text("utf-8"), RULES[rule]
+    assert source.count(old) == 1, f"{rule!r} is not in the code as {old!r}"
+    module = types.ModuleType("memory_without_a_rule")
+    module.__dict__["__name__"] = memory.__name__
+    exec(compile(source.replace(old, new), memory.__file__, "exec"), module.__dict__)
+    module.__dict__.update(_CONTENTS_LEFT=CONTENTS_LEFT, FOLLOWING_MAX=5)  # so parts are made often
+    return module
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_that_is_left_out_breaks_the_promise(rule: str) -> None:
+    module = without(rule)
+
+    def histories() -> None:
+        for seed in range(40):
+            a_history(seed, module)
+
+    with pytest.raises((AssertionError, KeyError)):
+        histories()
