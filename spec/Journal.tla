@@ -8,7 +8,7 @@
    and connections may end, seen by one side or by both.
 
    "Rule 5" is docs/how-it-works.md#rule-5. Each may be left out, by naming it in Broken; then a property of the
-   module Properties fails. What is not modelled is in docs/reports/specification.md. *)
+   module Properties fails. What is not modelled, and how the memory differs now: docs/reports/specification.md. *)
 EXTENDS Integers, Sequences, FiniteSets
 
 CONSTANTS

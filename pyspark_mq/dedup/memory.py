@@ -38,6 +38,7 @@ import numpy as np
 from pyspark_mq.dedup.digests import Batches, digests_of, from_bytes, prefix_of
 from pyspark_mq.dedup.epoch_file import ByQueue, EpochFile, Snapshot
 from pyspark_mq.dedup.identity import Key, is_content
+from pyspark_mq.dedup.shelf import Shelf
 
 __all__ = ["KEPT_EPOCHS", "Memory", "QueueMemory"]
 
@@ -46,73 +47,11 @@ __all__ = ["KEPT_EPOCHS", "Memory", "QueueMemory"]
 KEPT_EPOCHS = 120
 #: Files that follow a base or a part, and messages in them.
 FOLLOWING_MAX, _FOLLOWING_MESSAGES_MAX = 32, 500_000
-#: A part has no more than this share of what may be remembered, nor than so many: a plan writes it in a moment.
-_SHARE, _PART_MAX = 8, 262_144
 #: Contents are forgotten after so many seconds of being connected, or when so many were left behind them.
 _CONTENTS_LEFT_S = 3_600.0
 _CONTENTS_LEFT = 500_000
 #: Settled contents: the newest, in batches of about so many. What comes with one of them is an equal message.
 _MET_MAX, _MET_BATCH = 1_000_000, 65_536
-
-
-class Shelf:
-    """Batches in the order in which they came, and which files have them.
-
-    Attributes:
-        maximum: digests behind a batch until it is forgotten.
-        sizes: number of a batch -> digests, the oldest first.
-        parts: file and batch of each part, the oldest first.
-    """
-
-    def __init__(self, maximum: int) -> None:
-        self.maximum = maximum
-        self.sizes: dict[int, int] = {}
-        self.parts: list[tuple[str, int]] = []
-        self._total = 0
-
-    def __len__(self) -> int:
-        """Digests on it."""
-        return self._total
-
-    def add(self, number: int, size: int) -> None:
-        if size:
-            self.sizes[number] = size
-            self._total += size
-
-    def remove(self, number: int) -> int:
-        """Take out a batch; its size."""
-        size = self.sizes.pop(number)
-        self._total -= size
-        return size
-
-    def take_over(self) -> dict[int, int]:
-        """Take out the batches that have enough behind them; their sizes."""
-        over: dict[int, int] = {}
-        while self.sizes:
-            oldest = next(iter(self.sizes))
-            if self._total - self.sizes[oldest] <= self.maximum:
-                break
-            over[oldest] = self.remove(oldest)
-        self.parts = [(file, number) for file, number in self.parts if number in self.sizes]
-        return over
-
-    def to_join(self) -> list[int]:
-        """Find the batches that become a part: those behind the parts, and parts before them that are small."""
-        there = {number for _, number in self.parts}
-        joined = [number for number in self.sizes if number not in there]
-        size = sum(self.sizes[number] for number in joined)
-        if not size:
-            return []
-        most = min(_PART_MAX, self.maximum // _SHARE)
-        while self.parts and self.sizes[self.parts[-1][1]] <= min(2 * size, most - size):
-            number = self.parts.pop()[1]
-            joined.insert(0, number)
-            size += self.sizes[number]
-        return joined
-
-    def join(self, numbers: Iterable[int], into: int) -> None:
-        """Have the newest batches be one."""
-        self.sizes[into] = sum(self.sizes.pop(number) for number in numbers)
 
 
 @dataclass(slots=True)
@@ -185,6 +124,8 @@ class Memory:
         self._unsettled: dict[int, _Unsettled] = {}
         #: Contents that were left, by batch.
         self._contents: dict[int, Snapshot] = {}
+        #: The newest of them that has several of before.
+        self._joined = 0
         #: Messages that were left so far.
         self._left_so_far = 0
         #: What was left and is in no file.
@@ -266,10 +207,26 @@ class Memory:
     def forget_contents(self) -> None:
         """Forget contents that were left for long enough."""
         late_s, far = self.connected_s - _CONTENTS_LEFT_S, self._left_so_far - _CONTENTS_LEFT
-        over = [number for number, left in self._contents.items() if left.number < late_s or left.so_far < far]
-        for number in over:
-            del self._contents[number]
-            self.forgotten += len(self.contents.forget(number))
+        while self._contents:
+            oldest = next(iter(self._contents))
+            left = self._contents[oldest]
+            if left.number >= late_s and left.so_far >= far:
+                break
+            del self._contents[oldest]
+            self.forgotten += len(self.contents.forget(oldest))
+
+    def _join_contents(self) -> None:
+        """Have contents that were left since the last base be one batch, of the newest of them: few are searched."""
+        fresh = [number for number in self._contents if number > self._joined]
+        self._joined = next(self._numbers)
+        if fresh:
+            newest = self._contents[fresh[-1]]
+            joined: dict[str, list[Key]] = {}
+            for number in fresh:
+                for queue, keys in self._contents.pop(number).contents.items():
+                    joined.setdefault(queue, []).extend(keys)
+            self.contents.join(fresh, self._joined)
+            self._contents[self._joined] = Snapshot(newest.number, joined, so_far=newest.so_far)
 
     def find_left(self, digests: Any) -> set[int]:
         """Find the places of those that were left."""
@@ -322,6 +279,7 @@ class Memory:
                 Snapshot(one, dict(its.contents), self.ids.get([its.number]), dict(its.queues))
                 for one, its in self._unsettled.items()
             ] + [_snapshot(one, keys) for one, keys in begun.items()]
+            self._join_contents()
             remembered = [*self._contents.values()]
         if len(self._left_after) >= FOLLOWING_MAX:
             self._left_after = []
@@ -450,6 +408,7 @@ class Memory:
             self.ids.put(its.number, one.digests)
         for one in file.contents:
             self._leave_contents(one)
+        self._joined = next(self._numbers)
 
     def _apply(self, file: EpochFile) -> None:
         """Take in what a file says has changed."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.dedup import Key, memory
+from pyspark_mq.dedup import Key, memory, shelf
 from pyspark_mq.dedup.epoch_file import EpochFile
 from pyspark_mq.spark_source.id_file import decoded, encoded
 from tests.support.effort import part_of
@@ -251,11 +251,16 @@ RULES = {
 
 def without(rule: str) -> Any:
     """The memory without one of its rules."""
-    source, (old, new) = Path(memory.__file__).read_text("utf-8"), RULES[rule]
-    assert source.count(old) == 1, f"{rule!r} is not in the code as {old!r}"
-    module = types.ModuleType("memory_without_a_rule")
-    module.__dict__["__name__"] = memory.__name__
-    exec(compile(source.replace(old, new), memory.__file__, "exec"), module.__dict__)
+    old, new = RULES[rule]
+    made, found = [], 0
+    for one in (memory, shelf):
+        source = Path(one.__file__).read_text("utf-8")
+        found += source.count(old)
+        made.append(types.ModuleType(one.__name__))
+        exec(compile(source.replace(old, new), one.__file__, "exec"), made[-1].__dict__)
+    assert found == 1, f"{rule!r} is not in the code as {old!r}"
+    module = made[0]
+    module.__dict__["Shelf"] = made[1].__dict__["Shelf"]
     module.__dict__.update(_CONTENTS_LEFT=CONTENTS_LEFT, FOLLOWING_MAX=5)  # so parts are made often
     return module
 

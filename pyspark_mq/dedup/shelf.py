@@ -1,0 +1,70 @@
+"""Batches in the order in which they came: what is forgotten next, and what becomes one part. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["Shelf"]
+
+#: A part has no more than this share of what may be remembered, nor than so many: a plan writes it in a moment.
+_SHARE, _PART_MAX = 8, 262_144
+
+
+class Shelf:
+    """Batches in the order in which they came, and which files have them.
+
+    Attributes:
+        maximum: digests behind a batch until it is forgotten.
+        sizes: number of a batch -> digests, the oldest first.
+        parts: file and batch of each part, the oldest first.
+    """
+
+    def __init__(self, maximum: int) -> None:
+        self.maximum = maximum
+        self.sizes: dict[int, int] = {}
+        self.parts: list[tuple[str, int]] = []
+        self._total = 0
+
+    def __len__(self) -> int:
+        """Digests on it."""
+        return self._total
+
+    def add(self, number: int, size: int) -> None:
+        if size:
+            self.sizes[number] = size
+            self._total += size
+
+    def remove(self, number: int) -> int:
+        """Take out a batch; its size."""
+        size = self.sizes.pop(number)
+        self._total -= size
+        return size
+
+    def take_over(self) -> dict[int, int]:
+        """Take out the batches that have enough behind them; their sizes."""
+        over: dict[int, int] = {}
+        while self.sizes:
+            oldest = next(iter(self.sizes))
+            if self._total - self.sizes[oldest] <= self.maximum:
+                break
+            over[oldest] = self.remove(oldest)
+        self.parts = [(file, number) for file, number in self.parts if number in self.sizes]
+        return over
+
+    def to_join(self) -> list[int]:
+        """Find the batches that become a part: those behind the parts, and parts before them that are small."""
+        there = {number for _, number in self.parts}
+        joined = [number for number in self.sizes if number not in there]
+        size = sum(self.sizes[number] for number in joined)
+        if not size:
+            return []
+        most = min(_PART_MAX, self.maximum // _SHARE)
+        while self.parts and self.sizes[self.parts[-1][1]] <= min(2 * size, most - size):
+            number = self.parts.pop()[1]
+            joined.insert(0, number)
+            size += self.sizes[number]
+        return joined
+
+    def join(self, numbers: Iterable[int], into: int) -> None:
+        """Have the newest batches be one."""
+        self.sizes[into] = sum(self.sizes.pop(number) for number in numbers)
