@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from pika.adapters.select_connection import IOLoop, SelectConnection
 from pika.exceptions import ChannelClosedByBroker
+from pika.spec import BasicProperties
 
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, WriteError
 from pyspark_mq.logs import leave_out_own_lines
@@ -113,6 +114,16 @@ class Amqp091Publisher(Publisher):
         if code == _REFUSED:
             raise DestinationError(f"{place} at {self.url} is not for this user: see option 'username' ({reason})")
         raise BrokerUnavailableError(f"{self.url}: {place}: {reason}")
+
+    def probe(self, place: Place, deadline: float) -> None:
+        self._check(place, deadline)
+        # Permissions are looked at first, then this, which is no number (`rabbit_channel.erl`).
+        properties = BasicProperties(expiration="none")
+        exchange, key = (place.name, place.key) if place.kind == "exchange" else ("", place.name)
+        self._channel.basic_publish(exchange, key, b"", properties, mandatory=True)
+        self._until(lambda: False, deadline)
+        if getattr(self._end, "reply_code", 0) != _PRECONDITION:
+            raise self._end_error(f"{place} did not answer in time")
 
     def _open_channel(self, deadline: float) -> None:
         confirms: list[Any] = []

@@ -19,7 +19,7 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.errors import BrokerUnavailableError, WriteError
 from pyspark_mq.sink.columns import ColumnPlan, RowReader
 from pyspark_mq.sink.ids import Identity
-from pyspark_mq.sink.settings import Message, SinkSettings
+from pyspark_mq.sink.settings import Message, Place, SinkSettings
 from pyspark_mq.sources.connections.protocols import client_class
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -127,6 +127,18 @@ class Publisher(ABC):
             BrokerUnavailableError: nobody there, or not in time.
             RefusedError: the broker refused.
             DestinationError: the destination is missing, or not for this user.
+        """
+
+    @abstractmethod
+    def probe(self, place: Place, deadline: float) -> None:
+        """Find out whether this user may write there, without a message that anybody sees.
+
+        Where the broker makes what is missing, that is made. Nothing is sent afterwards.
+
+        Raises:
+            DestinationError: it is missing, or not for this user.
+            WriteError: the broker refused, and did not say why.
+            BrokerUnavailableError: it did not answer.
         """
 
     @abstractmethod
