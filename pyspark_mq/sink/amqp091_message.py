@@ -23,10 +23,11 @@ _INT32_MAX = (1 << 31) - 1
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, b"\xce"
 _BASIC, _PUBLISH, _MANDATORY = 60, 40, b"\x01"
 _FRAME, _CONTENT = struct.Struct(">BHI"), struct.Struct(">BHIHHQ")
-#: Flags of the properties (4.2.6.1) that a message may have, in their order.
-_CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _DELIVERY_MODE, _PRIORITY = 1 << 15, 1 << 14, 1 << 13, 1 << 12, 1 << 11
-_CORRELATION_ID, _REPLY_TO, _EXPIRATION, _MESSAGE_ID = 1 << 10, 1 << 9, 1 << 8, 1 << 7
-_TIMESTAMP, _TYPE, _APP_ID = 1 << 6, 1 << 5, 1 << 3
+#: Properties in the order of their flags, from the highest bit on (4.2.6.1, and the class `basic`).
+_PROPERTIES = (
+    "contentType", "contentEncoding", "properties", "persistent", "priority", "correlationId", "replyTo", "expiration",
+    "messageId", "timestamp", "type", "userId", "appId",
+)  # fmt: skip
 
 
 def publish_frame(place: Place, channel: int) -> bytes:
@@ -69,39 +70,21 @@ def properties_of(message: Message) -> bytes:
     Raises:
         RowError: one is too long.
     """
-    flags, parts = _DELIVERY_MODE | _MESSAGE_ID, []
-    if message.content_type is not None:
-        flags |= _CONTENT_TYPE
-        parts.append(_short("contentType", message.content_type))
-    if message.content_encoding is not None:
-        flags |= _CONTENT_ENCODING
-        parts.append(_short("contentEncoding", message.content_encoding))
-    if message.properties or message.group_id is not None or message.group_sequence is not None:
-        flags |= _HEADERS
-        parts.append(_table(message))
-    parts.append(b"\x02" if message.persistent else b"\x01")
-    if message.priority is not None:
-        flags |= _PRIORITY
-        parts.append(bytes((message.priority,)))
-    if message.correlation_id is not None:
-        flags |= _CORRELATION_ID
-        parts.append(_short("correlationId", message.correlation_id))
-    if message.reply_to is not None:
-        flags |= _REPLY_TO
-        parts.append(_short("replyTo", message.reply_to))
-    if message.expiration_us is not None:
-        flags |= _EXPIRATION
-        parts.append(_short("expiration", _lifetime(message.expiration_us)))
-    parts.append(_short("messageId", message.id))
-    if message.timestamp_us is not None:
-        flags |= _TIMESTAMP
-        parts.append((message.timestamp_us // _MICROSECONDS).to_bytes(8, "big"))
-    if message.type is not None:
-        flags |= _TYPE
-        parts.append(_short("type", message.type))
-    if message.app_id is not None:
-        flags |= _APP_ID
-        parts.append(_short("appId", message.app_id))
+    headed = message.properties or message.group_id is not None or message.group_sequence is not None
+    values = (
+        message.content_type, message.content_encoding, _table(message) if headed else None,
+        b"\x02" if message.persistent else b"\x01", None if message.priority is None else bytes((message.priority,)),
+        message.correlation_id, message.reply_to,
+        None if message.expiration_us is None else _lifetime(message.expiration_us), message.id,
+        None if message.timestamp_us is None else (message.timestamp_us // _MICROSECONDS).to_bytes(8, "big"),
+        message.type, None, message.app_id,
+    )  # fmt: skip
+    flags, flag, parts = 0, 1 << 16, []
+    for name, value in zip(_PROPERTIES, values, strict=True):
+        flag >>= 1
+        if value is not None:
+            flags |= flag
+            parts.append(_short(name, value) if isinstance(value, str) else value)
     return flags.to_bytes(2, "big") + b"".join(parts)
 
 
