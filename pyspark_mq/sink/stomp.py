@@ -100,7 +100,7 @@ class StompPublisher(Publisher):
 
     def probe(self, place: Place, deadline: float) -> None:
         """By a message of a transaction that is given up."""
-        receipt, headers, body = self.encode(Message(place, "probe", "probe", b"", is_text=False))
+        receipt, headers, body = self.encode(Message(place, "probe", b"", is_text=False))
         transaction = {"transaction": "probe"}
         self._protocol.send_frame("BEGIN", transaction)
         self._protocol.send_frame("SEND", headers | transaction, body)
@@ -249,7 +249,6 @@ def frame_headers(message: Message, broker: str) -> dict[str, str]:
     headers["persistent"] = "true" if message.persistent else "false"
     headers[MQ_ID] = message.id
     if broker == "artemis":
-        headers["_AMQ_DUPL_ID"] = message.attempt_id
         headers["destination-type"] = "MULTICAST" if message.place.kind == "topic" else "ANYCAST"
     if not message.is_text:
         headers["content-length"] = str(len(message.body))

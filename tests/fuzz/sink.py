@@ -104,7 +104,7 @@ def _table(messages: Sequence[Any], broker: str, protocol: str) -> list[dict[str
     rows: list[dict[str, Any]] = built(_BUILDER, raws, decoder_of(protocol)).to_pylist()
     for row in rows:
         row["properties"] = {
-            name: value for name, value in row["properties"] if name not in {"mq_id", "_AMQ_DUPL_ID"}
+            name: value for name, value in row["properties"] if name != "mq_id"
         }  # fmt: skip
     return rows
 

@@ -272,7 +272,7 @@ def test_amqp_10_has_symbols_and_small_numbers() -> None:
 
 
 def test_texts_are_utf_8_where_a_protocol_has_texts() -> None:
-    odd = Message(Place("queue", "q"), "id", "id", b"\xff", is_text=True)
+    odd = Message(Place("queue", "q"), "id", b"\xff", is_text=True)
     for encode in (lambda: encoded(odd, "artemis"), lambda: frame_headers(odd, "artemis")):
         with pytest.raises(RowError, match="column 'body' is a string that is not UTF-8"):
             encode()

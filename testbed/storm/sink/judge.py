@@ -20,8 +20,6 @@ __all__ = ["SinkVerdict", "move", "verdict"]
 _QUIET_S = 5.0
 #: Times that each number is written.
 _EACH = 2
-#: What Artemis knows copies by: moved with it, the second one would be gone.
-_DUPLICATE = "_AMQ_DUPL_ID"
 _OF_DELIVERY = frozenset(
     {"message-id", "subscription", "ack", "redelivered", "destination", "content-length", "expires"}
 )
@@ -78,7 +76,6 @@ def _by_proton(url: str, queue: str, to: str, *, native: bool) -> list[tuple[str
             break
         own: dict[str, Any] = dict(message.properties or {})
         found.append((str(message.id if native else own["mq_id"]), str(message.body)))
-        message.properties = {name: value for name, value in own.items() if name != _DUPLICATE}  # type: ignore[assignment]
         message.annotations = message.instructions = None
         sender.send(message)
         receiver.accept()
@@ -108,7 +105,7 @@ def _by_stomp(url: str, queue: str, to: str) -> list[tuple[str, str]]:
         except threads.Empty:
             break
         found.append((headers["mq_id"], body))
-        kept = {name: value for name, value in headers.items() if name not in _OF_DELIVERY | {_DUPLICATE}}
+        kept = {name: value for name, value in headers.items() if name not in _OF_DELIVERY}
         connection.send(to, body, headers={**kept, **kind, "persistent": "true"})
         connection.ack(headers["ack"])
     connection.disconnect(receipt="end")
