@@ -32,6 +32,7 @@ def told(cell: LiveCell, **options: Any) -> str:
     return f"{found.check} {found.level.word}: {found.what} -> {found.remedy}"
 
 
+@pytest.mark.whole
 def test_who_may_write_is_told_so_and_nothing_is_there_afterwards(cell: LiveCell) -> None:
     login, right = findings(cell)
     assert (login.check, login.level.word) == ("login", "ok")
@@ -49,6 +50,7 @@ def test_who_may_only_read_is_told_what_to_do(cell: LiveCell) -> None:
     assert cell.total() == 0
 
 
+@pytest.mark.whole
 def test_a_name_that_looks_misspelt_is_told_and_not_made(cell: LiveCell) -> None:
     name = f"{cell.queue}x"
     text = told(cell, queue=name)
@@ -63,6 +65,7 @@ def test_a_name_that_looks_misspelt_is_told_and_not_made(cell: LiveCell) -> None
     assert "write warning: there is no such queue" in told(cell, queue=name), "it was made by asking"
 
 
+@pytest.mark.whole
 def test_a_wrong_login_and_rows_with_destinations_of_their_own(cell: LiveCell) -> None:
     (login,) = findings(cell, username="nobody", password="s3cret-pw")
     assert login.level.word == "problem"
@@ -73,6 +76,7 @@ def test_a_wrong_login_and_rows_with_destinations_of_their_own(cell: LiveCell) -
         findings(cell, queu="orders")
 
 
+@pytest.mark.whole
 @pytest.mark.protocols(AMQP_0_9_1, AMQP_1_0)
 def test_an_exchange_is_asked_without_routing_anything(cell: LiveCell) -> None:
     if not isinstance(cell.node, RabbitNode):
