@@ -43,7 +43,7 @@ from testbed.storm.storm import Job
 QUEUE, MOVED = "storm", "storm-moved"
 #: A batch takes seconds, so that faults meet it.
 _LINK_BYTES_PER_S, _BODY_BYTES = 150_000, 400
-_ROWS, _FROZEN_S, _FAULT_TIMEOUT_S, _COMMIT_TIMEOUT_S = 400, 12.0, 20.0, 240.0
+_FROZEN_S, _FAULT_TIMEOUT_S, _COMMIT_TIMEOUT_S = 12.0, 20.0, 240.0
 _EXECUTOR, _TASK = "CoarseGrainedExecutorBackend", "pyspark.daemon"
 _OPTIONS = {"connectTimeout": "5s", "heartbeat": "2s", "sendTimeout": "8s"}
 _SPARK = {
@@ -60,12 +60,14 @@ class WritingJob(Job):
 
     Attributes:
         cluster: that it runs on.
+        rows: numbers of a batch.
     """
 
     cluster: SparkCluster | None = None
+    rows: int = 0
 
     def command(self) -> list[str]:
-        given = {"options": self.options, "rows": _ROWS, "filling": filling()}
+        given = {"options": self.options, "rows": self.rows, "filling": filling()}
         program = Path(__file__).with_name("job.py")
         return [str(self.python), str(program), self.master, str(self.checkpoint), json.dumps(given)]
 
@@ -143,7 +145,7 @@ def _run(arguments: argparse.Namespace, folder: Path, console: Console, stack: E
     cluster = stack.enter_context(SparkCluster(hosts=(LOOPBACK, "localhost")))
     given = {"broker": broker.name, "url": broker.proxied, "protocol": broker.protocol, "queue": QUEUE, **_OPTIONS}
     spark = {**cluster.settings, **_SPARK, "spark.eventLog.dir": f"file://{events}"}
-    job = WritingJob(broker.name, "", QUEUE, folder, given, cluster.url, spark, cluster=cluster)
+    job = WritingJob(broker.name, "", QUEUE, folder, given, cluster.url, spark, cluster=cluster, rows=arguments.rows)
     console.print(f"{broker.name} {broker.version}, {broker.protocol}, seed {arguments.seed}", highlight=False)
     faults = _faults(job, cluster, broker, chance)
     faults = {name: fault for name, fault in faults.items() if name in (arguments.only or faults)}
@@ -279,6 +281,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quorum", action="store_true", help="quorum queues of RabbitMQ")
     parser.add_argument("--cluster", action="store_true", help="a cluster of brokers, whose nodes are lost")
     parser.add_argument("--faults", type=int, default=10, help="%(default)s")
+    parser.add_argument("--rows", type=int, default=400, help="numbers of a batch, each twice, %(default)s")
     parser.add_argument("--only", action="append", help="a fault by its name, may be given again; by default all")
     parser.add_argument("--seed", type=int, default=1, help="%(default)s")
     parser.add_argument("--folder", type=Path, help="for checkpoint and logs, kept")
