@@ -52,6 +52,7 @@ from benchmarks.page import FOLDER, write_page
 from benchmarks.parts import Part, machine, run_part, taken_by_others, today, whole_numbers
 from benchmarks.recovery import Recovery
 from benchmarks.report import Run, as_json, from_json, tables
+from benchmarks.sink import Sink
 from benchmarks.steps import Steps
 from benchmarks.streams import Streams
 from benchmarks.turns import Arena, measure
@@ -62,7 +63,9 @@ _PAGE = Path(__file__).resolve().parent.parent / "docs" / "reports" / "benchmark
 _WARM_UP_SHARE = 0.4
 #: Where what was measured is kept when it is interrupted, if nothing else was said.
 _INTERRUPTED = Path("bench-interrupted.json")
-_PARTS: dict[str, Part] = {part.name: part for part in (Growth(), Latency(), Recovery(), Steps(), Cluster(), Streams())}
+_PARTS: dict[str, Part] = {
+    part.name: part for part in (Growth(), Latency(), Recovery(), Steps(), Cluster(), Streams(), Sink())
+}
 #: Parts that are a choice of what is measured side by side: its options; those given behind the name come later.
 _CHOICES: dict[str, list[str]] = {
     "guarantees": ["--brokers=rabbitmq", "--contenders=ours", "--protocols=amqp-0-9-1", "--rounds=5"],

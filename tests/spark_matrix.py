@@ -37,7 +37,7 @@ _WORK = _ROOT / "build" / "spark"
 #: That of set-up.
 _UV = Path(sys.executable).with_name("uv")
 _KEPT = _ROOT / "docs" / "matrix"
-_TESTS = "tests/integration/test_spark.py"
+_TESTS = ("tests/integration/test_spark.py", "tests/integration/test_sink.py")
 _STORM = ["--messages", "30000", "--faults", "12"]
 _BEGIN, _END = "<!-- written by make spark-matrix -->", "<!-- end -->"
 
@@ -114,7 +114,7 @@ def run_tests(version: str, python: Path) -> dict[str, Any]:
     """The tests with a real Spark; what passed, and why others were left out."""
     report = _WORK / f"{version}.xml"
     report.unlink(missing_ok=True)
-    _program(python, "pytest", "-q", "-p", "no:cacheprovider", "--all", _TESTS, f"--junitxml={report}")
+    _program(python, "pytest", "-q", "-p", "no:cacheprovider", "--all", *_TESTS, f"--junitxml={report}")
     if not report.exists():
         return {"passed": 0, "failed": ["they did not run to their end"], "skipped": {}}
     passed, failed, skipped = 0, [], dict[str, int]()

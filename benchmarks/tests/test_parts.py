@@ -19,6 +19,7 @@ from benchmarks.latency import Latency, committed_at, latencies_ms, percentile, 
 from benchmarks.page import markers
 from benchmarks.parts import Part, run_part, whole_numbers
 from benchmarks.recovery import Recovery, medians, options_for
+from benchmarks.sink import Sink
 from benchmarks.streams import Streams
 from pyspark_mq.spark_source.options import parse_options
 
@@ -300,3 +301,27 @@ def test_streams_are_shown_beside_other_clients_and_queues() -> None:
     assert alone.rows == [("bodies of 200 bytes", *figures, "10.0", "0.50")]
     assert "15 times as fast" in alone.notes[1]
     assert [row[-1] for row in spark.rows] == ["20.0", "1.0"]
+
+
+def test_writing_is_shown_beside_the_bare_client_by_medians() -> None:
+    figures = {"bare": (1_000.0, 30.0), "ours": (900.0, 16.0), "conversion": (9_000.0, 9.0)}
+    turns = [
+        {
+            "cell": "c", "body_bytes": 4096, "tasks": 2, "who": who,
+            "turns": [{"rate": rate * factor, "cpu_us": us} for factor in (0.5, 1, 3)],
+        }
+        for who, (rate, us) in figures.items()
+    ]  # fmt: skip
+    (table,) = Sink().tables({"turns": turns})
+    assert table.rows == [["c", "4,096", "2", "1,000", "900", "0.90", "30.0", "16.0", "9.0"]]
+
+
+@pytest.mark.whole
+def test_writing_is_measured_with_the_same_messages(tmp_path: Path) -> None:
+    file = tmp_path / "sink.json"
+    words = ["--messages", "300", "--rounds", "1", "--bodies", "200", "--tasks", "1,2", "--cells", "rabbitmq 0-9-1"]
+    run_part(Sink(), [*words, "--json", str(file)], tmp_path / "page.md")
+    turns = json.loads(file.read_text("utf-8"))["results"]["turns"]
+    assert [(one["tasks"], one["who"]) for one in turns] == [
+        (tasks, who) for tasks in (1, 2) for who in ("bare", "ours", "conversion")
+    ]

@@ -25,6 +25,7 @@ from pyspark_mq.cli.doctor.look import examine
 from pyspark_mq.cli.doctor.report import as_json, summary, worst
 from pyspark_mq.cli.doctor.report import written as written_section
 from pyspark_mq.cli.doctor.streams import examine_streams
+from pyspark_mq.cli.doctor.writes import examine_write
 from pyspark_mq.cli.inspect import report, written
 from pyspark_mq.cli.peek import peek
 from pyspark_mq.cli.release import describe, mark, open_epochs, seek
@@ -115,6 +116,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_options(one)
     one.add_argument("-n", "--messages", type=_count_or_none, default=20, help="to look at, of each queue (20)")
+    one.add_argument(
+        "--write", action="store_true", help="the options are of a write: whether the user may write there"
+    )
     _add_sink(one)
     one.add_argument("--json", action="store_true", help="for machines")
     one.set_defaults(command=_doctor)
@@ -220,7 +224,9 @@ def _doctor(given: argparse.Namespace) -> int:
     options = _options(given)
     checkpoint = {name.lower(): value for name, value in options.items()}.get("checkpointlocation")
     sinks = check_sink(checkpoint and place_of(checkpoint, "checkpointLocation"), given.sink)
-    if is_stream(options):
+    if given.write:
+        looks = examine_write(options)
+    elif is_stream(options):
         looks = examine_streams(parse_stream_options(options).streaming, given.messages, given.wait)
     else:
         looks = examine(parse_options(options), given.messages, given.wait)

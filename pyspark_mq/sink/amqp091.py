@@ -11,38 +11,37 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any, TypeAlias
 
-import pika
 from pika.adapters.select_connection import IOLoop, SelectConnection
 from pika.exceptions import ChannelClosedByBroker
+from pika.spec import BasicProperties
 
-from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RowError, WriteError
+from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, WriteError
 from pyspark_mq.logs import leave_out_own_lines
+from pyspark_mq.sink.amqp091_message import content, publish_frame
 from pyspark_mq.sink.publisher import Publisher
-from pyspark_mq.sink.settings import Message, Place, lifetime_ms
+from pyspark_mq.sink.settings import Message, Place
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, reason_of
 from pyspark_mq.sources.amqp091.login import connection_parameters
 
-__all__ = ["Amqp091Publisher", "properties_of"]
+__all__ = ["Amqp091Publisher"]
 
 _LOG = logging.getLogger("pyspark_mq")
 leave_out_own_lines("pika")
 
-#: Messages that are written down before the socket has its turn.
-_TURN_MESSAGES = 500
+#: What is written down before the socket has its turn. A larger piece is copied for each part that the socket takes.
+_TURN_BYTES = 256 << 10
 _TURN_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
-#: A name is a short string (AMQP 0-9-1, 4.2.5.3), and all headers are one frame (4.2.3), of 128 KiB by default.
-_SHORT_BYTES, _HEADERS_BYTES = 255, 120 << 10
 _COPIES = "which RabbitMQ takes for further routing keys, and refuses as a text"
-_MICROSECONDS = 1_000_000
-#: RabbitMQ's longest time to live (`?MAX_EXPIRY_TIMER`).
-_LIFETIME_MS = (1 << 32) - 1
+#: Of a frame that is no body (AMQP 0-9-1, 4.2.3).
+_AROUND_BYTES = 8
 #: Reply codes of a channel that the broker closes (AMQP 0-9-1, "reply-code").
 _REFUSED, _NOT_FOUND, _LOCKED, _PRECONDITION = 403, 404, 405, 406
-_Encoded: TypeAlias = "tuple[Place, pika.BasicProperties, bytes]"
+_Encoded: TypeAlias = "tuple[bytes, int]"
 
 
 class Amqp091Publisher(Publisher):
@@ -116,6 +115,16 @@ class Amqp091Publisher(Publisher):
             raise DestinationError(f"{place} at {self.url} is not for this user: see option 'username' ({reason})")
         raise BrokerUnavailableError(f"{self.url}: {place}: {reason}")
 
+    def probe(self, place: Place, deadline: float) -> None:
+        self._check(place, deadline)
+        # Permissions are looked at first, then this, which is no number (`rabbit_channel.erl`).
+        properties = BasicProperties(expiration="none")
+        exchange, key = (place.name, place.key) if place.kind == "exchange" else ("", place.name)
+        self._channel.basic_publish(exchange, key, b"", properties, mandatory=True)
+        self._until(lambda: False, deadline)
+        if getattr(self._end, "reply_code", 0) != _PRECONDITION:
+            raise self._end_error(f"{place} did not answer in time")
+
     def _open_channel(self, deadline: float) -> None:
         confirms: list[Any] = []
 
@@ -157,10 +166,9 @@ class Amqp091Publisher(Publisher):
     # -- sending
 
     def encode(self, message: Message) -> _Encoded:
-        place = message.place
-        for name, text in ((place.kind, place.name), ("routingKey", place.key)):
-            _check_short(name, text)
-        return place, properties_of(message), message.body
+        channel = self._channel.channel_number
+        frame_bytes = self._connection.params.frame_max - _AROUND_BYTES
+        return _method(message.place, channel) + content(message, channel, frame_bytes), len(message.body)
 
     def send(self, encoded: list[_Encoded]) -> None:
         self._left, self._exhausted = iter(encoded), False
@@ -178,19 +186,24 @@ class Amqp091Publisher(Publisher):
 
     def _fill(self) -> None:
         """Publish as much as the window has room for, and let the socket have its turns."""
-        for _ in range(_TURN_MESSAGES):
-            if self._end is not None or self._failed is not None or self.window.full:
-                return
+        window, parts, written = self.window, [], 0
+        while written < _TURN_BYTES and not window.full and self._end is None and self._failed is None:
             item = next(self._left, None)
             if item is None:
                 self._exhausted = True
-                return
-            place, properties, body = item
-            exchange, key = (place.name, place.key) if place.kind == "exchange" else ("", place.name)
+                break
+            frames, size = item
             self._tag += 1
-            self.window.sent(self._tag, len(body))
-            self._channel.basic_publish(exchange, key, body, properties, mandatory=True)
-        self._loop.add_callback_threadsafe(self._fill)
+            window.sent(self._tag, size)
+            parts.append(frames)
+            written += len(frames)
+        if parts:
+            # One piece is one call of the kernel, where pika has three for a message.
+            self._connection._output_marshaled_frames([b"".join(parts)])  # noqa: SLF001 - it has no other name
+            if not self._exhausted:
+                self._loop.add_callback_threadsafe(self._fill)
+        elif self._exhausted and not window.open:
+            self._loop.stop()
 
     def _answered(self, frame: Any) -> None:
         answer, window = frame.method, self.window
@@ -273,74 +286,6 @@ class Amqp091Publisher(Publisher):
             self._loop.close()
 
 
-def properties_of(message: Message) -> pika.BasicProperties:
-    """A message's properties, as :class:`.Amqp091Batch` reads them.
-
-    Raises:
-        RowError: one is too long.
-    """
-    texts = {
-        "messageId": message.id,
-        "correlationId": message.correlation_id,
-        "replyTo": message.reply_to,
-        "contentType": message.content_type,
-        "contentEncoding": message.content_encoding,
-        "type": message.type,
-        "appId": message.app_id,
-    }
-    for name, text in texts.items():
-        if text is not None:
-            _check_short(name, text)
-    headers: dict[str, Any] = dict(message.properties)
-    if message.group_id is not None:
-        headers["JMSXGroupID"] = message.group_id
-    if message.group_sequence is not None:
-        headers["JMSXGroupSeq"] = message.group_sequence
-    if headers:
-        _check_headers(headers)
-    seconds = None if message.timestamp_us is None else message.timestamp_us // _MICROSECONDS
-    return pika.BasicProperties(
-        content_type=message.content_type,
-        content_encoding=message.content_encoding,
-        headers=headers or None,
-        delivery_mode=2 if message.persistent else 1,
-        priority=message.priority,
-        correlation_id=message.correlation_id,
-        reply_to=message.reply_to,
-        expiration=_lifetime(message.expiration_us),
-        message_id=message.id,
-        timestamp=seconds,
-        type=message.type,
-        app_id=message.app_id,
-    )
-
-
-def _lifetime(expiration_us: int | None) -> str | None:
-    if expiration_us is None:
-        return None
-    lifetime = lifetime_ms(expiration_us)
-    if lifetime > _LIFETIME_MS:
-        raise RowError(
-            f"column 'expiration' is {lifetime} ms ahead in a row, and RabbitMQ takes {_LIFETIME_MS} (49 days): "
-            "set it to null"
-        )
-    return str(lifetime)
-
-
-def _check_short(name: str, text: str) -> None:
-    if len(text) * 4 > _SHORT_BYTES and (size := len(text.encode())) > _SHORT_BYTES:
-        raise RowError(
-            f"column '{name}' has {size} bytes in a row ('{text[:40]}…'), and AMQP 0-9-1 has at most {_SHORT_BYTES} "
-            "there: shorten it, or put it into 'body'"
-        )
-
-
-def _check_headers(headers: dict[str, Any]) -> None:
-    for name in headers:
-        _check_short("properties", name)
-    size = sum(len(name.encode()) + len(str(value).encode()) + 6 for name, value in headers.items())
-    if size > _HEADERS_BYTES:
-        raise RowError(
-            f"column 'properties' has {size} bytes in a row, and a frame of AMQP 0-9-1 takes {_HEADERS_BYTES}: put the "
-            "large ones into 'body'"
-        )
+@lru_cache(maxsize=1_000)
+def _method(place: Place, channel: int) -> bytes:
+    return publish_frame(place, channel)

@@ -103,6 +103,9 @@ class Amqp10Publisher(Publisher):
                 "no queue has taken. Use 'amqp-0-9-1', which is the default",
             )
 
+    def probe(self, place: Place, deadline: float) -> None:
+        self._link(place, deadline)
+
     def _link(self, place: Place, deadline: float) -> Any:
         """The link to a destination, attached; a refused one is an error."""
         link = self._links.get(place)

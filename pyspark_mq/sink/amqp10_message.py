@@ -16,15 +16,14 @@ _NULL, _TRUE, _FALSE = b"\x40", b"\x41", b"\x42"
 _UINT_MAX = (1 << 32) - 1
 #: Descriptors of sections (3.2).
 _HEADER, _PROPERTIES, _APPLICATION, _DATA, _VALUE = (b"\x00\x53" + bytes((code,)) for code in b"\x70\x73\x74\x75\x77")
-#: Which duplicates Artemis drops.
-_DUPLICATE_ID = "_AMQ_DUPL_ID"
 
 
 def encoded(message: Message, broker: str) -> bytes:
     """A message as its broker takes it.
 
-    RabbitMQ has the ID as `message-id`, Artemis also as properties. ActiveMQ Classic has it as a property alone: it
-    cannot settle a message with another ID over STOMP.
+    RabbitMQ has the ID as `message-id`, Artemis also as a property. ActiveMQ Classic has it as a property alone: it
+    cannot settle a message with another ID over STOMP. Artemis is not asked to drop copies (`_AMQ_DUPL_ID`): it also
+    remembers messages that it has refused, and would take the next attempt for a copy that it has.
 
     Args:
         broker: value of the option.
@@ -77,8 +76,6 @@ def _application(message: Message, broker: str) -> bytes:
         entries["JMSXAppID"] = message.app_id
     if broker != "rabbitmq":
         entries[MQ_ID] = message.id
-    if broker == "artemis":
-        entries[_DUPLICATE_ID] = message.attempt_id
     if not entries:
         return b""
     parts = [part for name, value in entries.items() for part in (_string(name), _or_null(value, _string))]

@@ -182,18 +182,13 @@ class RowReader:
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         drafts = [self._draft(row, is_text=is_text) for row in rows]
         digests = [self._identity.digest(fields) for _, fields in drafts]
-        given = [(place, message.id) for place, (message, _) in enumerate(drafts) if message.id]
-        self._check_given([drafts[place][0] for place, _ in given], [digests[place] for place, _ in given])
+        given = [place for place, (message, _) in enumerate(drafts) if message.id]
+        self._check_given([drafts[place][0] for place in given], [digests[place] for place in given])
         nameless = [place for place, (message, _) in enumerate(drafts) if not message.id]
         messages = [message for message, _ in drafts]
-        for place, message_id in given:
-            # What is read and written back has its ID, and is no copy.
-            digest = self._identity.digest(drafts[place][1] + field(_GIVEN, message_id.encode()))
-            messages[place] = messages[place]._replace(attempt_id=self._identity.text(digest, 0))
         numbers = self._rows.number([digests[place] for place in nameless]) if nameless else []
         for place, number in zip(nameless, numbers, strict=True):
-            own = self._identity.text(digests[place], number)
-            messages[place] = messages[place]._replace(id=own, attempt_id=own)
+            messages[place] = messages[place]._replace(id=self._identity.text(digests[place], number))
         return messages
 
     def _check_given(self, messages: Sequence[Message], digests: Sequence[bytes]) -> None:
@@ -214,7 +209,7 @@ class RowReader:
         _check_numbers(row)
         persistent = row.get("persistent")
         message = Message(
-            place, row.get("messageId") or "", "", row["body"], is_text, row.get("correlationId"), row.get("replyTo"),
+            place, row.get("messageId") or "", row["body"], is_text, row.get("correlationId"), row.get("replyTo"),
             row.get("contentType"), row.get("contentEncoding"), row.get("type"), row.get("priority"),
             row.get("timestamp"), row.get("expiration"), row.get("appId"), row.get("groupId"),
             row.get("groupSequence"), persistent is not False, properties,

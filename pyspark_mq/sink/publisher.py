@@ -19,7 +19,7 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.errors import BrokerUnavailableError, WriteError
 from pyspark_mq.sink.columns import ColumnPlan, RowReader
 from pyspark_mq.sink.ids import Identity
-from pyspark_mq.sink.settings import Message, SinkSettings
+from pyspark_mq.sink.settings import HEADERS_OF_CLASSIC, Message, Place, SinkSettings
 from pyspark_mq.sources.connections.protocols import client_class
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -130,6 +130,18 @@ class Publisher(ABC):
         """
 
     @abstractmethod
+    def probe(self, place: Place, deadline: float) -> None:
+        """Find out whether this user may write there, without a message that anybody sees.
+
+        Where the broker makes what is missing, that is made. Nothing is sent afterwards.
+
+        Raises:
+            DestinationError: it is missing, or not for this user.
+            WriteError: the broker refused, and did not say why.
+            BrokerUnavailableError: it did not answer.
+        """
+
+    @abstractmethod
     def encode(self, message: Message) -> Any:
         """Make a message ready to be sent.
 
@@ -201,7 +213,8 @@ def write_rows(batches: Iterable[pa.RecordBatch], settings: SinkSettings, plan: 
     The connection is opened for the first row, and closed at the end. Nothing is under way between two batches.
     """
     kind = publisher_class(settings.endpoint.protocol)
-    reader = RowReader(plan, identity, kind.never)
+    of_broker = HEADERS_OF_CLASSIC if settings.endpoint.broker.name == "activemq" else {}
+    reader = RowReader(plan, identity, {**kind.never, **of_broker})
     publisher: Publisher | None = None
     used_s, count = 0.0, 0
     gap_s = min(_GAP_S, settings.endpoint.heartbeat_s / 2)

@@ -8,13 +8,20 @@ from typing import NamedTuple
 
 from pyspark_mq.sources.endpoint import Endpoint
 
-__all__ = ["MEANT_BY_CLASSIC", "MQ_ID", "Message", "Place", "SinkSettings", "lifetime_ms"]
+__all__ = ["HEADERS_OF_CLASSIC", "MEANT_BY_CLASSIC", "MQ_ID", "Message", "Place", "SinkSettings", "lifetime_ms"]
 
 #: Property that carries the ID on both ActiveMQs, whose own header cannot do so over every protocol.
 MQ_ID = "mq_id"
 
 #: Characters by which a name is several destinations, or has parameters, on ActiveMQ Classic.
 MEANT_BY_CLASSIC = frozenset(",*>?")
+
+#: Properties that ActiveMQ Classic takes for headers (`ActiveMQMessage.java`): by them a message may end at once.
+HEADERS_OF_CLASSIC = dict.fromkeys(
+    ("JMSCorrelationID", "JMSDeliveryMode", "JMSExpiration", "JMSPriority", "JMSRedelivered", "JMSReplyTo",
+     "JMSTimestamp", "JMSType"),
+    "which ActiveMQ Classic takes for the header: the column of that meaning sets it",
+)  # fmt: skip
 
 
 class Place(NamedTuple):
@@ -38,7 +45,6 @@ class Message(NamedTuple):
     """One message as its row says it. What is None is not written.
 
     Attributes:
-        attempt_id: the same for each attempt of one row of one write, and for no other; where a broker drops copies.
         is_text: a text message, with its body in UTF-8; otherwise a bytes message.
         timestamp_us, expiration_us: microseconds since 1970.
         properties: names and values without those that brokers add.
@@ -46,7 +52,6 @@ class Message(NamedTuple):
 
     place: Place
     id: str
-    attempt_id: str
     body: bytes
     is_text: bool
     correlation_id: str | None = None

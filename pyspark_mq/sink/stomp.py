@@ -17,7 +17,7 @@ from pyspark_mq.decode.stomp_headers import parse
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RowError, WriteError
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sink.publisher import Publisher
-from pyspark_mq.sink.settings import MQ_ID, Message
+from pyspark_mq.sink.settings import MQ_ID, Message, Place
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.stomp.client import Transport, heart_beats
 from pyspark_mq.sources.stomp.errors import login_error, said
@@ -97,6 +97,19 @@ class StompPublisher(Publisher):
             )
         transport.set_connected(True)
         endpoint.check_product(url, self._server)
+
+    def probe(self, place: Place, deadline: float) -> None:
+        """By a message of a transaction that is given up."""
+        receipt, headers, body = self.encode(Message(place, "probe", b"", is_text=False))
+        transaction = {"transaction": "probe"}
+        self._protocol.send_frame("BEGIN", transaction)
+        self._protocol.send_frame("SEND", headers | transaction, body)
+        self.window.sent(receipt, 0)
+        while self.window.open:
+            if time.monotonic() > deadline:
+                raise BrokerUnavailableError(f"{self.url}: {place} did not answer in time")
+            self._pass(0.1)
+        self._protocol.send_frame("ABORT", transaction)
 
     # -- sending
 
@@ -236,7 +249,6 @@ def frame_headers(message: Message, broker: str) -> dict[str, str]:
     headers["persistent"] = "true" if message.persistent else "false"
     headers[MQ_ID] = message.id
     if broker == "artemis":
-        headers["_AMQ_DUPL_ID"] = message.attempt_id
         headers["destination-type"] = "MULTICAST" if message.place.kind == "topic" else "ANYCAST"
     if not message.is_text:
         headers["content-length"] = str(len(message.body))

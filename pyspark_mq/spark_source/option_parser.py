@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, ClassVar
 
+from pyspark_mq.brokers import Broker
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources.endpoint import Endpoint, Tls
-from pyspark_mq.sources.url import CONTROL, BrokerUrl, has_login, redact
-from pyspark_mq.spark_source.option_kinds import Kind
+from pyspark_mq.sources.url import CONTROL, BrokerUrl, has_login, parse_urls, redact
+from pyspark_mq.spark_source.option_kinds import Kind, choice
 from pyspark_mq.spark_source.option_table import Option
 
-__all__ = ["OptionParser", "check_characters", "redacting"]
+__all__ = ["OptionParser", "check_characters", "check_short", "redacting"]
 
 #: Values of these are never shown.
 _SECRET = frozenset({"password", "username"})
@@ -25,6 +26,7 @@ _URLS = frozenset({"url", "managementUrl", "dedupStore", "idLog", "checkpointLoc
 #: What may have a URL in it that is none of the source's: a selector may compare with one.
 _ANY = frozenset({*_URLS, *_SECRET, "selector"})
 
+_SHORT_STRING_BYTES, _SHOWN_CHARACTERS = 255, 60
 _IN_URL = "is a part of 'url', for example amqp://user:password@host:5672/vhost"
 _URL = "its name here is 'url'; several addresses have commas between them"
 _NO_GROUPS = "there are no consumer groups: a query goes on where its checkpoint is; leave it out"
@@ -104,6 +106,23 @@ class OptionParser:
         known = {one.name for one in fields(of)}
         return {option.sets: self._value(name) for name, option in self.TABLE.items() if option.sets in known}
 
+    def _broker_urls(self, broker: Broker) -> tuple[BrokerUrl, ...]:
+        urls = parse_urls(self._required("url", "for example amqp://user:password@host:5672/vhost"))
+        if urls[0].virtual_host != "/" and not broker.virtual_hosts:
+            problem = f"{urls[0]} has the path '/{urls[0].virtual_host}'"
+            raise OptionError("url", f"{problem}, but broker '{broker.name}' has no virtual hosts")
+        return urls
+
+    def _spoken(self, broker: Broker, url: BrokerUrl) -> str:
+        """The protocol: the one of option `protocol`, or the first that the URL's scheme stands for."""
+        spoken = broker.protocols.get(url.scheme, ())
+        if not spoken:
+            schemes = ", ".join(f"{scheme}://" for scheme in broker.protocols)
+            raise OptionError("url", f"{url} cannot be used with broker '{broker.name}'; accepted are {schemes}")
+        if self._text("protocol") is None:
+            return spoken[0]
+        return str(self._value("protocol", choice({protocol: protocol for protocol in spoken})))
+
     def _endpoint_at(self, urls: tuple[BrokerUrl, ...], *, secured: bool, **known: Any) -> Endpoint:
         """The endpoint at these URLs, with login, TLS and times, and the other fields as they are `known`.
 
@@ -153,6 +172,14 @@ def _redacted(text: str, given: Mapping[str, str]) -> str:
             for shown in (value, value.strip()):
                 text = text.replace(repr(shown)[1:-1], redact(shown)).replace(shown, redact(shown))
     return text
+
+
+def check_short(names: Iterable[tuple[str, str | None]]) -> None:
+    """Refuse values of options that are no short strings of AMQP 0-9-1 (section 4.2.5.3)."""
+    for option, name in names:
+        if name is not None and (size := len(name.encode())) > _SHORT_STRING_BYTES:
+            maximum = f"has {size} bytes, and a name has at most {_SHORT_STRING_BYTES} in AMQP 0-9-1"
+            raise OptionError(option, f"'{name[:_SHOWN_CHARACTERS]}...' {maximum}; correct it")
 
 
 def check_characters(name: str, value: str) -> None:

@@ -20,13 +20,12 @@ from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.connections.protocols import SESSIONS
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, Settings
-from pyspark_mq.sources.url import ESCAPES, BrokerUrl, parse_urls, redact
+from pyspark_mq.sources.url import ESCAPES, redact
 from pyspark_mq.spark_source.folders import ID_FOLDER, PLACES, above, below, is_uri, resolve, shown_place
 from pyspark_mq.spark_source.option_kinds import choice, count
-from pyspark_mq.spark_source.option_parser import OptionParser, redacting
+from pyspark_mq.spark_source.option_parser import OptionParser, check_short, redacting
 from pyspark_mq.spark_source.option_table import OPTIONS
 
 if TYPE_CHECKING:
@@ -64,8 +63,6 @@ _ELSEWHERE: Mapping[str, str] = {
     "autoack": "'guarantee' says when messages are acknowledged",
     "durable": "a query declares no queue; leave it out",
 }  # fmt: skip
-_SHORT_STRING_BYTES = 255
-_SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,40 +241,18 @@ class _Parser(OptionParser):
         return minimum
 
     def _endpoint(self, broker: Broker, guarantee: Guarantee) -> Endpoint:
-        urls = parse_urls(self._required("url", "for example amqp://user:password@host:5672/vhost"))
-        if urls[0].virtual_host != "/" and not broker.virtual_hosts:
-            problem = f"{urls[0]} has the path '/{urls[0].virtual_host}'"
-            raise OptionError("url", f"{problem}, but broker '{broker.name}' has no virtual hosts")
-        protocol = self._protocol(broker, urls[0])
+        urls = self._broker_urls(broker)
+        protocol = self._spoken(broker, urls[0])
         secured = urls[0].tls or (self._text("managementUrl") or "").lower().startswith("https:")
         destination = self._destination(broker, protocol, guarantee)
         endpoint = self._endpoint_at(urls, secured=secured, broker=broker, protocol=protocol, **destination)
         if endpoint.tls.key_file is not None and endpoint.tls.cert_file is None:
             raise OptionError("tls.keyFile", "is set without 'tls.certFile'")
         if protocol == AMQP_0_9_1:
-            self._check_short_strings(endpoint)
+            names = [("queue", name) for name in self._names()]
+            names += [("topic", endpoint.topic or ""), ("subscription", endpoint.subscription or "")]
+            check_short([*names, ("url", urls[0].virtual_host)])
         return endpoint
-
-    def _check_short_strings(self, endpoint: Endpoint) -> None:
-        """Names are short strings in AMQP 0-9-1 (section 4.2.5.3)."""
-        names = [("queue", name) for name in self._names()]
-        names += [("topic", endpoint.topic or ""), ("subscription", endpoint.subscription or "")]
-        names += [("url", endpoint.urls[0].virtual_host)]
-        for option, name in names:
-            size = len(name.encode())
-            if size > _SHORT_STRING_BYTES:
-                maximum = f"has {size} bytes, and a name has at most {_SHORT_STRING_BYTES} in AMQP 0-9-1"
-                raise OptionError(option, f"'{name[:_SHOWN_CHARACTERS]}...' {maximum}; correct it")
-
-    def _protocol(self, broker: Broker, url: BrokerUrl) -> str:
-        spoken = broker.protocols.get(url.scheme, ())
-        usable = [protocol for protocol in spoken if protocol in SESSIONS]
-        if not usable:
-            schemes = ", ".join(f"{scheme}://" for scheme in broker.protocols)
-            raise OptionError("url", f"{url} cannot be used with broker '{broker.name}'; accepted are {schemes}")
-        if self._text("protocol") is None:
-            return usable[0]
-        return str(self._value("protocol", choice({protocol: protocol for protocol in usable})))
 
     def _destination(self, broker: Broker, protocol: str, guarantee: Guarantee) -> dict[str, Any]:
         names, topic, pattern = self._names(), self._text("topic"), self._pattern()

@@ -9,9 +9,8 @@ from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, STOMP
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sink.settings import MEANT_BY_CLASSIC, SinkSettings
-from pyspark_mq.sources.url import BrokerUrl, parse_urls
 from pyspark_mq.spark_source.option_kinds import choice, duration_s
-from pyspark_mq.spark_source.option_parser import OptionParser, redacting
+from pyspark_mq.spark_source.option_parser import OptionParser, check_short, redacting
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
 from pyspark_mq.spark_source.stream_options import is_stream
 
@@ -40,7 +39,6 @@ _TABLE = (
 SINK_OPTIONS: Mapping[str, Option] = {option.name: option for option in _TABLE} | {
     name: OPTIONS[name] for name in _SHARED
 }
-_SHORT_STRING_BYTES = 255
 _READING = "is of reading, and means nothing for a write; leave it out"
 _STREAM = (
     "streams are not written to by their own protocol: give a URL amqp://…, and name the stream as 'queue'; it takes "
@@ -79,15 +77,18 @@ class _Parser(OptionParser):
     def parse(self, *, streaming: bool) -> SinkSettings:
         self._required("broker", f"accepted are {', '.join(BROKERS)}")
         broker: Broker = self._value("broker", choice(BROKERS))
-        urls = parse_urls(self._required("url", "for example amqp://user:password@host:5672/vhost"))
-        if urls[0].virtual_host != "/" and not broker.virtual_hosts:
-            problem = f"{urls[0]} has the path '/{urls[0].virtual_host}'"
-            raise OptionError("url", f"{problem}, but broker '{broker.name}' has no virtual hosts")
-        protocol = self._protocol(broker, urls[0])
+        urls = self._broker_urls(broker)
+        protocol = self._spoken(broker, urls[0])
+        if protocol == STOMP and broker.virtual_hosts:
+            raise OptionError(
+                "url",
+                f"{urls[0]}: over STOMP RabbitMQ does not tell whether a queue has taken a message, so nothing is "
+                f"written that way; use {'amqps' if urls[0].tls else 'amqp'}://",
+            )
         queue, topic, exchange, key = (self._text(name) for name in ("queue", "topic", "exchange", "routingKey"))
         self._check_destination(broker, queue, topic, exchange, key)
         if protocol == AMQP_0_9_1:
-            self._check_short_strings(urls[0])
+            check_short({"queue": queue, "exchange": exchange, "routingKey": key, "url": urls[0].virtual_host}.items())
         if streaming and self._text("writeId") is not None:
             raise OptionError("writeId", "is of a batch write: a query has its checkpoint and numbers its batches")
         return SinkSettings(
@@ -101,21 +102,6 @@ class _Parser(OptionParser):
             send_timeout_s=self._value("sendTimeout"),
             write_id=self._text("writeId"),
         )
-
-    def _protocol(self, broker: Broker, url: BrokerUrl) -> str:
-        spoken = broker.protocols.get(url.scheme, ())
-        if not spoken:
-            schemes = ", ".join(f"{scheme}://" for scheme in broker.protocols)
-            raise OptionError("url", f"{url} cannot be used with broker '{broker.name}'; accepted are {schemes}")
-        if spoken[0] == STOMP and broker.virtual_hosts:
-            raise OptionError(
-                "url",
-                f"{url}: over STOMP RabbitMQ does not tell whether a queue has taken a message, so nothing is written "
-                f"that way; use {'amqps' if url.tls else 'amqp'}://",
-            )
-        if self._text("protocol") is None:
-            return spoken[0]
-        return str(self._value("protocol", choice({protocol: protocol for protocol in spoken})))
 
     def _check_destination(
         self, broker: Broker, queue: str | None, topic: str | None, exchange: str | None, key: str | None
@@ -138,11 +124,3 @@ class _Parser(OptionParser):
             raise OptionError("routingKey", f"'{key}': broker '{broker.name}' has no routing keys; leave it out")
         if key is not None and named and exchange is None:
             raise OptionError("routingKey", f"'{key}' goes with 'exchange', not with '{named[0]}'")
-
-    def _check_short_strings(self, url: BrokerUrl) -> None:
-        """Names are short strings in AMQP 0-9-1 (section 4.2.5.3)."""
-        names = {name: self._text(name) for name in ("queue", "exchange", "routingKey")} | {"url": url.virtual_host}
-        for option, name in names.items():
-            if name is not None and (size := len(name.encode())) > _SHORT_STRING_BYTES:
-                maximum = f"has {size} bytes, and AMQP 0-9-1 has at most {_SHORT_STRING_BYTES}"
-                raise OptionError(option, f"'{name[:60]}...' {maximum}; correct it")

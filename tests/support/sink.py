@@ -16,7 +16,7 @@ from pyspark_mq.decode.amqp10 import Amqp10Batch
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.decode.batch import DeliveryBatch
 from pyspark_mq.decode.stomp import StompBatch
-from pyspark_mq.sink.amqp091 import properties_of
+from pyspark_mq.sink.amqp091_message import properties_of
 from pyspark_mq.sink.amqp10_message import encoded
 from pyspark_mq.sink.columns import COLUMNS, ColumnPlan, RowReader
 from pyspark_mq.sink.ids import Identity
@@ -93,7 +93,7 @@ def as_raw(message: Message, broker: str, protocol: str, tag: int = 1) -> Any:
     """A message as it was written, taken in by the source's side as if a broker had handed it on unchanged."""
     if protocol == AMQP_0_9_1:
         where = b"".join(bytes((len(name.encode()),)) + name.encode() for name in ("", message.place.name))
-        return tag, False, b"".join(properties_of(message).encode()), message.body, where
+        return tag, False, properties_of(message), message.body, where
     if protocol == AMQP_1_0:
         return SectionReader(counts_acquirers=False).read(tag, encoded(message, broker))
     return _stomp_raw(message, broker, tag)

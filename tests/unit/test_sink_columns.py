@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+import pika
 import pyarrow as pa
 import pytest
 
 from pyspark_mq.errors import RowError, SchemaError
-from pyspark_mq.sink.amqp091 import properties_of
+from pyspark_mq.sink.amqp091_message import content, properties_of, publish_frame
 from pyspark_mq.sink.amqp10_message import encoded
 from pyspark_mq.sink.columns import COLUMNS, LEFT_OUT, ColumnPlan, RowReader, batches_of_rows
 from pyspark_mq.sink.ids import Identity
@@ -223,6 +224,31 @@ def test_amqp_091_has_short_strings(name: str) -> None:
         properties_of(message)
 
 
+def test_amqp_091_is_written_as_its_client_library_writes_it() -> None:
+    row = {
+        "body": b"x" * 25, "messageId": "täxt", "correlationId": "c", "replyTo": "r", "contentType": "a/b",
+        "contentEncoding": "gzip", "type": "t", "priority": 7, "timestamp": datetime(2024, 5, 6, tzinfo=timezone.utc),
+        "appId": "app", "groupId": "g", "persistent": False, "properties": [("own", "ü"), ("none", None)],
+    }  # fmt: skip
+    for sequence, name in ((3, "queue"), (1 << 31, "queue"), (None, "exchange")):
+        (message,) = messages_of([{**row, "groupSequence": sequence}])
+        place = Place(name, "orders", "" if name == "queue" else "a.key")
+        headers = {"own": "ü", "none": None, "JMSXGroupID": "g"} | ({"JMSXGroupSeq": sequence} if sequence else {})
+        properties = pika.BasicProperties(
+            content_type="a/b", content_encoding="gzip", headers=headers, delivery_mode=1, priority=7,
+            correlation_id="c", reply_to="r", message_id="täxt", timestamp=1714953600, type="t", app_id="app",
+        )  # fmt: skip
+        exchange, key = ("", "orders") if name == "queue" else ("orders", "a.key")
+        method = pika.spec.Basic.Publish(exchange=exchange, routing_key=key, mandatory=True)
+        parts = [pika.frame.Method(3, method), pika.frame.Header(3, 25, properties)]
+        parts += [pika.frame.Body(3, b"x" * size) for size in (10, 10, 5)]
+        written = publish_frame(place, 3) + content(message, 3, 10)
+        assert written == b"".join(part.marshal() for part in parts)
+    (empty,) = messages_of([{"body": b"", "messageId": "i"}])
+    header = pika.frame.Header(3, 0, pika.BasicProperties(message_id="i", delivery_mode=2))
+    assert content(empty, 3, 10) == header.marshal()
+
+
 def test_amqp_091_has_one_frame_for_all_headers() -> None:
     (message,) = messages_of([{"body": b"", "properties": [("a", "x" * (121 << 10))]}])
     with pytest.raises(RowError, match="column 'properties' has 1239"):
@@ -246,7 +272,7 @@ def test_amqp_10_has_symbols_and_small_numbers() -> None:
 
 
 def test_texts_are_utf_8_where_a_protocol_has_texts() -> None:
-    odd = Message(Place("queue", "q"), "id", "id", b"\xff", is_text=True)
+    odd = Message(Place("queue", "q"), "id", b"\xff", is_text=True)
     for encode in (lambda: encoded(odd, "artemis"), lambda: frame_headers(odd, "artemis")):
         with pytest.raises(RowError, match="column 'body' is a string that is not UTF-8"):
             encode()

@@ -78,17 +78,6 @@ def test_the_fields_that_a_digest_is_made_of() -> None:
     assert pairs([("b", ""), ("a", None)]) == b"\0\0\0\x01a\xff\xff\xff\xff\0\0\0\x01b\0\0\0\0"
 
 
-def test_the_id_of_an_attempt_to_write_a_row_that_has_an_id() -> None:
-    (message,) = messages_of([{"body": b"a", "messageId": "m"}])
-    assert (message.id, message.attempt_id) == ("m", "56a29399-afd1-8823-b563-633089e6542c")
-    (again,) = messages_of([{"body": b"a", "messageId": "m"}])
-    assert again.attempt_id == message.attempt_id
-    for other in ({"body": b"a", "messageId": "n"}, {"body": b"b", "messageId": "m"}, {"body": b"a"}):
-        assert messages_of([other])[0].attempt_id != message.attempt_id
-    (later,) = messages_of([{"body": b"a", "messageId": "m"}], writer=("query", "q-1", "8"))
-    assert later.attempt_id != message.attempt_id, "what is read and written back is no copy"
-
-
 # -- what they depend on
 
 

@@ -57,7 +57,7 @@ def test_what_is_taken() -> None:
         ({"exchange": "e"}, "exchange", "'queue' too"),
         ({"routingKey": "k"}, "routingKey", "goes with 'exchange', not with 'queue'"),
         ({"queue": ""}, "queue", "is empty"),
-        ({"queue": "q" * 256}, "queue", "has 256 bytes, and AMQP 0-9-1 has at most 255"),
+        ({"queue": "q" * 256}, "queue", "has 256 bytes, and a name has at most 255"),
         ({"queu": "q"}, "queu", "did you mean 'queue'? Accepted of a write are queue, topic, exchange"),
         ({"sendTimeout": "0s"}, "sendTimeout", "'0s' is not accepted"),
         ({"sendTimeout": "5"}, "sendTimeout", "is a time with its unit"),

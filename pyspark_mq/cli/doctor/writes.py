@@ -1,0 +1,111 @@
+"""The doctor's look at a write (`doctor --write`): the login, the destination, and the right to write to it.
+
+Nothing is published, and nothing made. ActiveMQ Classic and Artemis make a queue for whoever asks to write to it, so
+there the question is put only for one that is known to exist, by option `managementUrl`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from pyspark_mq.admin.checks import Finding, Level
+from pyspark_mq.admin.http import Management
+from pyspark_mq.cli.doctor.certificates import check_tls
+from pyspark_mq.cli.doctor.machine import check_machine, look_at_machine
+from pyspark_mq.cli.doctor.report import Section
+from pyspark_mq.errors import BrokerUnavailableError, ConfigurationError, MqError
+from pyspark_mq.sink.publisher import Publisher, publisher_class
+from pyspark_mq.sink.settings import Place, SinkSettings
+from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.spark_source.sink_options import parse_sink_options
+
+__all__ = ["examine_write"]
+
+_CHECK = "write"
+_MANAGEMENT = "managementurl"
+
+
+def examine_write(options: Mapping[str, str]) -> Iterator[Section]:
+    """Look everywhere, section by section; see :func:`pyspark_mq.cli.doctor.look.examine`."""
+    asked = next((value for name, value in options.items() if name.lower() == _MANAGEMENT), None)
+    own = {name: value for name, value in options.items() if name.lower() != _MANAGEMENT}
+    settings = parse_sink_options(own, streaming=False)
+    endpoint, place = settings.endpoint, settings.place
+    management = None if asked is None else Management.of(asked, endpoint)
+    yield Section("this machine", check_machine(look_at_machine(), endpoint.protocol, None, syncs=False))
+    # Without its destination: to open that may make it.
+    anywhere = replace(settings, queue=None, topic=None, exchange=None)
+    answered = []
+    with endpoint.hiding():
+        for url in endpoint.urls:
+            findings = [*check_tls(url, endpoint)]
+            if not any(one.level is Level.PROBLEM for one in findings):
+                findings.append(_login(anywhere, url, others=len(endpoint.urls) > 1))
+                if findings[-1].level is Level.OK:
+                    answered.append(url)
+            yield Section(str(url), findings)
+        if place is None:
+            text = "rows name their own destinations, which are not looked at"
+            yield Section("the rows", [Finding(_CHECK, Level.UNKNOWN, text, "ask again with option 'queue'")])
+        elif answered:
+            found = _unsaid(settings, place, management) or _right(anywhere, place, answered[0])
+            yield Section(str(place), [found])
+
+
+def _login(settings: SinkSettings, url: BrokerUrl, *, others: bool) -> Finding:
+    try:
+        _opened(settings, url).close()
+    except BrokerUnavailableError as unavailable:
+        level = Level.WARNING if others else Level.PROBLEM
+        return Finding("login", level, str(unavailable), "start it, or correct 'url'")
+    except (ConfigurationError, MqError) as failed:
+        return Finding("login", Level.PROBLEM, str(failed))
+    user = settings.endpoint.user(url)
+    return Finding("login", Level.OK, f"{'nobody named' if user is None else f'user {user!r}'}, to write")
+
+
+def _opened(settings: SinkSettings, url: BrokerUrl) -> Publisher:
+    publisher = publisher_class(settings.endpoint.protocol)(settings, url)
+    try:
+        publisher.open(time.monotonic() + settings.endpoint.connect_timeout_s)
+    except BaseException:
+        publisher.close()
+        raise
+    return publisher
+
+
+def _unsaid(settings: SinkSettings, place: Place, management: Management | None) -> Finding | None:
+    """Why the broker is not asked; None if it is."""
+    broker = settings.endpoint.broker
+    if broker.virtual_hosts:
+        return None
+    if place.kind == "topic" or management is None:
+        text = f"not asked: the broker makes a missing {place.kind} for it, also one whose name is misspelt"
+        return Finding(_CHECK, Level.UNKNOWN, text, f"give option 'managementUrl', such as {broker.listing.url}"
+                       if place.kind == "queue" else "compare the name with the reader's")  # fmt: skip
+    try:
+        names = management.names()
+    except MqError as failed:
+        return Finding(_CHECK, Level.UNKNOWN, str(failed), "correct option 'managementUrl', or its user")
+    if place.name in names:
+        return None
+    near = difflib.get_close_matches(place.name, names, n=1)
+    meant = f"; did you mean '{near[0]}'?" if near else ""
+    text = f"there is no such queue, so the write makes one{meant}"
+    return Finding(_CHECK, Level.WARNING, text, "correct option 'queue' if the name is misspelt, or make the queue")
+
+
+def _right(settings: SinkSettings, place: Place, url: BrokerUrl) -> Finding:
+    publisher = None
+    try:
+        publisher = _opened(settings, url)
+        publisher.probe(place, time.monotonic() + settings.endpoint.connect_timeout_s)
+    except MqError as failed:
+        return Finding(_CHECK, Level.PROBLEM, str(failed))
+    finally:
+        if publisher is not None:
+            publisher.close()
+    return Finding(_CHECK, Level.OK, "it exists, and the user may write to it; nothing was published")
