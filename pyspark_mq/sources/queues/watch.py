@@ -114,6 +114,7 @@ class QueueWatches:
         timing: Timing,
     ) -> None:
         self._settings = settings
+        self._half_open_s, self._clustered = half_open_s(settings), settings.endpoint.clustered
         self._timing = timing
         self._settling = settling
         self._connections = connections
@@ -136,9 +137,9 @@ class QueueWatches:
         """
         if up:
             others = self._connections.other_consumers
-            if self._lasts(_OTHERS, now_s, half_open_s(self._settings), so=others > 0):
+            if self._lasts(_OTHERS, now_s, self._half_open_s, so=others > 0):
                 self._warn(_OTHERS, other_consumers(others))
-        for session in self._connections.windows if self._settings.endpoint.clustered else ():
+        for session in self._connections.windows if self._clustered else ():
             depth = self._connections.depth_in(session)
             ready = 0 if depth is None or self._windows.unacked_in(session) else depth.ready
             if self._lasts(session, now_s, self._timing.silence_s, so=ready > 0):
