@@ -177,15 +177,18 @@ def publisher_class(protocol: str) -> type[Publisher]:
 
 
 def connect(settings: SinkSettings) -> Publisher:
-    """Return an open publisher at the first URL that answers within `connectTimeout`."""
+    """Return an open publisher at the first URL that answers within `connectTimeout`.
+
+    A host that is silent, as one without power is, takes only its share of that time.
+    """
     kind = publisher_class(settings.endpoint.protocol)
     deadline = time.monotonic() + settings.endpoint.connect_timeout_s
     while True:
         failed: BrokerUnavailableError | None = None
-        for url in settings.endpoint.urls:
-            publisher = kind(settings, url)
+        for untried, url in zip(range(len(settings.endpoint.urls), 0, -1), settings.endpoint.urls, strict=True):
+            publisher, now_s = kind(settings, url), time.monotonic()
             try:
-                publisher.open(deadline)
+                publisher.open(now_s + (deadline - now_s) / untried)
             except BrokerUnavailableError as unavailable:
                 publisher.close()
                 failed = unavailable

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +18,11 @@ import pytest
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RefusedError
+from pyspark_mq.sources.connections.events import Event, EventQueue, Opened
+from pyspark_mq.sources.connections.keeper import Limits, SessionKeeper
+from pyspark_mq.sources.connections.session import SessionOptions
 from pyspark_mq.sources.endpoint import Tls
+from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.sources.url import parse_urls
 from testbed.brokers.artemis import ArtemisNode
 from testbed.ports import free_port
@@ -185,6 +190,26 @@ def test_a_silent_port_is_left_in_time(cell: LiveCell) -> None:
         proxy.mute(new=True)
         error = refusal(cell, timeout_s=2.0, **cell.through(proxy))
     assert isinstance(error, BrokerUnavailableError)
+
+
+@pytest.mark.law("wrong port")
+def test_a_silent_host_leaves_time_for_the_next(cell: LiveCell) -> None:
+    with cell.proxy() as proxy:
+        proxy.mute(new=True)
+        urls = (*parse_urls(cell.url(proxy)), *parse_urls(cell.url()))
+        endpoint = cell.endpoint(urls=urls, connect_timeout_s=6.0)
+        events, limits = EventQueue(), Limits(10, 1e9)
+        keeper = SessionKeeper(
+            1, endpoint, cell.make_session(), SessionOptions(), limits, events, count(1), Threads()
+        )  # fmt: skip
+        keeper.start()
+        found: list[Event] = []
+        try:
+            assert poll(lambda: found.extend(events.take()) or bool(found), 10)
+            assert isinstance(found[0], Opened), found
+        finally:
+            keeper.stop()
+            assert poll(lambda: keeper.ended, 10)
 
 
 @pytest.mark.law("selector")

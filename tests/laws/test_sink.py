@@ -373,6 +373,14 @@ def test_a_second_url_is_tried(cell: LiveCell) -> None:
     assert write(cell, bodies(3), settings=replace(settings, endpoint=endpoint)) == 3
 
 
+def test_a_silent_host_leaves_time_for_the_next(cell: LiveCell) -> None:
+    with cell.proxy() as proxy:
+        proxy.mute(new=True)
+        settings = settings_of(cell, proxy, connect_timeout_s=6.0)
+        endpoint = replace(settings.endpoint, urls=(settings.endpoint.urls[0], parse_urls(cell.url())[0]))
+        assert write(cell, bodies(3), settings=replace(settings, endpoint=endpoint)) == 3
+
+
 def test_a_queue_that_is_full_and_rejects_is_an_error(cell: LiveCell) -> None:
     if not isinstance(cell.node, RabbitNode):
         pytest.skip("such queues are RabbitMQ's")

@@ -186,14 +186,17 @@ class SessionKeeper:
                 yield backoff.rest_s(lost, began_s)
 
     def _establish(self, backoff: Backoff) -> Generator[float, None, tuple[Session, Greeting] | None]:
-        """Open a session at whichever candidate answers first; None when stopped meanwhile."""
+        """Open a session at whichever candidate answers first; None when stopped meanwhile.
+
+        A host that is silent, as one without power is, leaves time for those that were not tried.
+        """
         endpoint = self.endpoint
-        began_s = self._runtime.monotonic_s()
+        began_s, untried = self._runtime.monotonic_s(), len(endpoint.urls)
         while not self.stopping.is_set():
             tried_s = self._runtime.monotonic_s() - began_s
             try:
-                left_s = backoff.patience_s - tried_s
-                opened = self._attempt(next(self._urls), max(0.1, min(left_s, endpoint.connect_timeout_s)))
+                share_s, untried = (backoff.patience_s - tried_s) / max(1, untried), untried - 1
+                opened = self._attempt(next(self._urls), max(0.1, min(share_s, endpoint.connect_timeout_s)))
             except BrokerUnavailableError as unavailable:
                 problem: MqError = unavailable
             except RefusedError as refused:
