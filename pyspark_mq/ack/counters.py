@@ -34,7 +34,7 @@ class Counters:
         reconnects: sessions that ended.
         replays: epochs of a former process that were asked for again.
         lost: planned messages given up (`failOnDataLoss=false`, or released).
-        forgotten: IDs forgotten although their messages may come again: more than two million, or a day is over.
+        forgotten: IDs forgotten although their messages may come again: more than two million were left.
         unacked: now: deliveries for which no acknowledgement is due yet.
         buffered: now: messages received and not planned.
         carried: now: messages a new session may be handed again: planned, or acknowledged and not settled.

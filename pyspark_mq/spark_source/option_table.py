@@ -323,7 +323,8 @@ _TABLE = (
     Option(
         "connectTimeout",
         _CONNECTION,
-        "for the first connection of a run, all attempts together, and for each single attempt; from 0.1 s",
+        "for the first connection of a run, all attempts together, shared by the hosts of `url`; and for each later "
+        "attempt; from 0.1 s",
         default="30s",
         kind=duration_s(0.1),
         sets="connect_timeout_s",

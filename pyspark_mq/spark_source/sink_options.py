@@ -29,8 +29,9 @@ _TABLE = (
     Option("exchange", _WRITTEN, "RabbitMQ: an existing exchange instead", unset="a row's column `exchange`"),
     Option("routingKey", _WRITTEN, "RabbitMQ: with `exchange`, the routing key of all rows",
            unset="a row's column `routingKey`, or empty"),
-    Option("writeId", _WRITTEN, "batch only: names the write, so that it has the same [IDs](#ids) when it is "
-           "run again, in `foreachBatch` for example by query, batch and destination", unset="random"),
+    Option("writeId", _WRITTEN, "batch only: names this one write, so that it has the same [IDs](#ids) when it is "
+           "run again, in `foreachBatch` for example by query, batch and destination. Under the name of another write "
+           "equal rows are taken for copies", unset="random"),
     Option("sendTimeout", _SENDING, "longest wait for a confirmation, from 1 s. A broker that says it is blocked is "
            "waited for", default="2m", kind=duration_s(1)),
     Option("checkpointLocation", _SENDING, "of a streaming write: Spark's own, not looked at here"),
