@@ -272,6 +272,8 @@ def test_every_command_of_its_page(spark: Any, rabbit: RabbitNode, tmp_path: Pat
     given = options(rabbit, name)
     checkpoint, moved = tmp_path / "orders", tmp_path / "moved"
     (tmp_path / "job.json").write_text(json.dumps({**given, "checkpointLocation": str(checkpoint)}), "utf-8")
+    written = {"broker": "rabbitmq", "url": rabbit.url(), "queue": name}
+    (tmp_path / "write.json").write_text(json.dumps(written), "utf-8")
     left_open(spark, given, checkpoint)
     assert poll(lambda: rabbit.counts(name).ready == 20, 30)
     shutil.copytree(checkpoint / ID_FOLDER, moved)
