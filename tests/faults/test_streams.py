@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from rstream import AMQPMessage, Producer
 
-from pyspark_mq.decode.amqp10_columns import PADDING, Messages, message_columns
+from pyspark_mq.decode.amqp10 import message_columns
+from pyspark_mq.decode.amqp10_columns import PADDING, Messages
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.url import parse_urls

@@ -146,8 +146,8 @@ def test_an_offset_that_is_stored_behind_each_message_is_no_row(
     query.stop()
     assert query.bodies == [b"first", *(b"%08d" % number for number in range(count))]
     assert len(query.epochs) > 1
-    # Each takes an offset.
-    assert query.last_offset > count + count // 2
+    # Those that a chunk has take an offset each; how many there are is a matter of time.
+    assert query.last_offset > count
 
 
 @pytest.mark.whole

@@ -48,7 +48,7 @@ def bytes_of(value: object) -> int:
     if isinstance(value, str | bytes):
         return len(value.encode() if isinstance(value, str) else value)
     if isinstance(value, list):
-        return sum(8 + bytes_of(name) + bytes_of(text) for name, text in value)
+        return sum(9 + bytes_of(name) + bytes_of(text) for name, text in value)
     return 0
 
 

@@ -47,8 +47,8 @@ _BATCH_ROWS_MIN = 500
 _ID = "messageId"
 #: Types of columns that have more than a number.
 _TEXTS, _MAP = (pa.string().id, pa.binary().id), pa.map_(pa.string(), pa.string()).id
-#: Two offsets for each entry of a map.
-_ENTRY_BYTES = 8
+#: Two offsets for each entry of a map, and two bits that say whether it is there.
+_ENTRY_BYTES = 9
 #: One object for each number of a row, whatever the block.
 _NUMBERS = tuple(range(5_000))
 
