@@ -195,7 +195,8 @@ class Amqp091Batch(DeliveryBatch):
 
     def unmarked(self) -> list[bool]:
         """Whether neither the flag of basic.deliver is set, nor the header of dead letters is there."""
-        return [not flag and _DEATHS not in self.block(place) for place, flag in enumerate(self.redelivered)]
+        spans = zip(self.redelivered, *self.spans[:2].tolist(), strict=True)
+        return [not flagged and _DEATHS not in bytes(self.data[begin:end]) for flagged, begin, end in spans]
 
     def places(self) -> tuple[list[bytes], Any]:
         """Return exchanges with routing keys, as :func:`.distinct` does."""
