@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from operator import eq
 from typing import Generic, TypeVar
+
+from pyspark_mq.ack.runs import Run
 
 __all__ = ["Buffer"]
 
@@ -15,21 +17,24 @@ P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 
 
 class Buffer(Generic[K, P]):
-    """The messages in the order in which they came.
+    """The messages in the order in which they came: first some by themselves, then runs.
 
     Attributes:
         weight: bytes of all payloads.
-        order: the messages, oldest first.
+        order: the messages that are by themselves, oldest first.
+        runs: those that came after them.
     """
 
     def __init__(self, weigh: Callable[[Sequence[P]], int]) -> None:
         self._weigh = weigh
         self._payloads: dict[K, P] = {}
+        self._in_runs = 0
         self.order: deque[K] = deque()
+        self.runs: deque[Run[K, P]] = deque()
         self.weight = 0
 
     def __len__(self) -> int:
-        return len(self._payloads)
+        return len(self._payloads) + self._in_runs
 
     def __contains__(self, key: K) -> bool:
         return key in self._payloads
@@ -42,7 +47,25 @@ class Buffer(Generic[K, P]):
 
     def oldest(self, limit: int) -> Iterable[P]:
         """The payloads of the oldest messages."""
-        return map(self._payloads.__getitem__, islice(self.order, limit))
+        first = map(self._payloads.__getitem__, self.order)
+        return islice(chain(first, chain.from_iterable(run.payloads for run in self.runs)), limit)
+
+    def put_run(self, run: Run[K, P]) -> None:
+        self.runs.append(run)
+        self._in_runs += len(run)
+        self.weight += run.weight
+
+    def take_run(self) -> Run[K, P]:
+        """Take the oldest run."""
+        run = self.runs.popleft()
+        self._in_runs -= len(run)
+        self.weight -= run.weight
+        return run
+
+    def put_back(self, run: Run[K, P]) -> None:
+        """Put a run back in front of the others."""
+        self.put_run(run)
+        self.runs.rotate(1)
 
     def exchange(self, key: K, payload: P) -> None:
         """Another payload of the same weight in place of the one that is there."""
@@ -57,8 +80,10 @@ class Buffer(Generic[K, P]):
         """Take messages out; return their payloads, and the bytes of these."""
         first = all(map(eq, keys, self.order))
         if first and len(keys) == len(self._payloads):
-            held, weight = list(self._payloads.values()), self.weight
-            self._payloads, self.weight = {}, 0
+            held = list(self._payloads.values())
+            weight = self._weigh(held) if self.runs else self.weight
+            self._payloads = {}
+            self.weight -= weight
             self.order.clear()
             return held, weight
         held = list(map(self._payloads.pop, keys))

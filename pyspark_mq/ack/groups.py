@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pyspark_mq.ack.planned import Epoch
+from pyspark_mq.ack.runs import Run
 
 __all__ = ["Assigned", "DeliveredGroup", "Ended", "Group", "Whole"]
 
@@ -23,11 +24,12 @@ class Group(Generic[K]):
 
 @dataclass(slots=True)
 class DeliveredGroup(Group[K], Generic[K, P]):
-    """Deliveries of one session: the handle and the payload of each."""
+    """Deliveries of one session: the handle and the payload of each; and the run that they are, if they are one."""
 
     session: int
     tags: Sequence[int]
     payloads: Sequence[P]
+    run: Run[K, P] | None = None
 
 
 @dataclass(slots=True)
@@ -39,9 +41,10 @@ class Ended(Group[K]):
 
 @dataclass(slots=True)
 class Assigned(Group[K], Generic[K, P]):
-    """Messages that become a part of an epoch."""
+    """Messages that become a part of an epoch; and the runs that they are, if they are some."""
 
     epoch: Epoch[K, P]
+    runs: Sequence[Run[K, P]] = field(default=())
 
 
 @dataclass(slots=True)

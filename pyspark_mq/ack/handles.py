@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import itemgetter, not_
@@ -67,6 +68,12 @@ class Handles(Generic[K]):
     def messages(self) -> list[K]:
         return self._keys[self._start :]
 
+    @property
+    def bound(self) -> float:
+        """The lowest tag that may not be acknowledged cumulatively for the sake of others; infinity for none."""
+        held = self._tags[self._start] if len(self) else math.inf
+        return held if self.cumulative_below is None else min(held, self.cumulative_below)
+
     def hold(self, tags: Sequence[int], keys: Iterable[K]) -> None:
         """Add deliveries, ascending among themselves and above all but the last few."""
         at = bisect_left(self._tags, tags[0], self._start)
@@ -79,8 +86,11 @@ class Handles(Generic[K]):
         self._tags[at:] = array("q", [tag for tag, _ in late])
         self._keys[at:] = [key for _, key in late]
 
-    def take_front(self, wanted: Collection[K]) -> tuple[Sequence[K], int]:
+    def take_front(self, wanted: Collection[K], below: float) -> tuple[Sequence[K], int]:
         """Take the deliveries of these messages up to the first of another one, or to `cumulative_below`.
+
+        Args:
+            below: nor is any taken that is not below this tag.
 
         Returns:
             their messages, and the last tag; 0 if there is none.
@@ -91,7 +101,8 @@ class Handles(Generic[K]):
         while end < len(self._keys) and self._keys[end] in wanted:
             end += 1
         if self.cumulative_below is not None:
-            end = min(end, bisect_left(self._tags, self.cumulative_below, self._start))
+            below = min(below, self.cumulative_below)
+        end = min(end, bisect_left(self._tags, below, self._start))
         taken = self._keys[self._start : end]
         if not taken:
             return (), 0
@@ -112,12 +123,14 @@ class Handles(Generic[K]):
         goes = list(map(not_, stay))
         return list(compress(keys, goes)), tuple(compress(tags, goes))
 
-    def split(self, tags: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """Split tags that are not held: the last below all held ones and `cumulative_below`, and the others."""
-        below = bisect_left(tags, self._tags[self._start]) if len(self) else len(tags)
-        if self.cumulative_below is not None:
-            below = min(below, bisect_left(tags, self.cumulative_below))
-        return (tags[below - 1] if below else 0), tuple(tags[below:])
+    def split(self, tags: Sequence[int], below: float = math.inf) -> tuple[int, tuple[int, ...]]:
+        """Split tags that are not held: the last below all held ones, `cumulative_below` and `below`; and the others.
+
+        Args:
+            tags: ascending.
+        """
+        at = bisect_left(tags, min(below, self.bound))
+        return (tags[at - 1] if at else 0), tuple(tags[at:])
 
 
 class OpenDeliveries(Generic[K]):
@@ -156,11 +169,18 @@ class OpenDeliveries(Generic[K]):
         self._more = Counter({key: count - 1 for key, count in counts.items() if count > 1})
         return left
 
-    def take(self, keys: dict[K, object]) -> list[tuple[SessionAcks, Collection[K]]]:
-        """Take every handle of these messages, in each session at its lowest cost (rule 3); with their messages."""
+    def take(self, keys: dict[K, object], below: Mapping[int, int]) -> list[tuple[SessionAcks, Collection[K]]]:
+        """Take every handle of these messages, in each session at its lowest cost (rule 3); with their messages.
+
+        Args:
+            below: session -> the lowest tag of its open deliveries that are in runs.
+        """
         more = self._more.keys() & keys.keys() if self._more else ()
         expected = len(keys) + sum(map(self._more.pop, more))
-        fronts = {session: handles.take_front(keys) for session, handles in self._sessions.items()}
+        fronts = {
+            session: handles.take_front(keys, below.get(session, math.inf))
+            for session, handles in self._sessions.items()
+        }
         found = sum(len(front) for front, _ in fronts.values())
         parts: list[tuple[SessionAcks, Collection[K]]] = []
         for session, (front, upto) in fronts.items():

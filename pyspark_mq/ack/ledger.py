@@ -8,16 +8,19 @@ The table decides, this module does what it says. Nearly every message is new, i
 thousands of others and committed with them, so a state is a container: the buffer (RECEIVED), the
 planned epochs (PLANNED), the memory (COMMITTED). Messages of one state that meet
 one event are a group. The transition is looked up once for each group, its action is done, and the group goes into
-the container of the target state. Only deliveries that repeat a known ID are sorted into groups one by one.
+the container of the target state. New messages that came together stay together, as a *run* (:mod:`.runs`). Only
+deliveries that repeat a known ID are sorted into groups one by one; before that all runs are spread.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
 from pyspark_mq.ack.buffer import Buffer
@@ -27,6 +30,7 @@ from pyspark_mq.ack.groups import Assigned, DeliveredGroup, Ended, Group, Whole
 from pyspark_mq.ack.handles import Acknowledgements, OpenDeliveries, SessionAcks
 from pyspark_mq.ack.planned import Epoch, Planned, Taken
 from pyspark_mq.ack.remembered import Remembered
+from pyspark_mq.ack.runs import Run, joined
 from pyspark_mq.ack.settling import Settling
 from pyspark_mq.ack.table import Action, Event, State, step
 from pyspark_mq.errors import InternalError
@@ -37,6 +41,8 @@ K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 
 
+#: Messages of a run, unless others came before.
+RUN_MIN = 64
 #: Actions after which a message is in another container, though its state may be the same.
 _REPLACING = frozenset({Action.FORGET, Action.REPLAN})
 
@@ -52,6 +58,7 @@ class Ledger(Generic[K, P]):
             numbers of deliveries, and nothing is kept once an epoch is committed.
         copies: distinguishes messages that have no ID, by keys of its own; None where there are none.
         weigh: the bytes of payloads.
+        run_min: fewer new messages become a run only behind others; by themselves they cost less.
 
     Attributes:
         received: what is not planned yet, oldest first. To be looked at, as the next three are.
@@ -67,10 +74,13 @@ class Ledger(Generic[K, P]):
         memory: Remembered[K] | None = None,
         copies: Copies | None = None,
         weigh: Callable[[Sequence[P]], int] = len,
+        run_min: int = RUN_MIN,
     ) -> None:
         self._open: OpenDeliveries[K] = OpenDeliveries()
         self._memory = memory
         self._copies = copies
+        self._weigh = weigh
+        self._run_min = run_min
         self.received: Buffer[K, P] = Buffer(weigh)
         self.planned: Planned[K, P] = Planned(weigh)
         self.settling: Settling[K] = Settling(None if memory is None else grace_s)
@@ -89,7 +99,7 @@ class Ledger(Generic[K, P]):
         }
         self._take_from: Mapping[State, Callable[[Group[K]], Taken[P]]] = {
             State.UNSEEN: lambda group: Taken([None] * len(group.keys), missing=len(group.keys)),
-            State.RECEIVED: lambda group: Taken(*self.received.take(group.keys)),
+            State.RECEIVED: self._take_received,
             State.PLANNED: self._take_planned,
         }
 
@@ -100,6 +110,7 @@ class Ledger(Generic[K, P]):
 
     def states(self, keys: Collection[K]) -> Callable[[K], State]:
         """Return the state of each of these, until something changes."""
+        self._spread()
         known = frozenset() if self._memory is None else self._memory.among(keys)
 
         def state(key: K) -> State:
@@ -118,7 +129,7 @@ class Ledger(Generic[K, P]):
     @property
     def unacked(self) -> int:
         """Deliveries of the open sessions for which no acknowledgement is due yet."""
-        return len(self._open)
+        return len(self._open) + sum(map(len, self._runs))
 
     @property
     def sessions(self) -> list[int]:
@@ -127,13 +138,14 @@ class Ledger(Generic[K, P]):
 
     def unacked_in(self, session: int) -> int:
         """Return for how many deliveries of one open session no acknowledgement is due yet."""
-        return len(self._open[session])
+        return len(self._open[session]) + sum(len(run) for run in self._runs if run.session == session)
 
     def unseen(self, keys: Collection[K]) -> Iterator[K]:
         state_of = self.states(keys)
         yield from (key for key in keys if state_of(key) is State.UNSEEN)
 
     def all_unseen(self, keys: set[K]) -> bool:
+        """Whether none of these is known. None of them may be in a run."""
         return (
             self.received.knows_none_of(keys)
             and self.planned.knows_none_of(keys)
@@ -179,6 +191,10 @@ class Ledger(Generic[K, P]):
         if not keys:
             return None
         self._count["received"] += len(keys)
+        run = None if elsewhere else self._as_run(session, tags, keys, payloads)
+        if run is not None:
+            return self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, session, tags, payloads, run)})
+        self._spread()
         distinct = set(keys)
         if len(distinct) == len(keys) and not elsewhere and self.all_unseen(distinct):
             return self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, session, tags, payloads)})
@@ -229,6 +245,7 @@ class Ledger(Generic[K, P]):
         Returns:
             how many deliveries may come again with a message that is planned or committed.
         """
+        self._spread()
         open_deliveries = self.unacked_in(session)
         held = dict.fromkeys(self._open[session].messages())
         elsewhere = self._open.held(besides=session)
@@ -258,17 +275,24 @@ class Ledger(Generic[K, P]):
 
     # -- phase one -------------------------------------------------------------------------
 
-    def plan(self, epoch: int, count: int) -> tuple[K, ...]:
+    def plan(self, epoch: int, count: int) -> Sequence[K]:
         """Cut the oldest `count` buffered messages into an epoch; their IDs, in order.
 
         Args:
             epoch: number above all earlier ones.
         """
-        keys = tuple(islice(self.received.order, count))
         planned: Epoch[K, P] = Epoch(epoch)
-        self._meet(Event.PLAN, {State.RECEIVED: Assigned(keys, planned)})
+        runs: Sequence[Run[K, P]] = ()
+        keys: Sequence[K]
+        if self.received.order:
+            self._spread_received(count)
+            keys = tuple(islice(self.received.order, count))
+        else:
+            runs = self._front(count)
+            keys = joined([run.keys for run in runs]) if runs else ()
+        self._meet(Event.PLAN, {State.RECEIVED: Assigned(keys, planned, runs)})
         self.planned.epochs[epoch] = planned
-        self._count["planned"] += len(planned.payloads)
+        self._count["planned"] += len(planned)
         if self._copies is not None:
             self._copies.sweep(self)
         return keys
@@ -279,6 +303,7 @@ class Ledger(Generic[K, P]):
         IDs that are committed already are left out: they are not emitted again. What was buffered, or planned
         here for a later epoch, becomes a part of this one.
         """
+        self._spread()
         planned: Epoch[K, P] = Epoch(epoch)
         if self._copies is not None:
             keys = self._copies.left_as(keys, self)
@@ -300,6 +325,7 @@ class Ledger(Generic[K, P]):
         """
         if self._memory is None:
             return None
+        self._spread()
         here = {State.RECEIVED: list(self.received.order), State.PLANNED: self.planned.all_keys()}
         groups: dict[State, Group[K]] = {}
         for state, keys in here.items():
@@ -334,15 +360,96 @@ class Ledger(Generic[K, P]):
         ready = self.planned.epochs.pop(epoch, None)
         if ready is None:
             return None
-        keys = ready.payloads
+        keys = joined([run.keys for run in ready.runs]) if ready.runs else ready.payloads
         due = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, epoch)
         if self._memory is not None:
-            self._memory.committed(epoch, keys)
+            self._memory.committed(epoch, keys, ready.batch)
         return due
 
     def confirm(self, number: int, session: int, now_s: float) -> None:
         """A session has answered, and so taken the acknowledgements of that number, if it has any."""
         self._count["settled"] += self.settling.confirm(number, session, now_s)
+
+    # -- runs ------------------------------------------------------------------------------
+
+    @property
+    def _runs(self) -> list[Run[K, P]]:
+        return [*self.planned.runs, *self.received.runs]
+
+    def _as_run(self, session: int, tags: Sequence[int], keys: Sequence[K], payloads: Sequence[P]) -> Run[K, P] | None:
+        """Return deliveries as a run, if they are new messages, and it pays."""
+        if len(keys) < self._run_min and not self.received.runs:
+            return None
+        if self._memory is None:
+            # Numbers of deliveries repeat nothing.
+            return Run(session, tags, keys, payloads, self._weigh(payloads), None) if isinstance(keys, range) else None
+        if self.received.order or self.planned.has_single:
+            distinct = set(keys)
+            if not (self.received.knows_none_of(distinct) and self.planned.knows_none_of(distinct)):
+                return None
+        batch = self._memory.hold(keys)
+        return None if batch is None else Run(session, tags, keys, payloads, self._weigh(payloads), batch)
+
+    def _front(self, count: int) -> list[Run[K, P]]:
+        """Return the runs of the oldest messages. One that has more is two runs from now on."""
+        received, memory = self.received, self._memory
+        runs: list[Run[K, P]] = []
+        for run in received.runs:
+            if count <= 0:
+                break
+            runs.append(run)
+            count -= len(run)
+        if count < 0:
+            *others, last = [received.take_run() for _ in runs]
+            first, rest = last.split(len(last) + count, self._weigh)
+            if memory is not None and last.batch is not None:
+                memory.release(last.batch)
+                first.batch, rest.batch = memory.hold(first.keys), memory.hold(rest.keys)
+            runs = [*others, first]
+            for run in [rest, *reversed(runs)]:
+                received.put_back(run)
+        return runs
+
+    def _spread(self) -> None:
+        """Have every message be by itself."""
+        for epoch in self.planned.epochs.values():
+            for run in epoch.runs:
+                self._open[run.session].hold(run.tags, run.keys)
+            if epoch.batch is not None and self._memory is not None:
+                self._memory.release(epoch.batch)
+            self.planned.spread(epoch)
+        self._spread_received(len(self.received))
+
+    def _spread_received(self, count: int) -> None:
+        """Have the oldest received messages be by themselves."""
+        received = self.received
+        while received.runs and len(received.order) < count:
+            run = received.take_run()
+            self._open[run.session].hold(run.tags, run.keys)
+            if run.batch is not None and self._memory is not None:
+                self._memory.release(run.batch)
+            received.put(run.keys, run.payloads)
+
+    def _take_runs(self, runs: Sequence[Run[K, P]]) -> list[tuple[SessionAcks, Collection[K]]]:
+        """Take the handles of runs that are in no container, as :meth:`.OpenDeliveries.take` does."""
+        by_session: dict[int, list[Run[K, P]]] = {}
+        for run in runs:
+            by_session.setdefault(run.session, []).append(run)
+        below = self._lowest_in_runs()
+        parts: list[tuple[SessionAcks, Collection[K]]] = []
+        for session, its in by_session.items():
+            its.sort(key=lambda run: run.tags[0])
+            tags = array("q", chain.from_iterable(run.tags for run in its))
+            upto, singles = self._open[session].split(tags, below.get(session, math.inf))
+            parts.append((SessionAcks(session, upto, singles, len(tags)), joined([run.keys for run in its])))
+        return parts
+
+    def _lowest_in_runs(self) -> dict[int, int]:
+        """Return the lowest tag that is open in a run, by session."""
+        lowest: dict[int, int] = {}
+        for run in self._runs:
+            lowest[run.session] = min(run.tags[0], lowest.get(run.session, run.tags[0]))
+        return lowest
 
     # -- the engine: what the table says is done here, and nowhere else ----------------------
 
@@ -376,6 +483,8 @@ class Ledger(Generic[K, P]):
         return self._acknowledge(due, epoch) if due else None
 
     def _hold(self, group: DeliveredGroup[K, P]) -> None:
+        if group.run is not None:
+            return  # it has its handles
         self._open[group.session].hold(group.tags, group.keys)
 
     def _bind(self, group: DeliveredGroup[K, P]) -> None:
@@ -421,6 +530,8 @@ class Ledger(Generic[K, P]):
     ) -> tuple[Collection[K], list[tuple[SessionAcks, Collection[K]]]]:
         """Take every handle of messages that came before; those that have none will come, and are left until then."""
         group = due[0][0]
+        if isinstance(group, Whole) and group.epoch.runs:
+            return group.keys, self._take_runs(group.epoch.runs)
         keys: dict[K, Any] = (
             group.epoch.payloads
             if isinstance(group, Whole)
@@ -432,11 +543,18 @@ class Ledger(Generic[K, P]):
             self._leave(Group(unheld))
             if self._copies is not None:
                 self._copies.expect(unheld)
-        parts = self._open.take(keys)
+        parts = self._open.take(keys, self._lowest_in_runs())
         if self._copies is not None and not isinstance(group, Whole):
             for acks, these in parts:
                 self._copies.come_again(acks.session, these)
         return keys, parts
+
+    def _take_received(self, group: Group[K]) -> Taken[P]:
+        if not isinstance(group, Assigned) or not group.runs:
+            return Taken(*self.received.take(group.keys))
+        for _ in group.runs:
+            self.received.take_run()
+        return Taken()
 
     def _take_planned(self, group: Group[K]) -> Taken[P]:
         if not isinstance(group, Whole):
@@ -446,8 +564,16 @@ class Ledger(Generic[K, P]):
 
     def _put_into(self, target: State, group: Group[K], taken: Taken[P]) -> None:
         if target is State.RECEIVED and isinstance(group, DeliveredGroup):
-            self.received.put(group.keys, group.payloads)
+            if group.run is None:
+                self.received.put(group.keys, group.payloads)
+            else:
+                self.received.put_run(group.run)
         elif target is State.PLANNED and isinstance(group, Assigned):
-            self.planned.put(group.epoch, group.keys, taken)
+            if not group.runs:
+                self.planned.put(group.epoch, group.keys, taken)
+                return
+            self.planned.put_runs(group.epoch, group.runs)
+            if self._memory is not None:
+                group.epoch.batch = self._memory.join([run.batch for run in group.runs if run.batch is not None])
         elif target is not State.UNSEEN:
             raise InternalError(f"nothing says how a message comes to be '{target.value}'")

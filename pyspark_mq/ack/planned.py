@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from pyspark_mq.ack.runs import Run, joined
+
 __all__ = ["Epoch", "Planned", "Taken"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
@@ -14,10 +16,12 @@ P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 
 @dataclass(slots=True)
 class Epoch(Generic[K, P]):
-    """A planned epoch.
+    """A planned epoch. Its messages are all by themselves, or all in runs.
 
     Attributes:
-        payloads: in planned order; None for what has not come yet.
+        payloads: in planned order; None for what has not come yet. Empty where there are runs.
+        runs: in planned order.
+        batch: number under which the memory holds the IDs of all runs; None without a memory.
         weight: bytes of the payloads that are there.
         unbound: some of its handles are gone with their session.
     """
@@ -27,6 +31,11 @@ class Epoch(Generic[K, P]):
     missing: int = 0
     weight: int = 0
     unbound: bool = False
+    runs: Sequence[Run[K, P]] = ()
+    batch: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.payloads) + sum(map(len, self.runs))
 
 
 @dataclass(slots=True)
@@ -55,7 +64,7 @@ class Planned(Generic[K, P]):
         self.epochs: dict[int, Epoch[K, P]] = {}
 
     def __len__(self) -> int:
-        return len(self._epoch_of)
+        return sum(map(len, self.epochs.values()))
 
     def __contains__(self, key: K) -> bool:
         return key in self._epoch_of
@@ -70,17 +79,44 @@ class Planned(Generic[K, P]):
     def weight(self) -> int:
         return sum(epoch.weight for epoch in self.epochs.values())
 
-    def keys(self, epoch: int) -> tuple[K, ...]:
+    def keys(self, epoch: int) -> Sequence[K]:
         """The messages of an epoch, in order; none if it is committed or unknown."""
         found = self.epochs.get(epoch)
-        return () if found is None else tuple(found.payloads)
+        if found is None:
+            return ()
+        return joined([run.keys for run in found.runs]) if found.runs else tuple(found.payloads)
 
     def all_keys(self) -> list[K]:
+        """All messages that are by themselves."""
         return list(self._epoch_of)
 
-    def payloads(self, epoch: int) -> list[P]:
-        """The payloads that an epoch emits, in planned order."""
-        return [payload for payload in self.epochs[epoch].payloads.values() if payload is not None]
+    def payloads(self, epoch: int) -> list[Sequence[P]]:
+        """The payloads that an epoch emits, in planned order: those of each run, or of all messages together."""
+        found = self.epochs[epoch]
+        if found.runs:
+            return [run.payloads for run in found.runs]
+        return [[payload for payload in found.payloads.values() if payload is not None]]
+
+    @property
+    def has_single(self) -> bool:
+        """Whether a message is by itself."""
+        return bool(self._epoch_of)
+
+    def spread(self, epoch: Epoch[K, P]) -> None:
+        """Have the messages of an epoch be by themselves."""
+        for run in epoch.runs:
+            epoch.payloads.update(zip(run.keys, run.payloads, strict=True))
+            self._epoch_of.update(dict.fromkeys(run.keys, epoch))
+        epoch.runs, epoch.batch = (), None
+
+    def put_runs(self, epoch: Epoch[K, P], runs: Sequence[Run[K, P]]) -> None:
+        epoch.runs = runs
+        epoch.weight += sum(run.weight for run in runs)
+
+    @property
+    def runs(self) -> list[Run[K, P]]:
+        """The runs of all epochs."""
+        return [run for epoch in self.epochs.values() for run in epoch.runs]
 
     def missing(self, epoch: int) -> list[K]:
         """The messages of an epoch that have no payload yet, in planned order."""

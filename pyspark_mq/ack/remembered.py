@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol, TypeVar
 
 __all__ = ["Remembered"]
@@ -25,8 +25,17 @@ class Remembered(Protocol[K]):
     def met_among(self, keys: Collection[K]) -> set[K]:
         """Return the contents of these that are settled."""
 
-    def committed(self, epoch: int, keys: Collection[K]) -> None:
-        """Take note that messages of an epoch are committed: known from now on."""
+    def hold(self, keys: Collection[K]) -> int | None:
+        """Hold the IDs of messages that came; the number of the batch, or None if one of them was known or held."""
+
+    def join(self, batches: Sequence[int]) -> int:
+        """Make one batch of several that are held."""
+
+    def release(self, batch: int) -> None:
+        """Hold a batch no longer."""
+
+    def committed(self, epoch: int, keys: Collection[K], batch: int | None = None) -> None:
+        """Take note that messages of an epoch are committed: known from now on. They are in `batch` if it is given."""
 
     def leave(self, keys: Collection[K]) -> None:
         """Take note that committed messages are left open, and may come again."""

@@ -56,6 +56,7 @@ class EpochFile:
         contents: what was left of contents by then.
         gone: files that are named no more, by the plan that was the last to name them, the oldest first.
         state: of Spark's log, in the first file of a process.
+        secret: of all digests (:class:`.Digester`), in hexadecimal digits. The same in all files that name each other.
     """
 
     epoch: int = 0
@@ -78,6 +79,7 @@ class EpochFile:
     contents: Sequence[Snapshot] = ()
     gone: Sequence[Sequence[str]] = ()
     state: str = ""
+    secret: str = ""
 
     @property
     def names(self) -> set[str]:

@@ -35,9 +35,10 @@ from typing import Any
 
 import numpy as np
 
-from pyspark_mq.dedup.digests import Batches, digests_of, from_bytes, prefix_of
+from pyspark_mq.dedup.digests import Batches, Digester, from_bytes
 from pyspark_mq.dedup.epoch_file import ByQueue, EpochFile, Snapshot
 from pyspark_mq.dedup.identity import Key, is_content
+from pyspark_mq.dedup.keys import TextKeys
 from pyspark_mq.dedup.shelf import Shelf
 
 __all__ = ["KEPT_EPOCHS", "Memory", "QueueMemory"]
@@ -69,7 +70,8 @@ class QueueMemory:
     def __init__(self, memory: Memory, queue: str) -> None:
         self._memory = memory
         self._queue = queue
-        self._prefix = prefix_of(queue)
+        self._known_by: Digester | None = None
+        self._begin: Any = None
 
     def among(self, keys: Collection[Key]) -> set[Key]:
         """Return those that are known."""
@@ -87,19 +89,48 @@ class QueueMemory:
         """Return the contents of these that are settled."""
         return self._found(keys, self._memory.met.find)
 
-    def committed(self, epoch: int, keys: Collection[Key]) -> None:
-        """Take note that messages of an epoch are committed."""
-        self._memory.commit(epoch, self._queue, self._prefix, keys)
+    def hold(self, keys: Collection[Key]) -> int | None:
+        """Hold the IDs of messages that came, as one batch.
+
+        Returns:
+            its number; None if one of them is known or held, or two are equal, and nothing is done.
+        """
+        return self._memory.hold(self._digests(keys))
+
+    def join(self, batches: Sequence[int]) -> int:
+        """Make one batch of several that are held."""
+        return self._memory.join_held(batches)
+
+    def release(self, batch: int) -> None:
+        """Hold a batch no longer."""
+        self._memory.held.forget(batch)
+
+    def committed(self, epoch: int, keys: Collection[Key], batch: int | None = None) -> None:
+        """Take note that messages of an epoch are committed.
+
+        Args:
+            batch: has them, and is held no longer; None if none has.
+        """
+        if batch is not None:
+            self._memory.commit(epoch, self._queue, keys, self._memory.held.forget(batch))
+        elif keys:
+            self._memory.commit(epoch, self._queue, keys)
 
     def leave(self, keys: Collection[Key]) -> None:
         """Take note that the end of a session has left committed messages open."""
         self._memory.leave({self._queue: keys})
 
+    def _digests(self, keys: Collection[Key]) -> Any:
+        digester = self._memory.digester
+        if self._known_by is not digester:
+            self._known_by, self._begin = digester, digester.begin(self._queue)
+        return digester.digests(self._begin, keys)
+
     def _found(self, keys: Collection[Key], find: Callable[[Any], Iterable[int]]) -> set[Key]:
         if not keys or not len(self._memory):
             return set()
-        every = [*keys]
-        return {every[place] for place in find(digests_of(self._prefix, every))}
+        places = {*find(self._digests(keys))}
+        return {key for place, key in enumerate(keys) if place in places} if places else set()
 
 
 class Memory:
@@ -108,15 +139,20 @@ class Memory:
     Args:
         window: `dedupWindow`.
         most_left: `rememberLeft`.
+        secret: random bytes for digests, see :class:`.Digester`. A load brings others.
 
     Attributes:
+        digester: makes the digests of keys. It is another one behind a load.
         connected_s: seconds for which every connection of the query was up, over all its processes.
         forgotten: messages that were forgotten although they may come again.
     """
 
-    def __init__(self, window: int, most_left: int) -> None:
+    def __init__(self, window: int, most_left: int, secret: bytes) -> None:
         self._numbers = count(1)
+        self.digester = Digester(secret)
         self.ids, self.contents, self.met = Batches(), Batches(), Batches()
+        #: IDs of messages that came and are not committed.
+        self.held = Batches()
         self.window, self.left = Shelf(window), Shelf(most_left)
         #: Settled contents, the oldest first.
         self._met: list[int] = []
@@ -152,19 +188,47 @@ class Memory:
 
     # -- what happens
 
-    def commit(self, epoch: int, queue: str, prefix: bytes, keys: Collection[Key]) -> None:
-        """Take note that messages of an epoch are committed."""
-        if not keys:
-            return
+    def hold(self, digests: Any) -> int | None:
+        """See :meth:`QueueMemory.hold`."""
+        halves = np.sort(digests[:, 0])
+        if (halves[1:] == halves[:-1]).any() or any(True for one in (self.ids, self.held) for _ in one.find(digests)):
+            return None
+        number = next(self._numbers)
+        self.held.put(number, digests)
+        return number
+
+    def join_held(self, batches: Sequence[int]) -> int:
+        """See :meth:`QueueMemory.join`."""
+        if len(batches) == 1:
+            return batches[0]
+        number = next(self._numbers)
+        self.held.join(batches, number)
+        return number
+
+    def commit(self, epoch: int, queue: str, keys: Collection[Key], digests: Any = None) -> None:
+        """Take note that messages of an epoch are committed.
+
+        Args:
+            digests: theirs, in any order, if they are IDs and these are known.
+        """
         if epoch not in self._unsettled:
             self._unsettled[epoch] = _Unsettled(next(self._numbers))
         one = self._unsettled[epoch]
-        ids, contents = _parted(keys)
         one.queues[queue] += len(keys)
-        self.ids.put(one.number, digests_of(prefix, ids))
-        if contents:
-            one.contents[queue] = contents
-            self.contents.put(one.number, digests_of(prefix, contents))
+        if digests is None:
+            digests, contents = self._digests(queue, keys)
+            if contents:
+                one.contents[queue] = contents
+                self.contents.put(one.number, self._digests_of(queue, contents))
+        self.ids.put(one.number, digests)
+
+    def _digests_of(self, queue: str, keys: Collection[Key]) -> Any:
+        return self.digester.digests(self.digester.begin(queue), keys)
+
+    def _digests(self, queue: str, keys: Collection[Key]) -> tuple[Any, list[Key]]:
+        """Return the digests of those that are IDs, and those that are contents."""
+        ids, contents = _parted(keys)
+        return self._digests_of(queue, ids), contents
 
     def settle(self, epochs: Iterable[int]) -> list[int]:
         """Take note that nothing of these can come again, but for what was left; those that were not settled."""
@@ -180,9 +244,8 @@ class Memory:
     def leave(self, keys: Mapping[str, Collection[Key]]) -> None:
         """Take note that committed messages were left open. One that was before stays where it was."""
         for queue, some in keys.items():
-            ids, contents = _parted(some)
-            prefix = prefix_of(queue)
-            self._leave(digests_of(prefix, ids))
+            digests, contents = self._digests(queue, some)
+            self._leave(digests)
             if contents:
                 self._leave_contents(Snapshot(int(self.connected_s), {queue: contents}, so_far=self._left_so_far))
                 self._new_contents.setdefault(queue, []).extend(contents)
@@ -200,7 +263,7 @@ class Memory:
     def _leave_contents(self, left: Snapshot) -> None:
         number = next(self._numbers)
         for queue, keys in left.contents.items():
-            self.contents.put(number, digests_of(prefix_of(queue), keys))
+            self.contents.put(number, self._digests_of(queue, keys))
             self._left_so_far += len(keys)
         self._contents[number] = left
 
@@ -278,7 +341,7 @@ class Memory:
             unsettled = [
                 Snapshot(one, dict(its.contents), self.ids.get([its.number]), dict(its.queues))
                 for one, its in self._unsettled.items()
-            ] + [_snapshot(one, keys) for one, keys in begun.items()]
+            ] + [self._snapshot(one, keys) for one, keys in begun.items()]
             self._join_contents()
             remembered = [*self._contents.values()]
         if len(self._left_after) >= FOLLOWING_MAX:
@@ -302,6 +365,16 @@ class Memory:
             left_part=left_part,
             unsettled=unsettled,
             contents=remembered,
+            secret=self.digester.secret.hex(),
+        )
+
+    def _snapshot(self, epoch: int, planned: ByQueue) -> Snapshot:
+        parts = {queue: self._digests(queue, keys) for queue, keys in planned.items()}
+        return Snapshot(
+            epoch,
+            {queue: contents for queue, (_, contents) in parts.items() if contents},
+            np.concatenate([from_bytes(b""), *(digests for digests, _ in parts.values())]),
+            {queue: len(keys) for queue, keys in planned.items()},
         )
 
     def _join(self, shelf: Shelf, numbers: Sequence[int], into: int) -> Any:
@@ -362,6 +435,7 @@ class Memory:
             how many messages of each queue the end of that process has left.
         """
         own = read(name)
+        self.digester, self.held = Digester(bytes.fromhex(own.secret)), Batches()
         self.connected_s = own.connected_s
         self._gone = deque(own.gone)
         self._base = own.base if own.base is None else own.base or name
@@ -419,7 +493,7 @@ class Memory:
     def _plan(self, file: EpochFile) -> None:
         """Take in the epoch of a file, which is committed."""
         for queue, keys in file.planned.items():
-            self.commit(file.epoch, queue, prefix_of(queue), keys)
+            self.commit(file.epoch, queue, keys)
 
     def _leave_unsettled(self) -> Counter[str]:
         recent: Counter[str] = Counter()
@@ -443,17 +517,6 @@ class Memory:
 
 def _parted(keys: Collection[Key]) -> tuple[Collection[Key], list[Key]]:
     """Part keys into IDs and contents. IDs are texts, nearly always: types are looked at in a tenth of the time."""
-    if bytes not in set(map(type, keys)):
+    if isinstance(keys, TextKeys) or bytes not in set(map(type, keys)):
         return keys, []
     return [key for key in keys if not is_content(key)], [key for key in keys if is_content(key)]
-
-
-def _snapshot(epoch: int, planned: ByQueue) -> Snapshot:
-    digests = [from_bytes(b"")]
-    contents: dict[str, Sequence[Key]] = {}
-    for queue, keys in planned.items():
-        ids, others = _parted(keys)
-        digests.append(digests_of(prefix_of(queue), ids))
-        if others:
-            contents[queue] = others
-    return Snapshot(epoch, contents, np.concatenate(digests), {queue: len(keys) for queue, keys in planned.items()})

@@ -8,6 +8,7 @@ about to run, a complete one is written beside it, of what remains, and whoever 
 from __future__ import annotations
 
 import logging
+import secrets
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,8 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: A look counts as so many seconds of being connected at most.
 _LOOK_MAX_S = 1.0
+#: Of what digests are made with.
+_SECRET_BYTES = 32
 
 
 class Recent(NamedTuple):
@@ -88,7 +91,7 @@ def remembered_in(files: JournalFiles, name: str) -> dict[str, int]:
     Raises:
         CheckpointError: a file cannot be read.
     """
-    memory = Memory(sys.maxsize, sys.maxsize)
+    memory = Memory(sys.maxsize, sys.maxsize, b"")
     if name:
         memory.load(name, lambda file: file_of(files, file), committed=False)
     return {"settled": len(memory.window), "left": len(memory.left) + len(memory.contents)}
@@ -104,7 +107,7 @@ class Journal:
     def __init__(self, settings: Settings, files: JournalFiles) -> None:
         self._destination = settings.destination
         self._files = files
-        self.memory = Memory(settings.dedup_window, settings.remember_left)
+        self.memory = Memory(settings.dedup_window, settings.remember_left, secrets.token_bytes(_SECRET_BYTES))
         self.contents = Contents(self.known, proves=settings.endpoint.broker.proves_new)
         #: Epoch -> its file, until it is committed.
         self._open: dict[int, str] = {}

@@ -1,0 +1,55 @@
+"""Runs: new messages that came in a row, and of which nothing else is known. Pure.
+
+Nearly every message comes once, is planned with its neighbours and committed with them. As long as that is so, a block
+of them is one object: no key, tag or payload is looked at by itself. The first event that means a single message of a
+run, or a delivery that may repeat one, has the ledger *spread* it into its containers by message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Generic, TypeVar
+
+__all__ = ["Run", "joined"]
+
+K = TypeVar("K", bound=Hashable)  #: identity of a message
+P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Run(Generic[K, P]):
+    """Messages of one session, each with one delivery.
+
+    Attributes:
+        tags: ascending.
+        weight: bytes of the payloads.
+        batch: number under which their IDs are held in the memory; None without one.
+    """
+
+    session: int
+    tags: Sequence[int]
+    keys: Sequence[K]
+    payloads: Sequence[P]
+    weight: int
+    batch: int | None
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    def split(self, count: int, weigh: Callable[[Sequence[P]], int]) -> tuple[Run[K, P], Run[K, P]]:
+        """Return the first `count` messages and the others; no batch has them."""
+        weight = weigh(self.payloads[:count])
+        return (
+            Run(self.session, self.tags[:count], self.keys[:count], self.payloads[:count], weight, None),
+            Run(self.session, self.tags[count:], self.keys[count:], self.payloads[count:], self.weight - weight, None),
+        )
+
+
+def joined(parts: Sequence[Sequence[K]]) -> Sequence[K]:
+    """Return the keys of several sequences as one. Sequences of one class that has a method `joined` know how."""
+    kinds = {*map(type, parts)}
+    how = getattr(type(parts[0]), "joined", None) if len(kinds) == 1 else None
+    joined_: Sequence[K] = list(chain.from_iterable(parts)) if how is None else how(parts)
+    return joined_
