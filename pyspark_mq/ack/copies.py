@@ -365,7 +365,9 @@ def _contents(keys: Iterable[Any]) -> Iterator[bytes]:
 def any_repeats(parts: Iterable[Collection[object]]) -> bool:
     """Whether it is said of one of these messages that its content repeats."""
     # IDs are texts, nearly always: their types are looked at in a tenth of the time.
-    return any(bytes in set(map(type, keys)) and any(map(_repeats, keys)) for keys in parts)
+    return any(
+        type(keys) in (list, tuple) and bytes in set(map(type, keys)) and any(map(_repeats, keys)) for keys in parts
+    )
 
 
 def _repeats(key: object) -> bool:

@@ -21,7 +21,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from pyspark_mq.ack.buffer import Buffer
 from pyspark_mq.ack.copies import Copies
@@ -195,6 +195,7 @@ class Ledger(Generic[K, P]):
         if run is not None:
             return self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, session, tags, payloads, run)})
         self._spread()
+        keys = [*keys]  # one object for each from now on, whatever refers to it
         distinct = set(keys)
         if len(distinct) == len(keys) and not elsewhere and self.all_unseen(distinct):
             return self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, session, tags, payloads)})
@@ -381,8 +382,9 @@ class Ledger(Generic[K, P]):
         if len(keys) < self._run_min and not self.received.runs:
             return None
         if self._memory is None:
-            # Numbers of deliveries repeat nothing.
-            return Run(session, tags, keys, payloads, self._weigh(payloads), None) if isinstance(keys, range) else None
+            if not isinstance(keys, range):  # as numbers of deliveries are, which repeat nothing
+                return None
+            return Run(session, tags, cast("Sequence[K]", keys), payloads, self._weigh(payloads), None)
         if self.received.order or self.planned.has_single:
             distinct = set(keys)
             if not (self.received.knows_none_of(distinct) and self.planned.knows_none_of(distinct)):
@@ -414,6 +416,7 @@ class Ledger(Generic[K, P]):
         """Have every message be by itself."""
         for epoch in self.planned.epochs.values():
             for run in epoch.runs:
+                run.keys = [*run.keys]
                 self._open[run.session].hold(run.tags, run.keys)
             if epoch.batch is not None and self._memory is not None:
                 self._memory.release(epoch.batch)
@@ -425,10 +428,11 @@ class Ledger(Generic[K, P]):
         received = self.received
         while received.runs and len(received.order) < count:
             run = received.take_run()
-            self._open[run.session].hold(run.tags, run.keys)
+            keys = [*run.keys]
+            self._open[run.session].hold(run.tags, keys)
             if run.batch is not None and self._memory is not None:
                 self._memory.release(run.batch)
-            received.put(run.keys, run.payloads)
+            received.put(keys, run.payloads)
 
     def _take_runs(self, runs: Sequence[Run[K, P]]) -> list[tuple[SessionAcks, Collection[K]]]:
         """Take the handles of runs that are in no container, as :meth:`.OpenDeliveries.take` does."""

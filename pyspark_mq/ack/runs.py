@@ -18,7 +18,7 @@ K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(eq=False)
 class Run(Generic[K, P]):
     """Messages of one session, each with one delivery.
 

@@ -37,7 +37,7 @@ from pyspark_mq.decode.amqp091_properties import (
 )
 from pyspark_mq.decode.batch import INT32_MAX, INT64_MAX, Column, DeliveryBatch, Picked, Unreadable, listed
 from pyspark_mq.decode.spans import Views, binary, decimals, distinct, joined, maps, numbers, text
-from pyspark_mq.dedup import IdSource
+from pyspark_mq.dedup import IdSource, TextKeys
 
 __all__ = ["Amqp091Batch", "as_text", "unreadable_of"]
 
@@ -175,7 +175,7 @@ class Amqp091Batch(DeliveryBatch):
     def body(self) -> pa.Array:
         return binary(self.data, self.spans[2], self.spans[3]) if self._bodies is None else joined(self._bodies)
 
-    def ids(self, source: IdSource) -> list[object]:
+    def ids(self, source: IdSource) -> Sequence[object]:
         """RabbitMQ gives no message an ID: these are the producer's."""
         name = _ID_FIELDS.get(source.kind)
         if name is None:
@@ -185,7 +185,8 @@ class Amqp091Batch(DeliveryBatch):
             return [None] * len(self)
         found = binary(self.data, *field)
         try:
-            return list(text(found).to_numpy(zero_copy_only=False))
+            texts = text(found)
+            return TextKeys([texts]) if not texts.null_count else list(texts.to_pylist())
         except ValueError:
             return [None if value is None else string(value) for value in found.to_pylist()]
 

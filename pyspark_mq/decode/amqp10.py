@@ -30,7 +30,7 @@ from pyspark_mq.decode.amqp10_message import (
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.decode.batch import MESSAGE_ID, TOGETHER_MIN, Column, DeliveryBatch, Unreadable, array_of
 from pyspark_mq.decode.spans import binary, joined
-from pyspark_mq.dedup import IdSource, content_digest, id_text
+from pyspark_mq.dedup import IdSource, TextKeys, content_digest, id_text
 
 __all__ = ["Amqp10Batch", "ReadBatch", "WalkedBatch", "find_batches", "message_columns"]
 
@@ -163,9 +163,13 @@ class WalkedBatch(Amqp10Batch):
     def body(self) -> pa.Array:
         return binary(self.messages.data, self.group.begins, self.group.ends)
 
-    def ids(self, source: IdSource) -> list[object]:
+    def ids(self, source: IdSource) -> Sequence[object]:
         name = _ID_COLUMNS.get(source.kind)
-        return self.read.ids(source) if name is None else list(self.group.column(name).to_pylist())
+        if name is None:
+            return self.read.ids(source)
+        found = self.group.column(name)
+        texts = pa.types.is_string(found.type) and not found.null_count
+        return TextKeys([found]) if texts else list(found.to_pylist())
 
     def unmarked(self) -> list[bool]:
         return list(self.group.column(UNMARKED).to_pylist())

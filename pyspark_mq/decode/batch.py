@@ -200,16 +200,17 @@ class DeliveryBatch(ABC):
         """Bytes of each as it came, headers and all."""
 
     @property
-    def redelivered(self) -> list[bool]:
-        """Whether the broker has flagged each as redelivered."""
-        return [bool(flag) for flag in listed(self.columns["redelivered"](self))]
+    def redelivered(self) -> Any:
+        """Whether the broker has flagged each as redelivered, an array."""
+        flags = array_of(self.columns["redelivered"](self), pa.bool_())
+        return flags.fill_null(False).to_numpy(zero_copy_only=False)
 
     @abstractmethod
     def body(self) -> pa.Array:
         """Return bodies as bytes."""
 
     @abstractmethod
-    def ids(self, source: IdSource) -> list[object]:
+    def ids(self, source: IdSource) -> Sequence[object]:
         """Return the value of each message under the source; None where it has nothing."""
 
     def digests(self) -> list[bytes]:
@@ -231,7 +232,7 @@ class DeliveryBatch(ABC):
 
     def given(self) -> list[object]:
         """Return what no column says of the content of each: the ID that its producer has given."""
-        return self.ids(MESSAGE_ID)
+        return [*self.ids(MESSAGE_ID)]
 
     @abstractmethod
     def unmarked(self) -> list[bool]:

@@ -2,6 +2,7 @@
 
 from pyspark_mq.dedup.epoch_file import ByQueue, EpochFile
 from pyspark_mq.dedup.identity import IdSource, Key, OnMissing, content_digest, id_keys, id_text, is_content, key_text
+from pyspark_mq.dedup.keys import TextKeys
 from pyspark_mq.dedup.memory import Memory, QueueMemory
 from pyspark_mq.dedup.store import CheckpointOnly, SeenStore
 
@@ -15,6 +16,7 @@ __all__ = [
     "OnMissing",
     "QueueMemory",
     "SeenStore",
+    "TextKeys",
     "content_digest",
     "id_keys",
     "id_text",

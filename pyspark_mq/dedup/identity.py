@@ -17,6 +17,8 @@ from enum import Enum
 from hashlib import blake2b, sha256
 from typing import TypeAlias
 
+from pyspark_mq.dedup.keys import TextKeys, as_text_keys
+
 __all__ = ["CONTENT_BYTES", "DIGEST_BYTES", "ID_CHARS_MAX", "IdSource", "Key", "OnMissing", "content_digest", "id_keys",
            "id_text", "is_content", "key_text"]  # fmt: skip
 
@@ -59,16 +61,18 @@ class IdSource:
         return f"{self.kind}:{self.name}" if self.name else self.kind
 
 
-def id_keys(values: Sequence[object]) -> list[Key | None]:
+def id_keys(values: Sequence[object] | TextKeys) -> Sequence[Key | None]:
     """Keys of IDs as delivered: None for a missing or empty one.
 
     Text is taken as it is, including newlines and NUL; bytes that are not text and text longer
-    than :data:`ID_CHARS_MAX` are digested; numbers count by their decimal text.
+    than :data:`ID_CHARS_MAX` are digested; numbers count by their decimal text. Where all are texts that are keys, the
+    keys are an array.
     """
-    if set(map(type, values)) == {str}:
-        lengths = list(map(len, values))  # type: ignore[arg-type]
-        if min(lengths) > 0 and max(lengths) <= ID_CHARS_MAX:
-            return list(values)  # type: ignore[arg-type]
+    texts = as_text_keys(values)
+    if texts is not None:
+        shortest, longest = texts.bounds
+        if shortest > 0 and longest <= ID_CHARS_MAX:
+            return texts
     return [_id_key(value) for value in values]
 
 

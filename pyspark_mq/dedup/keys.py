@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self, overload
+from typing import Any, overload
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 __all__ = ["TextKeys", "as_text_keys"]
 
 
 class TextKeys(Sequence[str]):
-    """IDs that are texts, none of them empty.
+    """IDs that are texts.
 
     Args:
         chunks: arrays of strings without nulls; slices share their memory.
@@ -23,10 +24,23 @@ class TextKeys(Sequence[str]):
         self.chunks = chunks
         self._length = sum(map(len, chunks))
 
-    @classmethod
-    def joined(cls, parts: Iterable[TextKeys]) -> Self:
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The bytes of the shortest and of the longest."""
+        sizes = [pc.min_max(pc.binary_length(chunk)) for chunk in self.chunks if len(chunk)]
+        return min((one["min"].as_py() for one in sizes), default=0), max(
+            (one["max"].as_py() for one in sizes), default=0
+        )
+
+    @property
+    def array(self) -> pa.Array:
+        """All of them."""
+        return self.chunks[0] if len(self.chunks) == 1 else pa.concat_arrays([pa.array([], pa.string()), *self.chunks])
+
+    @staticmethod
+    def joined(parts: Iterable[TextKeys]) -> TextKeys:
         """Return the keys of several as one."""
-        return cls([chunk for part in parts for chunk in part.chunks])
+        return TextKeys([chunk for part in parts for chunk in part.chunks])
 
     def __len__(self) -> int:
         return self._length
@@ -41,17 +55,16 @@ class TextKeys(Sequence[str]):
     def __getitem__(self, place: slice) -> TextKeys: ...
     def __getitem__(self, place: int | slice) -> Any:
         if isinstance(place, int):
-            return self._from(range(self._length)[place], 1)[0].as_py()
+            begin = range(self._length)[place]
+            return next(self._slices(begin, begin + 1))[0].as_py()
         begin, end, _ = place.indices(self._length)
         return TextKeys(list(self._slices(begin, end)))
 
-    def _from(self, begin: int, count: int) -> pa.Array:
-        return next(self._slices(begin, begin + count))
-
     def _slices(self, begin: int, end: int) -> Iterator[pa.Array]:
         for chunk in self.chunks:
-            if begin < len(chunk) and end > 0:
-                yield chunk.slice(max(0, begin), min(end, len(chunk)) - max(0, begin))
+            low, high = max(0, begin), min(end, len(chunk))
+            if low < high:
+                yield chunk.slice(low, high - low)
             begin, end = begin - len(chunk), end - len(chunk)
 
 

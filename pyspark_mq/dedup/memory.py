@@ -93,9 +93,9 @@ class QueueMemory:
         """Hold the IDs of messages that came, as one batch.
 
         Returns:
-            its number; None if one of them is known or held, or two are equal, and nothing is done.
+            its number; None if one of them is known or held, is no ID, or is there twice, and nothing is done.
         """
-        return self._memory.hold(self._digests(keys))
+        return None if _parted(keys)[1] else self._memory.hold(self._digests(keys))
 
     def join(self, batches: Sequence[int]) -> int:
         """Make one batch of several that are held."""

@@ -10,7 +10,6 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 import pyarrow as pa
 
@@ -18,6 +17,7 @@ from pyspark_mq.dedup import ByQueue, EpochFile, Key
 from pyspark_mq.dedup.digests import DIGEST_BYTES, from_bytes
 from pyspark_mq.dedup.epoch_file import Snapshot
 from pyspark_mq.dedup.identity import CONTENT_BYTES
+from pyspark_mq.dedup.keys import as_text_keys
 
 __all__ = ["decoded", "encoded"]
 
@@ -43,8 +43,7 @@ _PLAIN = (
 
 def encoded(file: EpochFile) -> bytes:
     """Return the bytes of a file."""
-    keys = [key for some in file.planned.values() for key in some]
-    are_bytes = [isinstance(key, bytes) for key in keys] if bytes in set(map(type, keys)) else []
+    keys, are_bytes = _planned(file.planned)
     head = {name: value for name in _PLAIN if (value := getattr(file, name)) not in (None, False, [])}
     head |= {
         "planned": _counts(file.planned),
@@ -57,7 +56,7 @@ def encoded(file: EpochFile) -> bytes:
     contents = [file.left_contents, *(one.contents for one in (*file.unsettled, *file.contents))]
     row = [
         json.dumps(head, separators=(",", ":")).encode(),
-        _as_bytes(keys),
+        keys,
         are_bytes,
         file.left.tobytes(),
         file.window_part.tobytes(),
@@ -65,7 +64,11 @@ def encoded(file: EpochFile) -> bytes:
         b"".join(one.digests.tobytes() for one in file.unsettled),
         b"".join(key for some in contents for keys in some.values() for key in keys if isinstance(key, bytes)),
     ]
-    batch = pa.record_batch([pa.array([value], kind.type) for value, kind in zip(row, _SCHEMA, strict=True)], _SCHEMA)
+    arrays = [
+        value if isinstance(value, pa.Array) else pa.array([value], kind.type)
+        for value, kind in zip(row, _SCHEMA, strict=True)
+    ]
+    batch = pa.record_batch(arrays, _SCHEMA)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, _SCHEMA, options=_OPTIONS) as stream:
         stream.write_batch(batch)
@@ -109,11 +112,20 @@ def _pieces(data: bytes, size: int) -> Iterator[bytes]:
     return (data[at : at + size] for at in range(0, len(data), size))
 
 
-def _as_bytes(keys: Sequence[Key]) -> Any:
-    try:
-        return pa.array(keys, pa.binary())
-    except UnicodeEncodeError:  # half a surrogate pair, as JSON may have one
-        return [key.encode("utf-8", "surrogatepass") if isinstance(key, str) else key for key in keys]
+def _planned(planned: ByQueue) -> tuple[pa.Array, list[bool]]:
+    """Return a list array of all keys, as bytes; and whether each is no text, if one is none."""
+    texts = [as_text_keys(keys) for keys in planned.values()]
+    if None not in texts:
+        chunks = [chunk.cast(pa.binary()) for one in texts if one is not None for chunk in one.chunks]
+        every, are_bytes = pa.concat_arrays([pa.array([], pa.binary()), *chunks]), []
+    else:
+        keys = [key for some in planned.values() for key in some]
+        are_bytes = [isinstance(key, bytes) for key in keys]
+        # Half a surrogate pair has a form, as JSON may have one.
+        every = pa.array(
+            [key if isinstance(key, bytes) else key.encode("utf-8", "surrogatepass") for key in keys], pa.binary()
+        )
+    return pa.ListArray.from_arrays(pa.array([0, len(every)], pa.int32()), every), are_bytes
 
 
 def _keys(values: pa.Array, are_bytes: Sequence[bool]) -> list[Key]:

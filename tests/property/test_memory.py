@@ -96,7 +96,7 @@ class Life:
         self.numbers = self.epoch = self.written = 0
         self.oracle = Oracle()
         self.begun: dict[int, dict[str, list[Key]]] = {}
-        self.memory = module.Memory(window, most_left)
+        self.memory = module.Memory(window, most_left, b"first")
 
     def read(self, name: str) -> EpochFile:
         return decoded(self.files[name])
@@ -137,7 +137,8 @@ class Life:
     def commit_begun(self) -> None:
         for epoch, keys in self.begun.items():
             for queue, some in keys.items():
-                self.queue(queue).committed(epoch, some)
+                one = self.queue(queue)
+                one.committed(epoch, some, one.hold(some))  # held where there are IDs alone
             self.oracle.unsettled[epoch] = [(queue, key) for queue, some in keys.items() for key in some]
         self.begun = {}
 
@@ -160,7 +161,7 @@ class Life:
         del self.log[len(self.log) - back :]
         name = self.log[-1]
         planned = self.read(name).planned
-        self.memory = self.module.Memory(self.window, self.most_left)
+        self.memory = self.module.Memory(self.window, self.most_left, b"other")
         self.memory.load(name, self.read, committed=True)
         self.named = {name, *self.read(name).names}
         self.oracle, self.begun = deepcopy(self.then[name]), {}
@@ -171,7 +172,7 @@ class Life:
         """The epoch of the newest offset was not committed: the next process loads its file, and runs it again."""
         name = self.log[-1]
         file = self.read(name)
-        self.memory = self.module.Memory(self.window, self.most_left)
+        self.memory = self.module.Memory(self.window, self.most_left, b"other")
         self.memory.load(name, self.read, committed=False)
         self.named = {name, *file.names}
         self.oracle = deepcopy(self.then[name])
@@ -237,7 +238,7 @@ RULES = {
     "the newest are kept": ("<= self.maximum:", "<= self.maximum // 2:"),
     "what is left is named": ("            self._left_after.append(name)\n", "            pass\n"),
     "what a file leaves is its own": ("        self._leave(own.left)\n", ""),
-    "what begun epochs have is in a base": ("+ [_snapshot(one, keys) for one, keys in begun.items()]", ""),
+    "what begun epochs have is in a base": ("+ [self._snapshot(one, keys) for one, keys in begun.items()]", ""),
     "what is unsettled is in a base": (
         "for one, its in self._unsettled.items()\n            ]", "for one, its in ()\n            ]"
     ),
@@ -245,7 +246,9 @@ RULES = {
     "parts hold what they take in": ("            joined.insert(0, number)\n", ""),
     "a part is named": ('            shelf.parts.append(("", number))\n', "            pass\n"),
     "files follow a base until there are many": ("len(self._after) >= FOLLOWING_MAX", "len(self._after) >= 5_000"),
-    "queues are apart": ("self._prefix = prefix_of(queue)", 'self._prefix = prefix_of("")'),
+    "queues are apart": ("digester.begin(self._queue)", 'digester.begin("")'),
+    "digests are by the secret of the files": ("Digester(bytes.fromhex(own.secret))", "self.digester"),
+    "what was held is committed": ("keys, self._memory.held.forget(batch))", "keys, from_bytes(b''))"),
 }  # fmt: skip
 
 

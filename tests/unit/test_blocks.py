@@ -84,9 +84,9 @@ def test_a_block_says_what_the_deliveries_say(sample: Sample, source: IdSource) 
     assert_same(sample, range(len(raws)), block.rows)
     assert list(metadata.tags) == decoder.tags(raws)
     keys = [*decoder.digests(raws)] if source == CONTENT else id_keys(decoder.ids(raws, source))
-    assert metadata.keys == keys
+    assert [*metadata.keys] == [*keys]
     assert [*block.sizes] == weighed(block.rows, keys)
-    assert metadata.redelivered == list(decoder.columns["redelivered"](raws))
+    assert [*metadata.redelivered] == list(decoder.columns["redelivered"](raws))
     assert list(metadata.unreadable.values()) == decoder.unreadable(raws)
     assert [metadata.tags[row] for row in metadata.unreadable] == [odd.tag for odd in decoder.unreadable(raws)]
     hidden = decoder.hidden(raws) if None in keys and source == MESSAGE_ID else []

@@ -19,7 +19,7 @@ from pyspark_mq import __version__
 from pyspark_mq.cli.main import main
 from pyspark_mq.cli.release import RECORDS
 from pyspark_mq.dedup import EpochFile
-from pyspark_mq.dedup.digests import digests_of
+from pyspark_mq.dedup.digests import from_bytes
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.offset import OffsetCodec
@@ -45,7 +45,7 @@ class Folder:
     def position(self, epoch: int, broker_id: str = "", **queues: list[str]) -> Position:
         """The end of an epoch whose file says that an ID is left."""
         assert self.codec.log is not None
-        content = EpochFile(epoch, list(queues), queues, left=digests_of(b"", ["another"]))
+        content = EpochFile(epoch, list(queues), queues, left=from_bytes(bytes(16)))
         return Position(epoch, self.codec.log.write(epoch, content), broker_id)
 
     def plan(self, batch: int, *lines: str | Position) -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import random
+import struct
+from collections.abc import Collection
 from dataclasses import fields
+from hashlib import blake2b, shake_256
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from pyspark_mq.dedup import Key, Memory, QueueMemory
-from pyspark_mq.dedup.digests import Batches, digests_of, from_bytes
+from pyspark_mq.dedup.digests import Batches, Digester, from_bytes
 from pyspark_mq.dedup.epoch_file import EpochFile, Snapshot
+from pyspark_mq.dedup.keys import TextKeys
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.spark_source.id_file import decoded, encoded
 from tests.support.engine import At, Crashed
@@ -20,10 +26,16 @@ from tests.support.scene import Scene
 #: Texts, half a surrogate pair as JSON may have one, the digest of a long ID, and a content.
 KEYS: list[list[Key]] = [["id-1", "é\0\n"], ["\ud800", "a"], [bytes(20), "a"], [bytes(24)], []]
 
+DIGESTER = Digester(b"secret")
+
+
+def digests_of(keys: Collection[Key], queue: str = "orders") -> Any:
+    return DIGESTER.digests(DIGESTER.begin(queue), keys)
+
 
 @pytest.mark.parametrize("keys", KEYS)
 def test_a_file_comes_back_as_it_was(keys: list[Key]) -> None:
-    digests = digests_of(b"", ["a", "b", "c"])
+    digests = digests_of(["a", "b", "c"])
     contents: dict[str, list[Key]] = {"orders": [bytes([number]) * 24 for number in range(3)]}
     file = EpochFile(
         epoch=7, queues=["orders", "returns"], planned={"returns": keys, "orders": ["x"]}, blind=True, connected_s=1.5,
@@ -31,6 +43,7 @@ def test_a_file_comes_back_as_it_was(keys: list[Key]) -> None:
         window_parts=["d"], left_parts=["e", ""], window_part=digests[:1], left_part=digests[1:],
         unsettled=[Snapshot(6, contents, digests[:2], {"orders": 2}), Snapshot(8, {}, digests[2:], {"returns": 1})],
         contents=[Snapshot(60, contents, so_far=5)], gone=[["f"], []], state="s",
+        secret="5ec4e7",
     )  # fmt: skip
     again = decoded(encoded(file))
     for one in fields(EpochFile):
@@ -50,8 +63,41 @@ def test_a_file_without_a_base_is_told_from_one_that_is_its_own(base: str | None
 def test_texts_of_one_uuid_are_four_ids_and_so_are_queues_and_kinds() -> None:
     text = "0f0e0d0c-0b0a-0908-0706-050403020100"
     keys: list[Key] = [text, text.upper(), text.replace("-", ""), f"ID:{text}", text.encode()]
-    digests = {tuple(digest) for prefix in (b"one", b"two") for digest in digests_of(prefix, keys).tolist()}
+    digests = {tuple(digest) for queue in ("one", "two") for digest in digests_of(keys, queue).tolist()}
     assert len(digests) == 2 * len(keys)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 36, 255])
+def test_a_digest_is_that_of_the_definition(size: int) -> None:
+    # By whole numbers of Python, from the paper: the upper half of a sum modulo 2**64.
+    numbers = struct.unpack(f"<{4 * 300}Q", shake_256(b"secret").digest(8 * 4 * 300))
+    constants, multipliers = numbers[:4], numbers[4:]
+    key = ("é" * size)[:size]
+    data = key.encode()
+    words = struct.unpack("<4I", blake2b(b"orders", digest_size=16).digest())
+    words += (2 * len(data), *struct.unpack(f"<{-(-len(data) // 4)}I", data + bytes(-len(data) % 4)))
+    sums = [constants[one] + sum(multipliers[4 * at + one] * word for at, word in enumerate(words)) for one in range(4)]
+    upper = [one % 2**64 >> 32 for one in sums]
+    assert digests_of([key, "another"]).tolist()[0] == [upper[0] << 32 | upper[1], upper[2] << 32 | upper[3]]
+
+
+def test_digests_are_of_what_is_in_a_slice() -> None:
+    texts = TextKeys([pa.array(["a", "bc", "def"]), pa.array([], pa.string()), pa.array(["", "bc", "é", "x" * 255])])
+    every = digests_of([*texts])
+    assert np.array_equal(digests_of(texts), every)
+    for begin in range(8):
+        for end in range(8):
+            assert [*texts[begin:end]] == [*texts][begin:end]
+            assert np.array_equal(digests_of(texts[begin:end]), every[begin:end])
+    assert [texts[at] for at in range(-7, 7)] == [*texts] * 2
+    assert np.array_equal(digests_of(["\ud800", "bc", b"bc"])[1], every[1])
+
+
+def test_hostile_ids_have_digests_of_their_own() -> None:
+    ids = [bytes([zero] * size).decode() for zero in (0, 1) for size in range(1, 255)]
+    ids += [f"{'a' * at}{letter}{'a' * (60 - at)}" for at in range(61) for letter in "bcdefgh"]
+    ids += [text + "\0" * more for text in ("x", "xyzw", "xyzw1234") for more in range(9)]
+    assert len({tuple(one) for one in digests_of(ids).tolist()}) == len({*ids})
 
 
 def test_what_is_found_is_what_is_there() -> None:
@@ -59,7 +105,7 @@ def test_what_is_found_is_what_is_there() -> None:
     for number in range(60):
         keys = [f"id-{chance.randrange(3_000)}" for _ in range(chance.choice([0, 1, 200]))]
         here[number] = set(keys)
-        batches.put(number, digests_of(b"", sorted(here[number])))
+        batches.put(number, digests_of(sorted(here[number])))
         if chance.random() < 0.3:
             gone = chance.choice(list(here))
             assert len(batches.forget(gone)) == len(here.pop(gone))
@@ -69,14 +115,14 @@ def test_what_is_found_is_what_is_there() -> None:
             digests = np.concatenate([batches.forget(one) for one in some])
             batches.put(100 + number, np.unique(digests, axis=0))
         wanted = [f"id-{number}" for number in range(3_000)]
-        assert {wanted[at] for at in batches.find(digests_of(b"", wanted))} == set().union(*here.values())
+        assert {wanted[at] for at in batches.find(digests_of(wanted))} == set().union(*here.values())
         one = chance.choice(list(here))
-        assert {wanted[at] for at in batches.find(digests_of(b"", wanted), {one})} == here[one]
+        assert {wanted[at] for at in batches.find(digests_of(wanted), {one})} == here[one]
     assert len(from_bytes(b"")) == 0
 
 
 def test_a_remembered_id_takes_few_bytes() -> None:
-    memory = Memory(1_000_000, 1_000_000)
+    memory = Memory(1_000_000, 1_000_000, b"secret")
     queue = QueueMemory(memory, "orders")
     for epoch in range(10):
         queue.committed(epoch, [f"id-{epoch}-{number}" for number in range(10_000)])

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, repeat
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import pyarrow as pa
 
 from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch, Unreadable, array_of
-from pyspark_mq.dedup import Key
+from pyspark_mq.dedup import Key, TextKeys
 from pyspark_mq.sources.connections.message_id import MessageIds
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "BlockRows",
     "Metadata",
     "Row",
+    "Rows",
     "Run",
     "block_schema",
     "make_block",
@@ -49,6 +50,8 @@ _ID = "messageId"
 _TEXTS, _MAP = (pa.string().id, pa.binary().id), pa.map_(pa.string(), pa.string()).id
 #: Two offsets for each entry of a map, and two bits that say whether it is there.
 _ENTRY_BYTES = 9
+
+
 #: One object for each number of a row, whatever the block.
 _NUMBERS = tuple(range(5_000))
 
@@ -59,18 +62,18 @@ class Metadata:
 
     Attributes:
         tags: handles, ascending.
-        keys: which message it is: by its ID, or the digest of its content; None for one without. Empty where messages
-            are not distinguished.
+        keys: which message it is: by its ID, or the digest of its content; None for one without. :class:`.TextKeys` if
+            each has an ID that is text. Empty where messages are not distinguished.
         unmarked: where there are digests: whether nothing marks each as delivered before.
-        redelivered: whether the broker has flagged each as redelivered.
+        redelivered: whether the broker has flagged each as redelivered, an array.
         hidden: what hides the broker's ID in those without one.
         unreadable: row -> the delivery that could not be decoded.
     """
 
     tags: array[int]
-    keys: list[Key | None]
+    keys: Sequence[Key | None]
     unmarked: list[bool]
-    redelivered: list[bool]
+    redelivered: Any
     hidden: list[str]
     unreadable: dict[int, Unreadable]
 
@@ -93,14 +96,39 @@ class Block:
         return len(self.sizes)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> Rows:
         """Return all rows."""
-        count = len(self)
-        return list(zip(repeat(self, count), _NUMBERS if count <= len(_NUMBERS) else range(count), strict=False))
+        return Rows(self, range(len(self)))
 
 
 #: A block and the number of a row in it.
 Row: TypeAlias = "tuple[Block, int]"
+
+
+class Rows(Sequence[Row]):
+    """Neighbouring rows of a block."""
+
+    __slots__ = ("block", "numbers")
+
+    def __init__(self, block: Block, numbers: range) -> None:
+        self.block = block
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[Row]:
+        low, high = self.numbers.start, self.numbers.stop
+        return zip(repeat(self.block), _NUMBERS[low:high] if high <= len(_NUMBERS) else self.numbers, strict=False)
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> Rows: ...
+    def __getitem__(self, place: int | slice) -> Row | Rows:
+        if isinstance(place, slice):
+            return Rows(self.block, self.numbers[place])
+        return self.block, self.numbers[place]
 
 
 class Run(NamedTuple):
@@ -140,12 +168,13 @@ def make_block(batch: DeliveryBatch, ids: MessageIds, schema: pa.Schema) -> tupl
     """
     values = ids.values(batch) if ids.exact or _ID in schema.names else []
     keys, digests = ids.keys(batch, values) if ids.exact else ([], False)
+    no_id = not isinstance(keys, TextKeys) and None in keys
     metadata = Metadata(
         array("q", batch.tags.tolist()),
         keys,
         batch.unmarked() if digests else [],
         batch.redelivered,
-        ids.hidden(batch) if None in keys else [],
+        ids.hidden(batch) if no_id else [],
         dict(batch.unreadable),
     )
     columns: dict[str, Callable[[Any], Any]] = {
@@ -204,12 +233,17 @@ class BlockRows:
         self._ends = list(accumulate(len(numbers) for _, numbers in stretches))
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> BlockRows:
+    def of(cls, *parts: Iterable[Row]) -> BlockRows:
+        """Return the rows of some iterables, one after the other."""
         stretches: list[tuple[Block, Sequence[int]]] = []
-        for block, group in groupby(rows, itemgetter(0)):
-            numbers = [number for _, number in group]
-            whole = range(numbers[0], numbers[0] + len(numbers))
-            stretches.append((block, whole if numbers[-1] == whole[-1] and numbers == [*whole] else numbers))
+        for rows in parts:
+            if isinstance(rows, Rows):
+                stretches.append((rows.block, rows.numbers))
+                continue
+            for block, group in groupby(rows, itemgetter(0)):
+                numbers = [number for _, number in group]
+                whole = range(numbers[0], numbers[0] + len(numbers))
+                stretches.append((block, whole if numbers[-1] == whole[-1] and numbers == [*whole] else numbers))
         return cls(stretches)
 
     def __len__(self) -> int:

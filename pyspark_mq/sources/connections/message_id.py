@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from pyspark_mq.decode.batch import MESSAGE_ID, DeliveryBatch
-from pyspark_mq.dedup import IdSource, Key, OnMissing, id_keys, id_text
+from pyspark_mq.dedup import IdSource, Key, OnMissing, TextKeys, id_keys, id_text
+from pyspark_mq.dedup.keys import as_text_keys
 from pyspark_mq.errors import MissingMessageIdError
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
@@ -38,16 +39,18 @@ class MessageIds:
         exact = settings.guarantee.identifies
         return cls(settings.id_source, settings.on_missing, exact, settings.on_unreadable is OnUnreadable.ROW)
 
-    def values(self, batch: DeliveryBatch) -> list[Any]:
+    def values(self, batch: DeliveryBatch) -> Sequence[Any]:
         """The value of each delivery under the source; it is looked for once, for keys and texts."""
         if self.source.kind == "content":
             return [None] * len(batch)
         if self.source.kind == "json":
             path = self.source.name.split(".")
             return [_in_json(body, path) for body in batch.body().to_pylist()]
-        return batch.ids(self.source)
+        values = batch.ids(self.source)
+        texts = as_text_keys(values)
+        return values if texts is None else texts
 
-    def keys(self, batch: DeliveryBatch, values: list[Any]) -> tuple[list[Key | None], bool]:
+    def keys(self, batch: DeliveryBatch, values: Sequence[Any]) -> tuple[Sequence[Key | None], bool]:
         """Find out which message each delivery is.
 
         Returns:
@@ -56,9 +59,10 @@ class MessageIds:
         """
         if self.source.kind == "content":
             return [*batch.digests()], True
-        keys = id_keys(values)
-        if None not in keys:
-            return keys, False
+        found = id_keys(values)
+        if isinstance(found, TextKeys) or None not in found:
+            return found, False
+        keys = [*found]
         places = [place for place, key in enumerate(keys) if key is None]
         if self.on_missing is not OnMissing.CONTENT:
             if not self.unreadable_rows:
@@ -75,12 +79,12 @@ class MessageIds:
         """Values that hide the ID that the broker has given, where one is missing."""
         return batch.hidden() if self.source == MESSAGE_ID else []
 
-    def texts(self, values: list[Any]) -> list[str | None]:
+    def texts(self, values: Sequence[Any]) -> Any:
         """Column `messageId`: the ID in full, even where a digest stands for it elsewhere."""
         if self.source.kind == "content":
             return values
-        if set(map(type, values)) == {str} and "" not in values:
-            return values
+        if isinstance(values, TextKeys) and values.bounds[0] > 0:
+            return values.array
         return list(map(id_text, values))
 
     def check(self, destination: str, missing: int, first: int, hidden: Sequence[str]) -> None:

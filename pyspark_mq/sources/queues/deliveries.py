@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from itertools import count
 from typing import Any
 from weakref import ref
 
 from pyspark_mq.ack import Acknowledgements, Ledger
 from pyspark_mq.ack.copies import Copies
-from pyspark_mq.dedup import OnMissing, SeenStore, is_content, key_text
+from pyspark_mq.ack.runs import Run
+from pyspark_mq.dedup import OnMissing, SeenStore, TextKeys, is_content, key_text
 from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
 from pyspark_mq.sources.connections.block import Block, BlockRows, Row
 from pyspark_mq.sources.connections.connections import Connections
@@ -74,9 +74,11 @@ class Deliveries:
         self._take_back_s = take_back_s
         #: It was said that there are messages without an ID.
         self._noted = settings.id_source.kind == "content"
-        self._serial = count(1)
+        self._serial = 1
         #: Small blocks that came, and their rows with the keys: those that are still held are put together.
         self._small: list[tuple[ref[Block], list[tuple[Any, int]]]] = []
+        #: The same of runs.
+        self._small_runs: list[ref[Run[Any, Row]]] = []
         #: Deliveries that a replay had no use for, by session.
         self._skipped: dict[int, int] = {}
         self._unconfirmed_since_s: float | None = None
@@ -105,17 +107,21 @@ class Deliveries:
         """
         session, metadata, block = event.session, event.metadata, event.block
         self.taken_in[session] += len(block)
-        self.counted["redelivered"] += sum(metadata.redelivered)
+        self.counted["redelivered"] += int(metadata.redelivered.sum())
         tags: Sequence[int] = metadata.tags
-        rows = block.rows
-        keys: list[Any] = metadata.keys or [next(self._serial) for _ in metadata.tags]
+        rows: Sequence[Row] = block.rows
+        keys: Sequence[Any] = metadata.keys
         unmarked: Sequence[bool] = metadata.unmarked
+        if not self._exact:
+            keys = range(self._serial, self._serial + len(block))
+            self._serial += len(block)
 
-        left_out = self._refused(event) if metadata.unreadable or None in keys else {}
+        every_id = isinstance(keys, range | TextKeys)
+        left_out = self._refused(event) if metadata.unreadable or (not every_id and None in keys) else {}
         if left_out:
             tags, keys, rows = _without(left_out, tags, keys, rows)
             unmarked = [sure for place, sure in enumerate(unmarked) if place not in left_out]
-        if unmarked or None in keys:
+        if unmarked or (not every_id and None in keys):
             keys = self._named(session, keys, unmarked)
         elsewhere: Collection[Any] = ()
         if self._exact:
@@ -137,7 +143,18 @@ class Deliveries:
             if _KEPT_PARTS * sum(block.sizes[row] for _, (_, row) in kept) < sum(block.sizes):
                 self._join(kept)  # the rest would stay in memory with them
                 return
-        if len(block) < _SMALL_ROWS and block.batch.nbytes < _SMALL_BYTES:
+        self._join_small(block, keys, rows)
+
+    def _join_small(self, block: Block, keys: Sequence[Any], rows: Sequence[Row]) -> None:
+        """Take note of a block if it is small, and put many of those together."""
+        ledger = self._ledger
+        if len(block) >= _SMALL_ROWS or block.batch.nbytes >= _SMALL_BYTES:
+            return
+        if ledger.received.runs:
+            self._small_runs.append(ref(ledger.received.runs[-1]))
+            if len(self._small_runs) == _SMALL_BLOCKS:
+                self._join_runs()
+        else:
             self._small.append((ref(block), [(key, row) for key, (_, row) in zip(keys, rows, strict=True)]))
             if len(self._small) == _SMALL_BLOCKS:
                 small, self._small = self._small, []
@@ -167,7 +184,7 @@ class Deliveries:
             )  # fmt: skip
         self.counted["reused_ids"] += len(ids)
 
-    def _named(self, session: int, keys: list[Any], unmarked: Sequence[bool]) -> list[Any]:
+    def _named(self, session: int, keys: Sequence[Any], unmarked: Sequence[bool]) -> list[Any]:
         """Find out which messages those without an ID are."""
         copies, ledger = self._copies, self._ledger
         assert copies is not None, "messages are distinguished, so there is a memory"
@@ -195,6 +212,16 @@ class Deliveries:
         if places:
             block = BlockRows.of(pairs[place][1] for place in places).joined()
             self._ledger.exchange([pairs[place][0] for place in places], block.rows)
+
+    def _join_runs(self) -> None:
+        """Have small runs that are still held refer to rows of one block."""
+        runs, self._small_runs = [run for one in self._small_runs if (run := one())], []
+        if not runs:
+            return
+        rows, at = BlockRows.of(*(run.payloads for run in runs)).joined().rows, 0
+        for run in runs:
+            run.payloads = rows[at : at + len(run)]
+            at += len(run)
 
     def _refused(self, event: Delivered) -> dict[int, str]:
         """Rows that are rejected, and why.
@@ -225,8 +252,8 @@ class Deliveries:
         return refused
 
     def _only_known(
-        self, session: int, tags: Sequence[int], keys: list[Any], rows: list[Row]
-    ) -> tuple[Sequence[int], list[Any], list[Row]]:
+        self, session: int, tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row]
+    ) -> tuple[Sequence[int], Sequence[Any], Sequence[Row]]:
         """Keep what is planned, committed or here; the rest stays unacknowledged and is not looked at again."""
         new = set(self._ledger.unseen(keys))
         places = {place for place, key in enumerate(keys) if key in new}

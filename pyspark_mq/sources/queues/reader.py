@@ -251,7 +251,7 @@ class QueueReader:
     def hold(self, epoch: int) -> None:
         """Keep what an epoch emits until it is committed: Spark may ask for it again."""
         if self.is_open(epoch):
-            self._emitted[epoch] = BlockRows.of(self.ledger.planned.payloads(epoch))
+            self._emitted[epoch] = BlockRows.of(*self.ledger.planned.payloads(epoch))
 
     def emitted(self, epoch: int) -> BlockRows:
         """The rows that are kept of an epoch, in planned order."""

@@ -1,0 +1,173 @@
+"""A ledger that holds new messages as runs does what one does that holds each by itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pyspark_mq.ack import Acknowledgements, Ledger
+from pyspark_mq.dedup import Memory, QueueMemory, TextKeys
+from pyspark_mq.dedup.keys import as_text_keys
+from tests.support.effort import part_of
+
+
+class Side:
+    """A ledger, and what the broker has of its deliveries.
+
+    Attributes:
+        open: session -> tags that are not acknowledged, with their messages.
+        acknowledged: session and message of each delivery that is.
+    """
+
+    def __init__(self, run_min: int) -> None:
+        memory = QueueMemory(Memory(10_000, 500, b"secret"), "orders")
+        self.ledger: Ledger[str, str] = Ledger(grace_s=5.0, memory=memory, run_min=run_min)
+        self.open: dict[int, dict[int, str]] = {}
+        self.acknowledged: list[tuple[int, str]] = []
+        self.runs = 0
+
+    def take(self, due: Acknowledgements | None, allowed: Callable[[str], bool]) -> Any:
+        """Acknowledge as the broker does: every open delivery up to a tag, and single ones."""
+        for part in () if due is None else due.parts:
+            tags = self.open[part.session]
+            covered = [tag for tag in tags if tag <= part.upto] + [*part.singles]
+            assert len(covered) == part.deliveries
+            for tag in covered:
+                key = tags.pop(tag)
+                assert allowed(key), f"{key} is acknowledged before its epoch is committed"
+                self.acknowledged.append((part.session, key))
+        return None if due is None else due.number
+
+    def seen(self, keys: list[str]) -> dict[str, Any]:
+        ledger = self.ledger
+        return {
+            "acknowledged": sorted(self.acknowledged),
+            "open": self.open,
+            "unacked": (ledger.unacked, {one: ledger.unacked_in(one) for one in ledger.sessions}),
+            "received": (len(ledger.received), ledger.received.weight, list(ledger.received.oldest(5))),
+            "planned": {
+                one: (
+                    [*ledger.planned.keys(one)], ledger.planned.missing(one), epoch.weight,
+                    [payload for part in ledger.planned.payloads(one) for payload in part],
+                )
+                for one, epoch in ledger.planned.epochs.items()
+            },
+            "expected": (ledger.expected, len(ledger.planned), ledger.planned.weight),
+            "counters": ledger.counters,
+            "left": ledger.left_among(keys),
+            "settling": ledger.settling_among(keys),
+        }  # fmt: skip
+
+
+def a_history(seed: int) -> int:
+    """Run a history on both; return how many runs there were."""
+    chance = random.Random(seed)
+    both = Side(chance.choice([1, 3])), Side(1_000_000)
+    numbers = iter(range(1_000_000))
+    waiting: list[str] = []  # handed out and gone with their session: the broker brings them again
+    committed: set[str] = set()
+    every: list[str] = []
+    tag = epoch = session = now_s = 0
+    due: list[tuple[int, int]] = []
+    repeats = chance.choice([0.0, 0.02, 0.3])
+
+    # Each function that is given is called at once, so what it refers to in the loop is as it was.
+    # ruff: noqa: B023
+    def each(do: Callable[[Side], Any]) -> list[Any]:
+        return [do(side) for side in both]
+
+    def open_session() -> None:
+        nonlocal session
+        session += 1
+        for side in both:
+            side.ledger.open_session(session)
+            side.open[session] = {}
+
+    def acknowledge(do: Callable[[Side], Acknowledgements | None]) -> None:
+        nonlocal now_s
+        first, second = each(lambda side: side.take(do(side), committed.__contains__))
+        assert (first is None) is (second is None)
+        if first is not None:
+            assert first == second
+            for one in both[0].ledger.sessions:
+                each(lambda side, one=one: side.ledger.settling.asked(first, [one], now_s))
+                due.append((first, one))
+
+    open_session()
+    for _ in range(chance.randint(10, 80)):
+        now_s += chance.choice([1, 6])
+        step = chance.choices(
+            ["deliver", "plan", "commit", "confirm", "lose", "open", "abandon", "pass"],
+            [9, 5, 4, 3, 0.7, 0.5, 0.1, 0.1],
+        )[0]
+        sessions = both[0].ledger.sessions
+        if step == "deliver" and sessions:
+            where = chance.choice(sessions)
+            keys = [waiting.pop(0) for _ in range(min(len(waiting), chance.randint(0, 6)))]
+            keys += [f"id-{next(numbers)}" for _ in range(chance.randint(0, 6))]
+            keys = [chance.choice(every) if every and chance.random() < repeats else key for key in keys]
+            tags = [tag + at + 1 for at in range(len(keys))]
+            tag += len(keys)
+            every += keys
+            for side in both:
+                side.open[where].update(zip(tags, keys, strict=True))
+            payloads = [f"{key}@{where}:{one}" for key, one in zip(keys, tags, strict=True)]
+            given: Any = as_text_keys(keys) if chance.random() < 0.5 else keys
+            assert given is not None
+            acknowledge(lambda side: side.ledger.deliver(where, tags, given, payloads))
+            both[0].runs += len(both[0].ledger.received.runs)
+        elif step == "plan":
+            epoch += 1
+            count = chance.randint(0, 12)
+            first, second = each(lambda side: [*side.ledger.plan(epoch, count)])
+            assert first == second
+        elif step == "commit" and (open_ := [*both[0].ledger.planned.epochs]):
+            one = open_[0] if chance.random() < 0.9 else chance.choice(open_)
+            committed.update(both[1].ledger.planned.keys(one))
+            acknowledge(lambda side: side.ledger.commit(one))
+        elif step == "confirm" and due:
+            number, where = due.pop(chance.randrange(len(due)))
+            if where in sessions:
+                each(lambda side: side.ledger.confirm(number, where, now_s))
+        elif step == "lose" and sessions:
+            where = chance.choice(sessions)
+            first, second = each(lambda side: side.ledger.lose(where))
+            assert first == second
+            gone = [side.open.pop(where) for side in both]
+            assert gone[0] == gone[1]
+            waiting += gone[0].values()
+        elif step == "open" and len(sessions) < 3:
+            open_session()
+        elif step == "abandon" and (open_ := [*both[0].ledger.planned.epochs]):
+            each(lambda side: side.ledger.abandon(open_[0]))
+        elif step == "pass" and sessions:
+            each(lambda side: side.ledger.pass_over(sessions[0], tag + 1))
+        if not both[0].ledger.sessions:
+            open_session()
+        assert both[0].seen(every) == both[1].seen(every), step
+        if chance.random() < 0.1:
+            assert [both[0].ledger.states(every)(key) for key in every] == [
+                both[1].ledger.states(every)(key) for key in every
+            ]
+    return both[0].runs
+
+
+@pytest.mark.parametrize("seed", range(part_of(300)))
+def test_runs_change_nothing(seed: int) -> None:
+    a_history(seed)
+
+
+def test_histories_have_runs() -> None:
+    assert sum(map(a_history, range(20))) > 100
+
+
+def test_keys_of_arrays_are_joined_in_their_memory() -> None:
+    first, second = as_text_keys(["a", "b"]), as_text_keys(["c"])
+    assert first is not None
+    assert second is not None
+    both = TextKeys.joined([first, second])
+    assert [*both] == ["a", "b", "c"]
+    assert both.chunks[0] is first.chunks[0]
