@@ -364,7 +364,9 @@ class Ledger(Generic[K, P]):
         keys = joined([run.keys for run in ready.runs]) if ready.runs else ready.payloads
         due = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, epoch)
         if self._memory is not None:
-            self._memory.committed(epoch, keys, ready.batch)
+            self._memory.committed(epoch, keys, [run.digests for run in ready.runs])
+            if ready.runs:
+                self._memory.hold_only([run.digests for run in self._runs])
         return due
 
     def confirm(self, number: int, session: int, now_s: float) -> None:
@@ -389,12 +391,12 @@ class Ledger(Generic[K, P]):
             distinct = set(keys)
             if not (self.received.knows_none_of(distinct) and self.planned.knows_none_of(distinct)):
                 return None
-        batch = self._memory.hold(keys)
-        return None if batch is None else Run(session, tags, keys, payloads, self._weigh(payloads), batch)
+        digests = self._memory.hold(keys)
+        return None if digests is None else Run(session, tags, keys, payloads, self._weigh(payloads), digests)
 
     def _front(self, count: int) -> list[Run[K, P]]:
         """Return the runs of the oldest messages. One that has more is two runs from now on."""
-        received, memory = self.received, self._memory
+        received = self.received
         runs: list[Run[K, P]] = []
         for run in received.runs:
             if count <= 0:
@@ -404,9 +406,6 @@ class Ledger(Generic[K, P]):
         if count < 0:
             *others, last = [received.take_run() for _ in runs]
             first, rest = last.split(len(last) + count, self._weigh)
-            if memory is not None and last.batch is not None:
-                memory.release(last.batch)
-                first.batch, rest.batch = memory.hold(first.keys), memory.hold(rest.keys)
             runs = [*others, first]
             for run in [rest, *reversed(runs)]:
                 received.put_back(run)
@@ -414,14 +413,16 @@ class Ledger(Generic[K, P]):
 
     def _spread(self) -> None:
         """Have every message be by itself."""
+        if not self._runs:
+            return
         for epoch in self.planned.epochs.values():
             for run in epoch.runs:
                 run.keys = [*run.keys]
                 self._open[run.session].hold(run.tags, run.keys)
-            if epoch.batch is not None and self._memory is not None:
-                self._memory.release(epoch.batch)
             self.planned.spread(epoch)
         self._spread_received(len(self.received))
+        if self._memory is not None:
+            self._memory.hold_only([])
 
     def _spread_received(self, count: int) -> None:
         """Have the oldest received messages be by themselves."""
@@ -430,8 +431,6 @@ class Ledger(Generic[K, P]):
             run = received.take_run()
             keys = [*run.keys]
             self._open[run.session].hold(run.tags, keys)
-            if run.batch is not None and self._memory is not None:
-                self._memory.release(run.batch)
             received.put(keys, run.payloads)
 
     def _take_runs(self, runs: Sequence[Run[K, P]]) -> list[tuple[SessionAcks, Collection[K]]]:
@@ -573,11 +572,9 @@ class Ledger(Generic[K, P]):
             else:
                 self.received.put_run(group.run)
         elif target is State.PLANNED and isinstance(group, Assigned):
-            if not group.runs:
+            if group.runs:
+                self.planned.put_runs(group.epoch, group.runs)
+            else:
                 self.planned.put(group.epoch, group.keys, taken)
-                return
-            self.planned.put_runs(group.epoch, group.runs)
-            if self._memory is not None:
-                group.epoch.batch = self._memory.join([run.batch for run in group.runs if run.batch is not None])
         elif target is not State.UNSEEN:
             raise InternalError(f"nothing says how a message comes to be '{target.value}'")

@@ -21,7 +21,6 @@ class Epoch(Generic[K, P]):
     Attributes:
         payloads: in planned order; None for what has not come yet. Empty where there are runs.
         runs: in planned order.
-        batch: number under which the memory holds the IDs of all runs; None without a memory.
         weight: bytes of the payloads that are there.
         unbound: some of its handles are gone with their session.
     """
@@ -32,7 +31,6 @@ class Epoch(Generic[K, P]):
     weight: int = 0
     unbound: bool = False
     runs: Sequence[Run[K, P]] = ()
-    batch: int | None = None
 
     def __len__(self) -> int:
         return len(self.payloads) + sum(map(len, self.runs))
@@ -107,7 +105,7 @@ class Planned(Generic[K, P]):
         for run in epoch.runs:
             epoch.payloads.update(zip(run.keys, run.payloads, strict=True))
             self._epoch_of.update(dict.fromkeys(run.keys, epoch))
-        epoch.runs, epoch.batch = (), None
+        epoch.runs = ()
 
     def put_runs(self, epoch: Epoch[K, P], runs: Sequence[Run[K, P]]) -> None:
         epoch.runs = runs

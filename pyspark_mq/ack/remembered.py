@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 __all__ = ["Remembered"]
 
@@ -25,17 +25,14 @@ class Remembered(Protocol[K]):
     def met_among(self, keys: Collection[K]) -> set[K]:
         """Return the contents of these that are settled."""
 
-    def hold(self, keys: Collection[K]) -> int | None:
-        """Hold the IDs of messages that came; the number of the batch, or None if one of them was known or held."""
+    def hold(self, keys: Collection[K]) -> Any:
+        """Hold the IDs of messages that came; their digests, an array, or None if one of them was known or held."""
 
-    def join(self, batches: Sequence[int]) -> int:
-        """Make one batch of several that are held."""
+    def hold_only(self, digests: Sequence[Any]) -> None:
+        """Hold these, and no others any more."""
 
-    def release(self, batch: int) -> None:
-        """Hold a batch no longer."""
-
-    def committed(self, epoch: int, keys: Collection[K], batch: int | None = None) -> None:
-        """Take note that messages of an epoch are committed: known from now on. They are in `batch` if it is given."""
+    def committed(self, epoch: int, keys: Collection[K], digests: Sequence[Any] = ()) -> None:
+        """Take note that messages of an epoch are committed: known from now on. These are their digests, if known."""
 
     def leave(self, keys: Collection[K]) -> None:
         """Take note that committed messages are left open, and may come again."""

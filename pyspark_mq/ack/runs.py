@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 __all__ = ["Run", "joined"]
 
@@ -25,7 +25,7 @@ class Run(Generic[K, P]):
     Attributes:
         tags: ascending.
         weight: bytes of the payloads.
-        batch: number under which their IDs are held in the memory; None without one.
+        digests: of the keys, an array, as the memory has given them; None without one.
     """
 
     session: int
@@ -33,18 +33,19 @@ class Run(Generic[K, P]):
     keys: Sequence[K]
     payloads: Sequence[P]
     weight: int
-    batch: int | None
+    digests: Any
 
     def __len__(self) -> int:
         return len(self.tags)
 
     def split(self, count: int, weigh: Callable[[Sequence[P]], int]) -> tuple[Run[K, P], Run[K, P]]:
-        """Return the first `count` messages and the others; no batch has them."""
+        """Return the first `count` messages and the others."""
         weight = weigh(self.payloads[:count])
-        return (
-            Run(self.session, self.tags[:count], self.keys[:count], self.payloads[:count], weight, None),
-            Run(self.session, self.tags[count:], self.keys[count:], self.payloads[count:], self.weight - weight, None),
-        )
+        return self._part(slice(count), weight), self._part(slice(count, None), self.weight - weight)
+
+    def _part(self, places: slice, weight: int) -> Run[K, P]:
+        digests = None if self.digests is None else self.digests[places]
+        return Run(self.session, self.tags[places], self.keys[places], self.payloads[places], weight, digests)
 
 
 def joined(parts: Sequence[Sequence[K]]) -> Sequence[K]:

@@ -130,13 +130,21 @@ class Batches:
         if len(digests):
             self._added.setdefault(number, []).append(digests)
 
+    def pile(self, digests: Any) -> None:
+        """Add digests on top, where nothing is put by other numbers: a batch is at least twice as large as the next."""
+        top = len(self._batches)
+        self.put(top, digests)
+        while top and self.size(top - 1) < 2 * self.size(top):
+            self.join((top - 1, top), top - 1)
+            top -= 1
+
     def get(self, numbers: Iterable[int]) -> Any:
         """Return the digests of several batches."""
         batches = self._batches
         return np.concatenate([from_bytes(b""), *(batches[number] for number in numbers if number in batches)])
 
     def join(self, numbers: Sequence[int], into: int) -> Any:
-        """Make one batch of several, which may not be one of them; what is in it."""
+        """Make one batch of several; what is in it."""
         digests = self.get(numbers)
         for number in numbers:
             self._sorted.pop(number, None)
@@ -164,7 +172,7 @@ class Batches:
         for number in batches if numbers is None else batches.keys() & numbers:
             there = batches[number]
             column = there[:, 0]
-            begins = column.searchsorted(firsts).clip(max=len(there) - 1)
+            begins = np.minimum(column.searchsorted(firsts), len(there) - 1)
             for suspect in (column[begins] == firsts).nonzero()[0]:
                 wanted, place = int(maybe[suspect]), int(begins[suspect])
                 while place < len(there) and column[place] == firsts[suspect]:

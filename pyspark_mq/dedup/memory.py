@@ -72,6 +72,7 @@ class QueueMemory:
         self._queue = queue
         self._known_by: Digester | None = None
         self._begin: Any = None
+        self._held = Batches()
 
     def among(self, keys: Collection[Key]) -> set[Key]:
         """Return those that are known."""
@@ -89,32 +90,36 @@ class QueueMemory:
         """Return the contents of these that are settled."""
         return self._found(keys, self._memory.met.find)
 
-    def hold(self, keys: Collection[Key]) -> int | None:
-        """Hold the IDs of messages that came, as one batch.
+    def hold(self, keys: Collection[Key]) -> Any:
+        """Hold the IDs of messages that came.
 
         Returns:
-            its number; None if one of them is known or held, is no ID, or is there twice, and nothing is done.
+            their digests; None if one of them is known or held, is no ID, or is there twice, and nothing is done.
         """
-        return None if _parted(keys)[1] else self._memory.hold(self._digests(keys))
+        if _parted(keys)[1]:
+            return None
+        digests = self._digests(keys)
+        halves = np.sort(digests[:, 0])
+        if (halves[1:] == halves[:-1]).any() or any(
+            True for one in (self._memory.ids, self._held) for _ in one.find(digests)
+        ):
+            return None
+        self._held.pile(digests)
+        return digests
 
-    def join(self, batches: Sequence[int]) -> int:
-        """Make one batch of several that are held."""
-        return self._memory.join_held(batches)
+    def hold_only(self, digests: Sequence[Any]) -> None:
+        """Hold these, and no others any more."""
+        self._held = Batches()
+        self._held.pile(np.concatenate([from_bytes(b""), *digests]))
 
-    def release(self, batch: int) -> None:
-        """Hold a batch no longer."""
-        self._memory.held.forget(batch)
-
-    def committed(self, epoch: int, keys: Collection[Key], batch: int | None = None) -> None:
+    def committed(self, epoch: int, keys: Collection[Key], digests: Sequence[Any] = ()) -> None:
         """Take note that messages of an epoch are committed.
 
         Args:
-            batch: has them, and is held no longer; None if none has.
+            digests: theirs, where all were held; they are held until :meth:`hold_only`.
         """
-        if batch is not None:
-            self._memory.commit(epoch, self._queue, keys, self._memory.held.forget(batch))
-        elif keys:
-            self._memory.commit(epoch, self._queue, keys)
+        if keys:
+            self._memory.commit(epoch, self._queue, keys, np.concatenate(digests) if digests else None)
 
     def leave(self, keys: Collection[Key]) -> None:
         """Take note that the end of a session has left committed messages open."""
@@ -151,8 +156,6 @@ class Memory:
         self._numbers = count(1)
         self.digester = Digester(secret)
         self.ids, self.contents, self.met = Batches(), Batches(), Batches()
-        #: IDs of messages that came and are not committed.
-        self.held = Batches()
         self.window, self.left = Shelf(window), Shelf(most_left)
         #: Settled contents, the oldest first.
         self._met: list[int] = []
@@ -187,23 +190,6 @@ class Memory:
         return len(self.ids) + len(self.contents)
 
     # -- what happens
-
-    def hold(self, digests: Any) -> int | None:
-        """See :meth:`QueueMemory.hold`."""
-        halves = np.sort(digests[:, 0])
-        if (halves[1:] == halves[:-1]).any() or any(True for one in (self.ids, self.held) for _ in one.find(digests)):
-            return None
-        number = next(self._numbers)
-        self.held.put(number, digests)
-        return number
-
-    def join_held(self, batches: Sequence[int]) -> int:
-        """See :meth:`QueueMemory.join`."""
-        if len(batches) == 1:
-            return batches[0]
-        number = next(self._numbers)
-        self.held.join(batches, number)
-        return number
 
     def commit(self, epoch: int, queue: str, keys: Collection[Key], digests: Any = None) -> None:
         """Take note that messages of an epoch are committed.
@@ -435,7 +421,7 @@ class Memory:
             how many messages of each queue the end of that process has left.
         """
         own = read(name)
-        self.digester, self.held = Digester(bytes.fromhex(own.secret)), Batches()
+        self.digester = Digester(bytes.fromhex(own.secret))
         self.connected_s = own.connected_s
         self._gone = deque(own.gone)
         self._base = own.base if own.base is None else own.base or name
