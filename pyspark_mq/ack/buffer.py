@@ -62,10 +62,30 @@ class Buffer(Generic[K, P]):
         self.weight -= run.weight
         return run
 
-    def put_back(self, run: Run[K, P]) -> None:
-        """Put a run back in front of the others."""
-        self.put_run(run)
-        self.runs.rotate(1)
+    def front(self, count: int) -> list[Run[K, P]]:
+        """Return the runs of the oldest messages. One that has more is two runs from now on."""
+        runs: list[Run[K, P]] = []
+        for run in self.runs:
+            if count <= 0:
+                break
+            runs.append(run)
+            count -= len(run)
+        if count < 0:
+            place = len(runs) - 1
+            runs[-1], rest = runs[-1].split(len(runs[-1]) + count, self._weigh)
+            self.runs[place] = runs[-1]
+            self.runs.insert(place + 1, rest)
+        return runs
+
+    def spread(self, count: int) -> list[Run[K, P]]:
+        """Have the oldest messages be by themselves; the runs that they were, with keys in a list."""
+        spread: list[Run[K, P]] = []
+        while self.runs and len(self.order) < count:
+            run = self.take_run()
+            run.keys = [*run.keys]
+            self.put(run.keys, run.payloads)
+            spread.append(run)
+        return spread
 
     def exchange(self, key: K, payload: P) -> None:
         """Another payload of the same weight in place of the one that is there."""

@@ -8,9 +8,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from operator import itemgetter, not_
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from pyspark_mq.ack.runs import Run, joined
 
 __all__ = ["Acknowledgements", "Handles", "OpenDeliveries", "SessionAcks"]
 
@@ -187,4 +189,23 @@ class OpenDeliveries(Generic[K]):
             others, singles = self._sessions[session].take(keys) if found < expected else ([], ())
             if front or singles:
                 parts.append((SessionAcks(session, upto, singles, len(front) + len(singles)), [*front, *others]))
+        return parts
+
+    def take_runs(
+        self, runs: Iterable[Run[K, Any]], below: Mapping[int, int]
+    ) -> list[tuple[SessionAcks, Collection[K]]]:
+        """Take the handles of runs, which only they have, as :meth:`take` does.
+
+        Args:
+            below: the same for the other runs.
+        """
+        by_session: dict[int, list[Run[K, Any]]] = {}
+        for run in runs:
+            by_session.setdefault(run.session, []).append(run)
+        parts: list[tuple[SessionAcks, Collection[K]]] = []
+        for session, its in by_session.items():
+            its.sort(key=lambda run: run.tags[0])
+            tags = array("q", chain.from_iterable(run.tags for run in its))
+            upto, singles = self._sessions[session].split(tags, below.get(session, math.inf))
+            parts.append((SessionAcks(session, upto, singles, len(tags)), joined([run.keys for run in its])))
         return parts

@@ -16,11 +16,9 @@ Rules are cited by their number in docs/how-it-works.md#the-rules.
 
 from __future__ import annotations
 
-import math
-from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Generic, TypeVar, cast
 
 from pyspark_mq.ack.buffer import Buffer
@@ -30,7 +28,7 @@ from pyspark_mq.ack.groups import Assigned, DeliveredGroup, Ended, Group, Whole
 from pyspark_mq.ack.handles import Acknowledgements, OpenDeliveries, SessionAcks
 from pyspark_mq.ack.planned import Epoch, Planned, Taken
 from pyspark_mq.ack.remembered import Remembered
-from pyspark_mq.ack.runs import Run, joined
+from pyspark_mq.ack.runs import Run, joined, lowest_tags
 from pyspark_mq.ack.settling import Settling
 from pyspark_mq.ack.table import Action, Event, State, step
 from pyspark_mq.errors import InternalError
@@ -286,10 +284,11 @@ class Ledger(Generic[K, P]):
         runs: Sequence[Run[K, P]] = ()
         keys: Sequence[K]
         if self.received.order:
-            self._spread_received(count)
+            for run in self.received.spread(count):
+                self._open[run.session].hold(run.tags, run.keys)
             keys = tuple(islice(self.received.order, count))
         else:
-            runs = self._front(count)
+            runs = self.received.front(count)
             keys = joined([run.keys for run in runs]) if runs else ()
         self._meet(Event.PLAN, {State.RECEIVED: Assigned(keys, planned, runs)})
         self.planned.epochs[epoch] = planned
@@ -394,65 +393,13 @@ class Ledger(Generic[K, P]):
         digests = self._memory.hold(keys)
         return None if digests is None else Run(session, tags, keys, payloads, self._weigh(payloads), digests)
 
-    def _front(self, count: int) -> list[Run[K, P]]:
-        """Return the runs of the oldest messages. One that has more is two runs from now on."""
-        received = self.received
-        runs: list[Run[K, P]] = []
-        for run in received.runs:
-            if count <= 0:
-                break
-            runs.append(run)
-            count -= len(run)
-        if count < 0:
-            *others, last = [received.take_run() for _ in runs]
-            first, rest = last.split(len(last) + count, self._weigh)
-            runs = [*others, first]
-            for run in [rest, *reversed(runs)]:
-                received.put_back(run)
-        return runs
-
     def _spread(self) -> None:
         """Have every message be by itself."""
-        if not self._runs:
-            return
-        for epoch in self.planned.epochs.values():
-            for run in epoch.runs:
-                run.keys = [*run.keys]
-                self._open[run.session].hold(run.tags, run.keys)
-            self.planned.spread(epoch)
-        self._spread_received(len(self.received))
-        if self._memory is not None:
-            self._memory.hold_only([])
-
-    def _spread_received(self, count: int) -> None:
-        """Have the oldest received messages be by themselves."""
-        received = self.received
-        while received.runs and len(received.order) < count:
-            run = received.take_run()
-            keys = [*run.keys]
-            self._open[run.session].hold(run.tags, keys)
-            received.put(keys, run.payloads)
-
-    def _take_runs(self, runs: Sequence[Run[K, P]]) -> list[tuple[SessionAcks, Collection[K]]]:
-        """Take the handles of runs that are in no container, as :meth:`.OpenDeliveries.take` does."""
-        by_session: dict[int, list[Run[K, P]]] = {}
+        runs = self.planned.spread() + self.received.spread(len(self.received))
         for run in runs:
-            by_session.setdefault(run.session, []).append(run)
-        below = self._lowest_in_runs()
-        parts: list[tuple[SessionAcks, Collection[K]]] = []
-        for session, its in by_session.items():
-            its.sort(key=lambda run: run.tags[0])
-            tags = array("q", chain.from_iterable(run.tags for run in its))
-            upto, singles = self._open[session].split(tags, below.get(session, math.inf))
-            parts.append((SessionAcks(session, upto, singles, len(tags)), joined([run.keys for run in its])))
-        return parts
-
-    def _lowest_in_runs(self) -> dict[int, int]:
-        """Return the lowest tag that is open in a run, by session."""
-        lowest: dict[int, int] = {}
-        for run in self._runs:
-            lowest[run.session] = min(run.tags[0], lowest.get(run.session, run.tags[0]))
-        return lowest
+            self._open[run.session].hold(run.tags, run.keys)
+        if runs and self._memory is not None:
+            self._memory.hold_only([])
 
     # -- the engine: what the table says is done here, and nowhere else ----------------------
 
@@ -534,7 +481,7 @@ class Ledger(Generic[K, P]):
         """Take every handle of messages that came before; those that have none will come, and are left until then."""
         group = due[0][0]
         if isinstance(group, Whole) and group.epoch.runs:
-            return group.keys, self._take_runs(group.epoch.runs)
+            return group.keys, self._open.take_runs(group.epoch.runs, lowest_tags(self._runs))
         keys: dict[K, Any] = (
             group.epoch.payloads
             if isinstance(group, Whole)
@@ -546,7 +493,7 @@ class Ledger(Generic[K, P]):
             self._leave(Group(unheld))
             if self._copies is not None:
                 self._copies.expect(unheld)
-        parts = self._open.take(keys, self._lowest_in_runs())
+        parts = self._open.take(keys, lowest_tags(self._runs))
         if self._copies is not None and not isinstance(group, Whole):
             for acks, these in parts:
                 self._copies.come_again(acks.session, these)

@@ -100,12 +100,16 @@ class Planned(Generic[K, P]):
         """Whether a message is by itself."""
         return bool(self._epoch_of)
 
-    def spread(self, epoch: Epoch[K, P]) -> None:
-        """Have the messages of an epoch be by themselves."""
-        for run in epoch.runs:
-            epoch.payloads.update(zip(run.keys, run.payloads, strict=True))
-            self._epoch_of.update(dict.fromkeys(run.keys, epoch))
-        epoch.runs = ()
+    def spread(self) -> list[Run[K, P]]:
+        """Have every message be by itself; the runs that they were, with keys in a list."""
+        spread = self.runs
+        for epoch in self.epochs.values():
+            for run in epoch.runs:
+                run.keys = [*run.keys]
+                epoch.payloads.update(zip(run.keys, run.payloads, strict=True))
+                self._epoch_of.update(dict.fromkeys(run.keys, epoch))
+            epoch.runs = ()
+        return spread
 
     def put_runs(self, epoch: Epoch[K, P], runs: Sequence[Run[K, P]]) -> None:
         epoch.runs = runs

@@ -7,7 +7,7 @@ run, or a delivery that may repeat one, has the ledger *spread* it into its cont
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, TypeVar
@@ -54,3 +54,11 @@ def joined(parts: Sequence[Sequence[K]]) -> Sequence[K]:
     how = getattr(type(parts[0]), "joined", None) if len(kinds) == 1 else None
     joined_: Sequence[K] = list(chain.from_iterable(parts)) if how is None else how(parts)
     return joined_
+
+
+def lowest_tags(runs: Iterable[Run[Any, Any]]) -> dict[int, int]:
+    """Return the lowest tag of runs, by session."""
+    lowest: dict[int, int] = {}
+    for run in runs:
+        lowest[run.session] = min(run.tags[0], lowest.get(run.session, run.tags[0]))
+    return lowest

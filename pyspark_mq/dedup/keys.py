@@ -24,6 +24,12 @@ class TextKeys(Sequence[str]):
         self.chunks = chunks
         self._length = sum(map(len, chunks))
 
+    def __eq__(self, other: object) -> bool:
+        """Whether another sequence has the same keys."""
+        return isinstance(other, Sequence) and [*self] == [*other]
+
+    __hash__ = None  # type: ignore[assignment]
+
     @property
     def bounds(self) -> tuple[int, int]:
         """The bytes of the shortest and of the longest."""

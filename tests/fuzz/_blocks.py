@@ -39,7 +39,7 @@ def block_rows(decoder: Asked, items: list[Any], ids: MessageIds, bytes_max: int
             for name, column in zip(made.batch.schema.names, made.batch.columns, strict=True)
         }
         assert len(made) == len(raws) == len(known.tags)
-        assert known.redelivered == made.batch.column("redelivered").to_pylist()
+        assert known.redelivered.tolist() == made.batch.column("redelivered").to_pylist()
         rows += [
             {
                 **row, "size": made.sizes[place], "tag": known.tags[place], "key": known.keys[place],

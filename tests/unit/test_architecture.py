@@ -35,7 +35,7 @@ ALLOWED = {
 #: All that `ack` and `dedup` need: nothing here reads, writes, waits, or knows the time.
 PURE = {
     "__future__", "abc", "array", "base64", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools",
-    "hashlib", "heapq", "itertools", "math", "numpy", "operator", "re", "struct", "types", "typing", "zlib",
+    "hashlib", "heapq", "itertools", "math", "numpy", "operator", "pyarrow", "re", "struct", "types", "typing", "zlib",
 }  # fmt: skip
 IMPURE_BUILTINS = {"open", "input", "print", "exec", "eval", "compile", "__import__", "breakpoint"}
 #: Client library -> the modules, or folders of a protocol, that may import it when they are imported themselves.
@@ -60,8 +60,8 @@ NOT_SHIPPED = {
     "psycopg",
     "rich",
 }
-#: Where deliveries are rows of Arrow blocks, without Spark; and who reads Delta's log.
-ARROW = ("decode.", "sources.connections.", "streams.", "sink.", "cli.sink")
+#: Where deliveries are rows of Arrow blocks, without Spark, and IDs are arrays; and who reads Delta's log.
+ARROW = ("decode.", "dedup.keys", "dedup.digests", "sources.connections.", "streams.", "sink.", "cli.sink")
 #: What streams share with queues, besides what both import below them.
 SHARED = ("sources.url", "sources.endpoint")
 #: What writing shares with reading: the way to a broker and its words, and nothing of sessions.
