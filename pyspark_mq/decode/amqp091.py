@@ -164,8 +164,8 @@ class Amqp091Batch(DeliveryBatch):
         return sizes if self._bodies is None else sizes + np.fromiter(map(len, self._bodies), np.int64, len(self))
 
     @property
-    def redelivered(self) -> list[bool]:
-        return list(self.flagged.tolist())
+    def redelivered(self) -> Any:
+        return self.flagged
 
     def block(self, place: int) -> bytes:
         """Return the encoded properties of one."""

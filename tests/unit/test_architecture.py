@@ -475,7 +475,6 @@ def test_an_import_against_the_layers_is_found(name: str, source: str) -> None:
         "import random",
         "from os import environ",
         "import logging",
-        "import pyarrow",
         "from pyspark_mq.dedup.redis_store import RedisStore",
         "from pyspark_mq.dedup import redis_store",
         "from pyspark_mq.brokers import BROKERS",
