@@ -11,17 +11,17 @@ help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 setup: ## Install all that is missing, for every target: Debian packages, and .venv with this checkout in it
-	@PYTHON="$(PYTHON)" tools/setup.sh
+	@PYTHON="$(PYTHON)" dev/tools/setup.sh
 
 # The same without a word when there is nothing to do; what the others depend on. Some need less than everything.
 ready:
-	@PYTHON="$(PYTHON)" tools/setup.sh --quiet
+	@PYTHON="$(PYTHON)" dev/tools/setup.sh --quiet
 
 ready-python:
-	@PYTHON="$(PYTHON)" tools/setup.sh --quiet python
+	@PYTHON="$(PYTHON)" dev/tools/setup.sh --quiet python
 
 ready-demo:
-	@PYTHON="$(PYTHON)" tools/setup.sh --quiet demo $(BROKER) $(PROTOCOL) $(subst =, ,$(ARGS))
+	@PYTHON="$(PYTHON)" dev/tools/setup.sh --quiet demo $(BROKER) $(PROTOCOL) $(subst =, ,$(ARGS))
 
 demo: ready-demo ## Watch it survive a kill: BROKER=rabbitmq PROTOCOL=stomp, or ARGS="--url ... --queue ..." for your own
 	$(BIN)/python -m testbed.demo $(if $(BROKER),--broker $(BROKER)) $(if $(PROTOCOL),--protocol $(PROTOCOL)) $(ARGS)
@@ -36,9 +36,9 @@ test-all: ready ## Run every test on every broker and protocol
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder --all $(ARGS)
 
 test-containers: ready ## Run the tests against brokers in containers
-	@BIN="$(BIN)" tools/containers.sh env CI=true $(BIN)/python -m pytest tests/containers $(ARGS)
+	@BIN="$(BIN)" dev/tools/containers.sh env CI=true $(BIN)/python -m pytest tests/containers $(ARGS)
 
-spec: ready ## Check the specification in spec/ with TLC; writes docs/reports/specification.md; ARGS=--rules, ARGS="--model 'two queues'", ARGS=--long
+spec: ready ## Check the specification in dev/spec/ with TLC; writes docs/reports/specification.md; ARGS=--rules, ARGS="--model 'two queues'", ARGS=--long
 	$(BIN)/python -m tools.spec $(ARGS)
 
 fuzz: ready-python ## Fuzz the decoders against oracles of their own: ARGS="--minutes 60", ARGS="amqp10 --seed 7"

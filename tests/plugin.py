@@ -1,4 +1,7 @@
-"""Fixtures and options of all tests, real brokers among them. Without a broker they skip, in CI they fail."""
+"""Fixtures and options of all tests, real brokers among them; pyproject.toml names this module to pytest.
+
+Without a broker a test is skipped; in CI it fails.
+"""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def spark_python(version: str) -> Path:
     python = folder / "bin" / "python"
     # Written last, so it says as well that the rest is there.
     others = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}), "others.pth")
-    wanted = sysconfig.get_path("purelib")
+    wanted = "\n".join([sysconfig.get_path("purelib"), str(_ROOT), str(_ROOT / "dev")])
     if others.exists() and others.read_text("utf-8") == wanted:
         return python
     _WORK.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What runs of the source do, event by event, and whether the specification allows it (``spec/Trace.tla``).
+"""What runs of the source do, event by event, and whether the specification allows it (``dev/spec/Trace.tla``).
 
 :func:`record` lets the whole source run on the queue in memory through bad weather that a seed decides, and writes down
 what Spark, the source and the broker do. :func:`refused` has TLC follow many such traces at once.

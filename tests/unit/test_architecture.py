@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.plugin import missing
+
 ROOT = Path(__file__).parents[2]
+DEV = ROOT / "dev"
 PACKAGE = "pyspark_mq"
 
 #: Folder -> folders it may import, besides itself and the errors.
@@ -43,15 +46,15 @@ CLIENTS = {
     "cproton_ffi": ("sources.amqp10",),
     "redis": ("dedup.redis_store",),
 }
+#: What can be seen of the repository, and what only those see who work on it.
+DOORS = {"pyspark_mq", "tests", "docs", "examples", "dev"}
+DEV_ROOMS = {"benchmarks", "docker", "judge", "spec", "testbed", "tools"}
 #: What the wheel does not have.
 NOT_SHIPPED = {
-    "testbed",
-    "judge",
+    *DEV_ROOMS,
     "tests",
-    "tools",
     "examples",
-    "benchmarks",
-    "docker",
+    "dev",
     "testcontainers",
     "psutil",
     "psycopg",
@@ -135,11 +138,11 @@ def _is_module(name: str) -> bool:
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
-def modules_of(package: str) -> dict[str, str]:
+def modules_of(package: str, place: Path = ROOT) -> dict[str, str]:
     """Name without that of the package -> source."""
     found = {}
-    for path in sorted((ROOT / package).rglob("*.py")):
-        parts = path.relative_to(ROOT / package).with_suffix("").parts
+    for path in sorted((place / package).rglob("*.py")):
+        parts = path.relative_to(place / package).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text("utf-8")
     return found
 
@@ -368,8 +371,17 @@ def test_nobody_outside_reaches_through_a_queue(name: str) -> None:
     assert reaches_through(BEHIND_QUEUES, MODULES[name]) == []
 
 
+def test_the_repository_has_few_doors() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if tracked.returncode != 0:
+        missing("this is no checkout of git, so it cannot say which folders belong to the repository")
+    folders = {path.parts[:-1] for path in map(Path, tracked.stdout.splitlines())}
+    assert {parts[0] for parts in folders if parts and not parts[0].startswith(".")} == DOORS
+    assert {parts[1] for parts in folders if parts[:1] == ("dev",) and len(parts) > 1} == DEV_ROOMS
+
+
 def test_the_test_bed_has_no_import_loops() -> None:
-    assert loops_in("testbed", modules_of("testbed")) == []
+    assert loops_in("testbed", modules_of("testbed", DEV)) == []
 
 
 def test_the_store_in_redis_is_imported_by_the_reader_alone_when_it_is_asked_for() -> None:

@@ -12,7 +12,7 @@ import pyspark_mq
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *(path for name in ("docs", "tests", "testbed") for path in (ROOT / name).rglob("*.md"))]
+    [*ROOT.glob("*.md"), *(path for name in ("docs", "tests", "dev") for path in (ROOT / name).rglob("*.md"))]
 )
 REPOSITORY = "https://github.com/pyspark-mq/pyspark-mq"
 #: A picture or a link, with its target; none of them has blanks or a title.

@@ -58,7 +58,7 @@ def test_the_test_is_there_and_reads_the_page(test: str) -> None:
     source = (TESTS / file).read_text("utf-8")
     assert function in {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
     # The quick start is run by the release check, too, so it has a module of its own.
-    source += (ROOT / "testbed" / "quick_start.py").read_text("utf-8") if "quick_start" in file else ""
+    source += (ROOT / "dev" / "testbed" / "quick_start.py").read_text("utf-8") if "quick_start" in file else ""
     for page in [page for page, entries in RUN_BY.items() if test in entries.values()]:
         assert Path(page).name in source, f"{file} does not name {page}"
 

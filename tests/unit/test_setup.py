@@ -15,13 +15,13 @@ from pyspark_mq.brokers import BROKERS
 from tests.plugin import missing
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "tools" / "setup.sh"
+SCRIPT = ROOT / "dev" / "tools" / "setup.sh"
 
 
 def test_brokers_are_fetched_with_the_interpreter_alone() -> None:
     # Side by side with the making of the environment. -S: without what is installed; -I: without PYTHONPATH.
     run = "runpy.run_module('testbed.fetch', run_name='__main__')"
-    program = f"import runpy, sys; sys.path.insert(0, ''); sys.argv = ['fetch', '--help']; {run}"
+    program = f"import runpy, sys; sys.path.insert(0, 'dev'); sys.argv = ['fetch', '--help']; {run}"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
