@@ -14,19 +14,17 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from tools.spec_contents import LARGER, ROWS, Contents, check_contents, without_row
-from tools.spec_contents import MODELS as OF_CONTENTS
 from tools.spec_models import LONG, MODELS, QUICK, RULES, SAFEGUARDS, without
 from tools.tlc import SPEC, Model, Outcome, check
 
 __all__ = [
-    "CONTENTS", "MODULE", "PAGE", "RULES_PAGE", "contents_row", "lines_of_rules", "linked", "model_row", "rule_row",
+    "MODULE", "PAGE", "RULES_PAGE", "lines_of_rules", "linked", "model_row", "rule_row",
 ]  # fmt: skip
 
 _DOCS = SPEC.parents[1] / "docs"
 PAGE = _DOCS / "reports" / "specification.md"
 RULES_PAGE = _DOCS / "how-it-works.md"
-MODULE, CONTENTS = SPEC / "Journal.tla", SPEC / "Contents.tla"
+MODULE = SPEC / "Journal.tla"
 
 _MARKED = re.compile(r"(<!-- written by make spec: (.+?) -->)\n.*?(<!-- end -->\n)", re.DOTALL)
 _RULE = re.compile(r"\brule (\d+):")
@@ -76,16 +74,9 @@ _SIZES = {
 }  # fmt: skip
 
 
-def contents_row(model: Contents, outcome: Outcome) -> str:
-    """A row of the table: a model of messages without IDs that holds, or what breaks without a row of the matching."""
-    found = f"{outcome.distinct:,}" if outcome.violated is None else f"`{outcome.violated}` after {outcome.length}"
-    return f"{model.row} {', '.join(model.broken) or _DASH} | {found} |"
-
-
 def _write(
     models: Mapping[str, Outcome],
     rules: Mapping[str, Outcome],
-    contents: Sequence[tuple[Contents, Outcome]] = (),
 ) -> None:
     """Put what was found into the page, where the rows of others stay, and the lines of the rules into theirs."""
     before = PAGE.read_text("utf-8")
@@ -102,12 +93,6 @@ def _write(
     of_rules = [rule_row(rule, outcome) for rule, outcome in rules.items()]
     tables = {
         "models": [*_head("model", "size", "faults, at most", "distinct states"), *of_models, _together(of_models)],
-        "contents": [
-            *_head("messages", "faults, at most", "without", "distinct states, or what breaks"),
-            *(contents_row(*found) for found in contents),
-        ]
-        if contents
-        else None,
         "rules": [*_head("rule", "without it", "breaks", "states"), *of_rules] if rules else None,
     }
 
@@ -165,22 +150,11 @@ def main() -> int:
         _write(models, {})
         return int(failed)
     rules = _without_each()
-    contents = [] if arguments.rules else _contents(arguments.workers)
     failed |= any(outcome.violated is None for outcome in rules.values())
-    failed |= any((outcome.violated is None) is not (not model.broken) for model, outcome in contents)
     if failed:
         return 1
-    _write(models, rules, contents)
+    _write(models, rules)
     return 0
-
-
-def _contents(workers: int) -> list[tuple[Contents, Outcome]]:
-    found = []
-    for model in (*OF_CONTENTS, *LARGER, *map(without_row, ROWS)):
-        # With several workers a counterexample need not be the shortest.
-        found.append((model, check_contents(model, workers=1 if model.broken else workers)))
-        print(f"contents: {contents_row(*found[-1])}", flush=True)
-    return found
 
 
 def _without_each() -> dict[str, Outcome]:

@@ -1,53 +1,45 @@
 """Copies: which message a delivery without an ID is, where only its content is known. Pure.
 
-A message without an ID is known by the digest of its content and an *ordinal*, so that equal ones are counted and not
-merged. The ledger treats both together as an ID. What is found out here is which ordinal a delivery has: that of a
-message that is known already, or a new one.
-
-A content that is not known to repeat has the ordinal zero, so nothing is kept of it here. One that was met a second
-time *repeats*; each further copy has an odd ordinal of its own. Thereby a file of the journal says of each of its
-messages whether its content repeats, without a word more. Even ordinals are for what comes before Spark 4.0 or 4.1 has
-shown what is committed: multiples of four for what may be a message that was left open, the others for what is new.
+In this process a message without an ID has a key of its own: the digest of its content and an ordinal. In files it is
+the digest alone. What is found out here is whether a delivery is a message that is known already, or a new one.
 
 Brokers say little. That a delivery is new is proved by a missing `redelivered` flag of RabbitMQ, if the message was
-never dead-lettered; a flag proves nothing, as messages that nobody has read are flagged, too. So, in this order:
+never dead-lettered; a flag proves nothing, as messages that nobody has read are flagged, too. A content *repeats* once
+two messages of it were met; the memory keeps that. A delivery is, by the first rule that fits:
 
-======================================================================================= ==============================
-a delivery with this content                                                            is
-======================================================================================= ==============================
-while a planned message of it has no handle                                             that one
-that is proved to be new                                                                new
-while a committed message of it had no handle to be acknowledged by                     that one: dropped
-while a message of it was left open, and the content does not repeat                    that one, once: dropped
-the same, and it repeats                                                                new, and counted as ambiguous
-while one that was proved to be new is held or acknowledged, and it does not repeat     that one again, once
-otherwise                                                                               new
-======================================================================================= ==============================
+1. a planned message of its content that has no handle;
+2. new, if that is proved;
+3. a committed message that had no handle to be acknowledged by: dropped;
+4. a message that was left open, if its content does not repeat: dropped. If it repeats, the delivery is new, and
+   counted as ambiguous;
+5. a message that was proved to be new, and is held or being acknowledged, if its content does not repeat: that one
+   again, from a session that the broker has given up;
+6. new.
 
-So a content of its own is emitted once, whatever ends; and an equal message is not lost, but for one: the first
-repetition of a content which a process that is gone had left open, and of which no file says that it repeats.
+A session is handed no message twice: what it brings again by rule 3 to 5 is new if it brings one more. A message is
+outstanding until its own acknowledgement is settled: only then is it no longer among those that were left open.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeGuard
+from itertools import compress, count
+from operator import not_
+from typing import Any, Protocol
 
 from pyspark_mq.ack.remembered import Remembered
 from pyspark_mq.ack.table import State
 
-__all__ = ["Copies", "Look", "any_repeats", "is_nameless"]
+__all__ = ["Copies", "Look"]
 
-#: Bytes of a digest, and of a key.
+#: Bytes of a digest, and of a key. The first message of a content has this ordinal.
 _DIGEST, _KEY = 16, 24
-_PLAIN = bytes(_KEY - _DIGEST)
-#: In place of the digest of what is not distinguished at all, under ordinals like those of further copies.
+_FIRST = bytes(_KEY - _DIGEST)
+#: In place of the digest of what is not distinguished at all.
 _NAMELESS = bytes(_DIGEST)
-#: Contents that are known to repeat: the newest.
-_REPEATS_MAX = 65_536
-#: Entries until those are looked through that nobody needs any more.
-_ENTRIES_MIN = 4_096
+#: Messages without a proof until those are looked through that are not held any more.
+_UNPROVED_MIN = 4_096
 
 
 class Look(Protocol):
@@ -59,9 +51,6 @@ class Look(Protocol):
     def states(self, keys: Collection[Any]) -> Callable[[Any], State]:
         """Return the state of each of these, until something changes."""
 
-    def left_among(self, keys: Collection[Any]) -> set[Any]:
-        """Return those of these that ends of sessions or processes have left open."""
-
     def settling_among(self, keys: Collection[Any]) -> set[Any]:
         """Return those of these that are acknowledged and not settled."""
 
@@ -70,336 +59,208 @@ class Copies:
     """Messages without IDs of one queue. A message is known to the ledger by the keys that come from here.
 
     Args:
-        ordinals: ascending numbers, none of which a process before has used.
         proves: a delivery without a flag is a new message.
-        memory: knows settled contents.
 
     Attributes:
-        shown: it is known what is committed.
         ambiguous: deliveries emitted although they may be redeliveries.
     """
 
-    def __init__(self, ordinals: Iterator[int], memory: Remembered[Any], *, proves: bool) -> None:
-        self._ordinals = ordinals
+    def __init__(self, memory: Remembered[Any], *, proves: bool) -> None:
+        self._memory = memory
         self._proves = proves
-        self._repeats: dict[bytes, None] = {}
-        #: Planned messages without a handle, and committed ones that had none: digest -> keys, oldest first.
+        self._ordinals = count(1)
+        #: Planned messages without a handle: digest -> keys, oldest first.
         self._waiting: dict[bytes, dict[bytes, None]] = {}
-        self._coming: dict[bytes, dict[bytes, None]] = {}
-        #: Of contents that repeat: how many were left open.
-        self._left: Counter[bytes] = Counter()
-        #: Messages that were left open and came again, in which session.
-        self._came: dict[bytes, int] = {}
+        #: Committed messages that had no handle, by digest.
+        self._coming: Counter[Any] = Counter()
+        #: Contents of which a message has come again, and in which session.
+        self._again: dict[bytes, int] = {}
         #: Messages that came without a proof that they are new.
         self._unproved: set[bytes] = set()
-        #: Messages of contents that do not repeat, with another ordinal than zero; and those that were left open, where
-        #: there is one that came before that was known.
-        self._named: dict[bytes, bytes] = {}
-        self._older: dict[bytes, bytes] = {}
-        self._memory = memory
-        self._swept = _ENTRIES_MIN
-        self.shown = False
+        self._unproved_max = _UNPROVED_MIN
         self.ambiguous = 0
 
     # -- a delivery ------------------------------------------------------------------------
 
-    def name(self, session: int, digests: Sequence[bytes], proved: Sequence[bool], look: Look) -> list[bytes]:
-        """Find out which messages these deliveries of a session are; their keys.
+    def name(
+        self, session: int, digests: Sequence[bytes], unmarked: Sequence[bool], look: Look
+    ) -> tuple[list[bytes], set[bytes]]:
+        """Find out which messages these deliveries of a session are.
 
         Args:
-            proved: the broker has flagged none of those as redelivered, nor were they dead letters.
-        """
-        plain = [digest + _PLAIN for digest in digests]
-        every = set(plain)
-        if (
-            self.shown
-            and len(every) == len(plain)
-            and not self._entries(digests)
-            and look.all_unseen(every)
-            and not self._memory.met_among(every)
-        ):
-            if not all(proved):
-                for key, sure in zip(plain, proved, strict=True):
-                    if not sure:
-                        self._doubt(key)
-            return plain
-        self._withdraw(digests, look)
-        plain = [self._named.get(digest, key) for digest, key in zip(digests, plain, strict=True)]
-        every = set(plain)
-        state_of, left, met = look.states(every), look.left_among(every), self._memory.met_among(every)
-        # Where all are new, nothing can be one that is being acknowledged.
-        settling = look.settling_among(every) if self._proves and not all(proved) else ()
-        here: set[bytes] = set()
-        names: list[bytes] = []
-        for digest, first, sure in zip(digests, plain, proved, strict=True):
-            key = self._named.get(digest, first)
-            state = State.RECEIVED if key in here else state_of(first)
-            fresh = state is State.UNSEEN and key not in met and digest not in self._repeats
-            new = self._proves and sure
-            found = _next(self._waiting, digest, State.PLANNED, look)
-            if found is not None and new:
-                self._repeat(digest)  # of two equal ones either will do, and the other may come
-            elif found is not None:
-                self._doubt(found)
-            elif not new:
-                found = self._known(session, digest, key, state, left, settling, look)
-            if found is None:
-                found = key if fresh else self._another(digest, left=key in left and key not in self._came)
-                if fresh and not self.shown:
-                    found = self._named[digest] = digest + _ordinal(next(self._ordinals) << 2 | new << 1)
-                if not sure:
-                    self._doubt(found)
-                here.add(found)
-            names.append(found)
-        return names
+            unmarked: the broker has flagged none of those as redelivered, nor were they dead letters.
 
-    def _known(
+        Returns:
+            their keys; and those of them that are committed.
+        """
+        first = [digest + _FIRST for digest in digests]
+        every = set(first)
+        known, left, repeats = self._memory.contents_among(every)
+        quiet = not known and not repeats and len(every) == len(first) and look.all_unseen(every)
+        if quiet and self._waiting.keys().isdisjoint(digests) and self._coming.keys().isdisjoint(digests):
+            self._doubt(compress(first, map(not_, unmarked)))
+            return first, set()
+        state_of = look.states(every)
+        settling = look.settling_among(every) if self._proves and not all(unmarked) else ()
+        here: set[bytes] = set()
+        committed: set[bytes] = set()
+        names: list[bytes] = []
+        for digest, key, sure in zip(digests, first, unmarked, strict=True):
+            held = key in here or state_of(key) is not State.UNSEEN
+            found = self._next_waiting(digest, look)
+            new = sure and self._proves
+            if found is not None:
+                if new:
+                    self._repeat(key, repeats)  # of two equal ones either will do, and the other may come
+                self._doubt([] if sure else [found])
+            elif not new and self._was_committed(session, digest, key, held, left, repeats, settling):
+                self._again[digest] = session
+                found = self._further(digest)
+                committed.add(found)
+            elif not new and held and self._may_be(session, digest, key, repeats) and self._is_proved(key):
+                self._again[digest] = session
+                found = key
+            else:
+                if held or key in known or key in repeats:
+                    self._repeat(key, repeats)
+                    self.ambiguous += not new and self._memory.emit_again(key)
+                found = self._further(digest) if key in repeats else key
+                here.add(found)
+                self._doubt([] if sure else [found])
+            names.append(found)
+        return names, committed
+
+    def _was_committed(
         self,
         session: int,
         digest: bytes,
         key: bytes,
-        state: State,
-        left: Collection[bytes],
-        settling: Collection[bytes],
-        look: Look,
-    ) -> bytes | None:
-        """Find the message that a delivery is if no planned one waits for it; None if it is new."""
-        found = _next(self._coming, digest, State.COMMITTED, look)
-        if found is not None:
-            self._came[found] = session
-            return found
-        if digest in self._repeats:
-            if self._left[digest] > 0:
-                self._left[digest] -= 1
-                self.ambiguous += 1
-            return None
-        held = state in {State.RECEIVED, State.PLANNED} or key in settling
-        again = held and self._proves and key not in self._unproved
-        if key in self._came or not ((state is State.COMMITTED and key in left) or again):
-            return None
-        self._came[key] = session
-        return key
+        held: bool,
+        left: Collection[Any],
+        repeats: Collection[Any],
+        settling: Collection[Any],
+    ) -> bool:
+        if self._coming.get(digest):
+            self._coming[digest] -= 1
+            if not self._coming[digest]:
+                del self._coming[digest]
+            return True
+        acknowledged = key in settling and not held and self._is_proved(key)
+        return self._may_be(session, digest, key, repeats) and (key in left or acknowledged)
+
+    def _may_be(self, session: int, digest: bytes, key: bytes, repeats: Collection[Any]) -> bool:
+        """Whether a delivery may be the only message of a content, which a session is not handed twice."""
+        return key not in repeats and self._again.get(digest) != session
+
+    def _is_proved(self, key: bytes) -> bool:
+        return self._proves and key not in self._unproved
 
     def name_nothing(self, count_of: int) -> list[bytes]:
         """Make keys for deliveries that are not distinguished from others, whatever comes again."""
-        return [_NAMELESS + self._odd() for _ in range(count_of)]
+        return [self._further(_NAMELESS) for _ in range(count_of)]
 
-    def _doubt(self, key: bytes) -> None:
+    def _further(self, digest: bytes) -> bytes:
+        return digest + next(self._ordinals).to_bytes(_KEY - _DIGEST, "big")
+
+    def _repeat(self, key: bytes, repeats: set[Any]) -> None:
+        if key not in repeats:
+            repeats.add(key)
+            self._memory.repeat(key)
+
+    def _doubt(self, keys: Iterable[bytes]) -> None:
         if self._proves:
-            self._unproved.add(key)
+            self._unproved.update(keys)
 
-    def _odd(self) -> bytes:
-        return _ordinal(next(self._ordinals) << 1 | 1)
-
-    def _another(self, digest: bytes, *, left: bool) -> bytes:
-        """Make the key of a further copy: its content repeats."""
-        if digest not in self._repeats:
-            self._repeat(digest)
-            self._left[digest] += left
-        return digest + self._odd()
-
-    def _repeat(self, digest: bytes) -> None:
-        self._repeats.setdefault(digest)
-        if len(self._repeats) > _REPEATS_MAX:
-            oldest = next(iter(self._repeats))
-            del self._repeats[oldest]
-            del self._left[oldest]
-
-    def _note(self, key: bytes) -> None:
-        """Take note of what the ordinal of a message says."""
-        digest = key[:_DIGEST]
-        if _repeats(key):
-            self._repeat(digest)
-        elif not key.endswith(_PLAIN):
-            (self._older if digest in self._named else self._named)[digest] = key
-
-    def _withdraw(self, digests: Iterable[bytes], look: Look) -> None:
-        """Forget the ordinals of messages that are not known any more, as those whose session ended before a plan."""
-        for key in _unseen([self._named[digest] for digest in self._named.keys() & digests], look):
-            older = self._older.pop(key[:_DIGEST], None)
-            if older is None:
-                del self._named[key[:_DIGEST]]
-            else:
-                self._named[key[:_DIGEST]] = older
-
-    def _entries(self, digests: Sequence[bytes]) -> bool:
-        """Whether something is noted here of one of these."""
-        noted = (self._repeats, self._waiting, self._coming, self._named)
-        return any(not one.keys().isdisjoint(digests) for one in noted if one)
+    def _next_waiting(self, digest: bytes, look: Look) -> bytes | None:
+        """Take the oldest planned message of a content that has no handle."""
+        keys = self._waiting.get(digest)
+        while keys:
+            key = next(iter(keys))
+            del keys[key]
+            if not keys:
+                del self._waiting[digest]
+            if look.states([key])(key) is State.PLANNED:
+                return key
+        return None
 
     # -- what becomes of messages ----------------------------------------------------------
 
     def wait(self, keys: Iterable[Any]) -> None:
         """Take note that planned messages have no handle."""
         for key in _contents(keys):
-            digest = key[:_DIGEST]
-            self._waiting.setdefault(digest, {})[key] = None
-            self._note(key)
-
-    def left_as(self, keys: Sequence[Any], look: Look) -> list[Any]:
-        """Find out of messages that came before it was known what was left open, which of those each of them is.
-
-        Returns:
-            for each of them its own key, or that of the message which it is.
-        """
-        every = [*keys]
-        doubtful = {key[:_DIGEST]: place for place, key in enumerate(every) if _is_doubtful(key)}
-        for key in every:
-            if _repeats(key):
-                doubtful.pop(key[:_DIGEST], None)
-        older = {
-            digest: self._older.get(digest) or (digest + _PLAIN if named in (None, every[place]) else named)
-            for digest, place in doubtful.items()
-            for named in [self._named.get(digest)]
-            if digest not in self._repeats
-        }
-        left = look.left_among(set(older.values()))
-        for digest, key in older.items():
-            if key in left:
-                every[doubtful[digest]] = key
-        return every
-
-    def held_as(self, keys: Sequence[Any], held: Iterable[Any], look: Look) -> list[Any]:
-        """Find out which messages that are held already an open epoch of a former process has.
-
-        Before Spark 4.2 they may have come, and have been planned, before that epoch was shown: under other ordinals.
-
-        Args:
-            keys: of the epoch.
-            held: received and planned messages, oldest first.
-
-        Returns:
-            for each of `keys` its own key, or that of the message which it is.
-        """
-        there: dict[bytes, list[bytes]] = {}
-        for key in _contents(held):
-            there.setdefault(key[:_DIGEST], []).append(key)
-        state_of = look.states(keys)
-        every: list[Any] = []
-        for key in keys:
-            some = there.get(key[:_DIGEST], []) if _is_key(key) and state_of(key) is State.UNSEEN else []
-            every.append(some.pop(0) if some else key)
-        return every
+            self._waiting.setdefault(key[:_DIGEST], {})[key] = None
 
     def expect(self, keys: Iterable[Any]) -> None:
         """Take note that messages were committed that have no handle to be acknowledged by: they will come."""
         for key in _contents(keys):
-            digest = key[:_DIGEST]
-            self._waiting.get(digest, {}).pop(key, None)
-            self._coming.setdefault(digest, {})[key] = None
+            self._waiting.get(key[:_DIGEST], {}).pop(key, None)
+            self._coming[key[:_DIGEST]] += 1
+
+    def recognise(self, keys: Sequence[Any]) -> set[Any]:
+        """Find the committed messages among those that were held before it was known what is committed."""
+        contents = [key for key in _contents(keys) if not self._proves or key in self._unproved]
+        return {*self._memory.recognise(contents, self._coming)}
+
+    def restore(self, keys: Sequence[Any], held: Iterable[Any], look: Look) -> list[Any]:
+        """Make keys for the contents of an epoch that a former process planned.
+
+        Before Spark 4.2 its messages may have come, and have been planned, before that epoch was shown.
+
+        Args:
+            keys: in its file.
+            held: received and planned messages, oldest first.
+        """
+        there: dict[bytes, list[bytes]] = {}
+        for key in _contents(held):
+            there.setdefault(key[:_DIGEST], []).append(key)
+        digests = {key for key in keys if type(key) is bytes and len(key) == _DIGEST}
+        known, _, repeats = self._memory.contents_among(digests)
+        every: list[Any] = []
+        used: set[bytes] = set()
+        for key in keys:
+            if key not in digests:
+                every.append(key)
+            elif some := there.get(key):
+                every.append(some.pop(0))
+            else:
+                first = key + _FIRST
+                if first in used or key in known or not look.all_unseen({first}):
+                    self._repeat(key, repeats)
+                    first = self._further(key)
+                every.append(first)
+            used.add(every[-1])
+        return every
 
     def give_back(self, keys: Iterable[Any]) -> None:
         """Take note that messages went back to the broker which were not planned."""
         for key in _contents(keys):
             self._unproved.discard(key)
-            self._came.pop(key, None)
+            self._again.pop(key[:_DIGEST], None)
 
     def come_again(self, session: int, keys: Iterable[Any]) -> None:
-        """Take note that what was left open has come again, in this session."""
-        for key in _contents(keys):
-            self._came[key] = session
+        """Take note that what is committed has come again, in this session."""
+        self._again.update((key[:_DIGEST], session) for key in _contents(keys))
 
-    def leave(self, session: int, keys: Iterable[Any]) -> None:
-        """Take note that the end of a session has left acknowledged messages open."""
-        for key in [key for key, where in self._came.items() if where == session]:
-            del self._came[key]
-        for key in _contents(keys):
-            if key[:_DIGEST] in self._repeats:
-                self._left[key[:_DIGEST]] += 1
+    def settle(self, keys: Collection[Any]) -> None:
+        """Take note that the acknowledgement of what came again is settled."""
+        contents = [*_contents(keys)]
+        if contents:
+            self._memory.settle_again(contents)
+            for key in contents:
+                self._again.pop(key[:_DIGEST], None)
 
-    def recall(self, keys: Iterable[Any], *, never_acknowledged: bool = False) -> None:
-        """Take note of messages that a former process has left open.
-
-        Args:
-            never_acknowledged: it has asked for no acknowledgement of them, so they come.
-        """
-        for key in _contents(keys):
-            self._note(key)
-            if never_acknowledged and _repeats(key):
-                self.expect([key])
-            elif key[:_DIGEST] in self._repeats:
-                self._left[key[:_DIGEST]] += 1
-
-    def needed(self, look: Look) -> bool:
-        """Whether something is noted of messages that are known, beyond their keys, or were left open."""
-        queues = (self._waiting, self._coming)
-        noted = [
-            *self._named.values(),
-            *self._older.values(),
-            *(key for one in queues for some in one.values() for key in some),
-        ]
-        return any(self._left.values()) or len(_unseen(noted, look)) < len(noted)
+    def end(self, session: int) -> None:
+        """Take note of the end of a session."""
+        self._again = {digest: where for digest, where in self._again.items() if where != session}
 
     def sweep(self, look: Look) -> None:
-        """Forget what is noted of messages that are not known any more, if there is much."""
-        noted = (self._came, self._unproved)
-        queues = (self._waiting, self._coming)
-        if len(self._named) + sum(map(len, (*noted, *queues))) <= self._swept:
-            return
-        for keys in noted:
-            for key in _unseen(keys, look):
-                keys.pop(key, None) if isinstance(keys, dict) else keys.discard(key)
-        for key in _unseen([*self._older.values()], look):
-            del self._older[key[:_DIGEST]]
-        self._withdraw([*self._named], look)
-        for queue in queues:
-            gone = set(_unseen([key for some in queue.values() for key in some], look))
-            for digest, some in list(queue.items()):
-                for key in some.keys() & gone:
-                    del some[key]
-                if not some:
-                    del queue[digest]
-        self._swept = _ENTRIES_MIN + 2 * (len(self._named) + sum(map(len, (*noted, *queues))))
-
-
-def is_nameless(key: object) -> bool:
-    """Whether a message is not distinguished from others."""
-    return _is_key(key) and key.startswith(_NAMELESS)
+        """Forget what is noted of messages that are not held any more, if there is much."""
+        if len(self._unproved) > self._unproved_max:
+            state_of = look.states(self._unproved)
+            self._unproved = {key for key in self._unproved if state_of(key) is not State.UNSEEN}
+            self._unproved_max = _UNPROVED_MIN + 2 * len(self._unproved)
 
 
 def _contents(keys: Iterable[Any]) -> Iterator[bytes]:
-    """Select the messages that are known by their contents."""
-    return (key for key in keys if _is_key(key) and not key.startswith(_NAMELESS))
-
-
-def any_repeats(parts: Iterable[Collection[object]]) -> bool:
-    """Whether it is said of one of these messages that its content repeats."""
-    # IDs are texts, nearly always: their types are looked at in a tenth of the time.
-    return any(
-        type(keys) in (list, tuple) and bytes in set(map(type, keys)) and any(map(_repeats, keys)) for keys in parts
-    )
-
-
-def _repeats(key: object) -> bool:
-    return _is_key(key) and key[-1] & 1 == 1 and not key.startswith(_NAMELESS)
-
-
-def _is_key(key: object) -> TypeGuard[bytes]:
-    return type(key) is bytes and len(key) == _KEY
-
-
-def _is_doubtful(key: object) -> bool:
-    """Whether a message came before it was known what was left open, and may be one of that."""
-    return _is_key(key) and not key[-1] & 3 and not key.endswith(_PLAIN)
-
-
-def _ordinal(number: int) -> bytes:
-    return (number & (1 << 64) - 1).to_bytes(8, "big")
-
-
-def _next(queue: dict[bytes, dict[bytes, None]], digest: bytes, state: State, look: Look) -> bytes | None:
-    """Take the oldest message of a content that is still in this state."""
-    keys = queue.get(digest)
-    while keys:
-        key = next(iter(keys))
-        del keys[key]
-        if not keys:
-            del queue[digest]
-        if look.states([key])(key) is state:
-            return key
-    return None
-
-
-def _unseen(keys: Collection[bytes], look: Look) -> list[bytes]:
-    state_of = look.states(keys)
-    return [key for key in keys if state_of(key) is State.UNSEEN]
+    """Select the messages that are known by their contents, by keys of this process or of a file."""
+    return (key for key in keys if type(key) is bytes and len(key) in {_DIGEST, _KEY} and not key.startswith(_NAMELESS))

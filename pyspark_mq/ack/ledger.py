@@ -255,7 +255,7 @@ class Ledger(Generic[K, P]):
         if self._copies is not None:
             self._copies.give_back(only_here)
             self._copies.wait(key for key in planned if key not in elsewhere)
-            self._copies.leave(session, cut_off)
+            self._copies.end(session)
         # Another session holds these too: they lose one of their handles, and nothing happens to them.
         self._unbind(Ended([key for key in received if key in elsewhere], session))
         self._meet(
@@ -306,8 +306,7 @@ class Ledger(Generic[K, P]):
         self._spread()
         planned: Epoch[K, P] = Epoch(epoch)
         if self._copies is not None:
-            keys = self._copies.left_as(keys, self)
-            keys = self._copies.held_as(keys, [*self.received.order, *self.planned.all_keys()], self)
+            keys = self._copies.restore(keys, [*self.received.order, *self.planned.all_keys()], self)
         groups = self._by_state(keys)
         self._meet(Event.RESTORE_PLANNED, {state: Assigned(groups[state], planned) for state in groups})
         if len(groups) > 1:
@@ -329,10 +328,11 @@ class Ledger(Generic[K, P]):
         here = {State.RECEIVED: list(self.received.order), State.PLANNED: self.planned.all_keys()}
         groups: dict[State, Group[K]] = {}
         for state, keys in here.items():
-            messages = keys if self._copies is None else self._copies.left_as(keys, self)
-            known = self._memory.among(messages)
+            known = self._memory.among(keys)
+            if self._copies is not None:
+                known |= self._copies.recognise(keys)
             if known:
-                groups[state] = Group([key for key, one in zip(keys, messages, strict=True) if one in known])
+                groups[state] = Group([key for key in keys if key in known])
         return self._meet(Event.RESTORE_COMMITTED, groups)
 
     def _by_state(self, keys: Collection[K]) -> dict[State, dict[K, None]]:
@@ -371,6 +371,9 @@ class Ledger(Generic[K, P]):
     def confirm(self, number: int, session: int, now_s: float) -> None:
         """A session has answered, and so taken the acknowledgements of that number, if it has any."""
         self._count["settled"] += self.settling.confirm(number, session, now_s)
+        again = self.settling.take_again()
+        if again and self._copies is not None:
+            self._copies.settle(again)
 
     # -- runs ------------------------------------------------------------------------------
 

@@ -47,6 +47,7 @@ class Settling(Generic[K]):
         self._batches: dict[tuple[int, int], _Batch[K]] = {}
         #: Number and session -> when the broker was asked.
         self._asked: dict[tuple[int, int], float] = {}
+        self._again: list[K] = []
 
     def __len__(self) -> int:
         """Messages that are not settled."""
@@ -107,7 +108,13 @@ class Settling(Generic[K]):
             for place, other in list(self._batches.items()):
                 if place[1] == session and other.answer_s <= asked_s:
                     del self._batches[place]
+                    self._again += other.keys if other.epoch is None else ()
         return confirmed
+
+    def take_again(self) -> list[K]:
+        """Return, once, the messages that came again and are settled."""
+        again, self._again = self._again, []
+        return again
 
     def lose(self, session: int) -> list[K]:
         """Take note of the end of a session; return what it leaves."""

@@ -1,9 +1,20 @@
 """Seen messages: keys, the memory of those that were committed, and the stores that share them."""
 
 from pyspark_mq.dedup.epoch_file import ByQueue, EpochFile
-from pyspark_mq.dedup.identity import IdSource, Key, OnMissing, content_digest, id_keys, id_text, is_content, key_text
+from pyspark_mq.dedup.identity import (
+    IdSource,
+    Key,
+    OnMissing,
+    content_digest,
+    filed,
+    id_keys,
+    id_text,
+    is_content,
+    key_text,
+)
 from pyspark_mq.dedup.keys import TextKeys
-from pyspark_mq.dedup.memory import Memory, QueueMemory
+from pyspark_mq.dedup.memory import Memory
+from pyspark_mq.dedup.queue_memory import QueueMemory
 from pyspark_mq.dedup.store import CheckpointOnly, SeenStore
 
 __all__ = [
@@ -18,6 +29,7 @@ __all__ = [
     "SeenStore",
     "TextKeys",
     "content_digest",
+    "filed",
     "id_keys",
     "id_text",
     "is_content",

@@ -21,14 +21,14 @@ class Snapshot:
 
     Attributes:
         number: of the epoch; for contents the connected seconds when they were left.
-        contents: keys of messages without an ID.
+        contents: digests of contents.
         digests: of IDs.
         queues: how many messages it has of each.
         so_far: messages that were left when these contents were.
     """
 
     number: int
-    contents: ByQueue = field(default_factory=dict)
+    contents: Any = field(default_factory=lambda: from_bytes(b""))
     digests: Any = field(default_factory=lambda: from_bytes(b""))
     queues: Mapping[str, int] = field(default_factory=dict)
     so_far: int = 0
@@ -48,12 +48,14 @@ class EpochFile:
         settled: epochs that were settled since the file before.
         left: digests that were left since then.
         left_contents: contents that were left since then.
+        settled_again: contents that were left, came, and were settled since then.
+        repeating: contents that are known to repeat since then.
         base: the newest file with `unsettled` and `contents`; `after` has those that follow it.
         left_after: files with `left` that follow the newest of `left_parts`.
         window_parts, left_parts: files with a part of what is settled, and left, the oldest first.
         window_part, left_part: such a part, if it is in this file.
         unsettled: what was not settled then, the oldest first.
-        contents: what was left of contents by then.
+        contents: what was left of contents by then; `repeats`: those that are known to repeat.
         gone: files that are named no more, by the plan that was the last to name them, the oldest first.
         state: of Spark's log, in the first file of a process.
         secret: of all digests (:class:`.Digester`), in hexadecimal digits. The same in all files that name each other.
@@ -67,7 +69,9 @@ class EpochFile:
     left_so_far: int = 0
     settled: Sequence[int] = ()
     left: Any = field(default_factory=lambda: from_bytes(b""))
-    left_contents: ByQueue = field(default_factory=dict)
+    left_contents: Any = field(default_factory=lambda: from_bytes(b""))
+    settled_again: Any = field(default_factory=lambda: from_bytes(b""))
+    repeating: Any = field(default_factory=lambda: from_bytes(b""))
     base: str | None = None
     after: Sequence[str] = ()
     left_after: Sequence[str] = ()
@@ -77,6 +81,7 @@ class EpochFile:
     left_part: Any = field(default_factory=lambda: from_bytes(b""))
     unsettled: Sequence[Snapshot] = ()
     contents: Sequence[Snapshot] = ()
+    repeats: Any = field(default_factory=lambda: from_bytes(b""))
     gone: Sequence[Sequence[str]] = ()
     state: str = ""
     secret: str = ""

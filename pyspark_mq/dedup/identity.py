@@ -4,14 +4,14 @@ A key is the ID itself where that is a reasonable string, and a digest (``bytes`
 not: an ID of a megabyte would go into every offset, and an ID that is not text cannot be written
 there. Strings and digests never meet, so no producer can forge the one with the other.
 
-A message without an ID is known by its content: a digest of :data:`CONTENT_DIGEST_BYTES`, behind which
-:mod:`pyspark_mq.ack.copies` puts an ordinal of eight bytes that distinguishes equal ones. Keys of contents are the only
-ones of :data:`CONTENT_BYTES`.
+A message without an ID is known by its content: in files by a digest of :data:`CONTENT_DIGEST_BYTES`. In a process
+:mod:`pyspark_mq.ack.copies` puts an ordinal of eight bytes behind it, which distinguishes equal ones. No other
+keys have these lengths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b, sha256
@@ -19,8 +19,8 @@ from typing import TypeAlias
 
 from pyspark_mq.dedup.keys import TextKeys, as_text_keys
 
-__all__ = ["CONTENT_BYTES", "DIGEST_BYTES", "ID_CHARS_MAX", "IdSource", "Key", "OnMissing", "content_digest", "id_keys",
-           "id_text", "is_content", "key_text"]  # fmt: skip
+__all__ = ["CONTENT_BYTES", "DIGEST_BYTES", "ID_CHARS_MAX", "IdSource", "Key", "OnMissing", "content_digest", "filed",
+           "id_keys", "id_text", "is_content", "key_text"]  # fmt: skip
 
 Key: TypeAlias = "str | bytes"
 
@@ -106,7 +106,16 @@ def content_digest(named: bytes, body: bytes) -> bytes:
 
 def is_content(key: object) -> bool:
     """Whether a message is known by its content, and not by an ID."""
-    return type(key) is bytes and len(key) == CONTENT_BYTES
+    return type(key) is bytes and len(key) in {CONTENT_DIGEST_BYTES, CONTENT_BYTES}
+
+
+def filed(keys: Collection[Key]) -> Sequence[Key]:
+    """Return keys as they are in files: of contents without ordinals."""
+    if isinstance(keys, TextKeys):
+        return keys
+    if bytes not in set(map(type, keys)):  # nearly always; types are looked at in a tenth of the time
+        return [*keys]
+    return [key[:CONTENT_DIGEST_BYTES] if is_content(key) else key for key in keys]
 
 
 def _digest(data: bytes, person: bytes) -> bytes:

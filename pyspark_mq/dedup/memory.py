@@ -7,9 +7,10 @@ Nothing is ever taken out but from the old end, and there is no clock but for co
 *window*       settled epochs, as many as have the newest `dedupWindow` IDs
 *left*         distinct IDs whose acknowledgement the end of a session or of a process has cut off, in the order in
                which they were left first, the newest `rememberLeft`. One that comes again stays where it is
-*contents*     the same of messages without an ID. They go after an hour of being connected, or half a million: an
-               equal message must not be taken for one of them for longer than a broker may keep what it has not seen
-               the end of
+*contents*     the same of messages without an ID, by digests. One goes when it has come and that is settled; else after
+               half a million others, or an hour of being connected: the broker may have taken its acknowledgement, and
+               an equal message must not be taken for it for ever. Settled ones are in the window
+*repeats*      contents of which two messages were met, the newest. Nothing that has one is taken for what was left
 =============  =======================================================================================================
 
 The file of an epoch says what has changed since the file before. It names the files that a load reads: *parts* of what
@@ -35,13 +36,13 @@ from typing import Any
 
 import numpy as np
 
-from pyspark_mq.dedup.digests import Batches, Digester, from_bytes
+from pyspark_mq.dedup.digests import DIGEST_BYTES, Batches, Digester, from_bytes
 from pyspark_mq.dedup.epoch_file import ByQueue, EpochFile, Snapshot
-from pyspark_mq.dedup.identity import Key, is_content
+from pyspark_mq.dedup.identity import Key, filed, is_content
 from pyspark_mq.dedup.keys import TextKeys
 from pyspark_mq.dedup.shelf import Shelf
 
-__all__ = ["KEPT_EPOCHS", "Memory", "QueueMemory"]
+__all__ = ["KEPT_EPOCHS", "Memory", "parted"]
 
 #: Files are kept for so many plans behind the last that names them. Spark keeps a hundred offsets by default
 #: (`spark.sql.streaming.minBatchesToRetain`).
@@ -51,91 +52,18 @@ FOLLOWING_MAX, _FOLLOWING_MESSAGES_MAX = 32, 500_000
 #: Contents are forgotten after so many seconds of being connected, or when so many were left behind them.
 _CONTENTS_LEFT_S = 3_600.0
 _CONTENTS_LEFT = 500_000
-#: Settled contents: the newest, in batches of about so many. What comes with one of them is an equal message.
-_MET_MAX, _MET_BATCH = 1_000_000, 65_536
+#: Contents that are known to repeat: the newest.
+_REPEATS_MAX = 65_536
+_NOTHING = from_bytes(b"")
 
 
 @dataclass(slots=True)
 class _Unsettled:
-    """A committed epoch: its batch, how many messages it has of each queue, and its contents."""
+    """A committed epoch: its batches, and how many messages it has of each queue."""
 
-    number: int
+    ids: int
+    contents: int
     queues: Counter[str] = field(default_factory=Counter)
-    contents: dict[str, Sequence[Key]] = field(default_factory=dict)
-
-
-class QueueMemory:
-    """The memory as the ledger of one queue knows it."""
-
-    def __init__(self, memory: Memory, queue: str) -> None:
-        self._memory = memory
-        self._queue = queue
-        self._known_by: Digester | None = None
-        self._begin: Any = None
-        self._held = Batches()
-
-    def among(self, keys: Collection[Key]) -> set[Key]:
-        """Return those that are known."""
-        memory = self._memory
-        return self._found(keys, lambda digests: (*memory.ids.find(digests), *memory.contents.find(digests)))
-
-    def knows_none_of(self, keys: Collection[Key]) -> bool:
-        return not self.among(keys)
-
-    def left_among(self, keys: Collection[Key]) -> set[Key]:
-        """Return those that ends of sessions or processes have left open."""
-        return self._found(keys, self._memory.find_left)
-
-    def met_among(self, keys: Collection[Key]) -> set[Key]:
-        """Return the contents of these that are settled."""
-        return self._found(keys, self._memory.met.find)
-
-    def hold(self, keys: Collection[Key]) -> Any:
-        """Hold the IDs of messages that came.
-
-        Returns:
-            their digests; None if one of them is known or held, is no ID, or is there twice, and nothing is done.
-        """
-        if _parted(keys)[1]:
-            return None
-        digests = self._digests(keys)
-        halves = np.sort(digests[:, 0])
-        if (halves[1:] == halves[:-1]).any() or any(
-            True for one in (self._memory.ids, self._held) for _ in one.find(digests)
-        ):
-            return None
-        self._held.pile(digests)
-        return digests
-
-    def hold_only(self, digests: Sequence[Any]) -> None:
-        """Hold these, and no others any more."""
-        self._held = Batches()
-        self._held.pile(np.concatenate([from_bytes(b""), *digests]))
-
-    def committed(self, epoch: int, keys: Collection[Key], digests: Sequence[Any] = ()) -> None:
-        """Take note that messages of an epoch are committed.
-
-        Args:
-            digests: theirs, where all were held; they are held until :meth:`hold_only`.
-        """
-        if keys:
-            self._memory.commit(epoch, self._queue, keys, np.concatenate(digests) if digests else None)
-
-    def leave(self, keys: Collection[Key]) -> None:
-        """Take note that the end of a session has left committed messages open."""
-        self._memory.leave({self._queue: keys})
-
-    def _digests(self, keys: Collection[Key]) -> Any:
-        digester = self._memory.digester
-        if self._known_by is not digester:
-            self._known_by, self._begin = digester, digester.begin(self._queue)
-        return digester.digests(self._begin, keys)
-
-    def _found(self, keys: Collection[Key], find: Callable[[Any], Iterable[int]]) -> set[Key]:
-        if not keys or not len(self._memory):
-            return set()
-        places = {*find(self._digests(keys))}
-        return {key for place, key in enumerate(keys) if place in places} if places else set()
 
 
 class Memory:
@@ -147,29 +75,29 @@ class Memory:
         secret: random bytes for digests, see :class:`.Digester`. A load brings others.
 
     Attributes:
-        digester: makes the digests of keys. It is another one behind a load.
+        digester: makes the digests of keys. It is another one after a load.
         connected_s: seconds for which every connection of the query was up, over all its processes.
         forgotten: messages that were forgotten although they may come again.
+        contents: batches of contents that were left; of each when that was, and how many were left by then.
+        repeats: contents that are known to repeat, and how many of each were left and did not come.
     """
 
     def __init__(self, window: int, most_left: int, secret: bytes) -> None:
         self._numbers = count(1)
         self.digester = Digester(secret)
-        self.ids, self.contents, self.met = Batches(), Batches(), Batches()
+        self.ids = Batches()
         self.window, self.left = Shelf(window), Shelf(most_left)
-        #: Settled contents, the oldest first.
-        self._met: list[int] = []
         #: Epoch -> what it has, in the order of commits.
         self._unsettled: dict[int, _Unsettled] = {}
-        #: Contents that were left, by batch.
-        self._contents: dict[int, Snapshot] = {}
         #: The newest of them that has several of before.
         self._joined = 0
         #: Messages that were left so far.
         self._left_so_far = 0
         #: What was left and is in no file.
         self._new: list[int] = []
-        self._new_contents: dict[str, list[Key]] = {}
+        self._new_contents, self._settled_again, self._new_repeats = _NOTHING, _NOTHING, _NOTHING
+        #: Queue and key of contents that repeat, until there was a load.
+        self._noted: dict[tuple[str, Key], None] | None = {}
         self._base: str | None = None
         #: Files that follow the base, and how many messages each has.
         self._after: dict[str, int] = {}
@@ -179,15 +107,21 @@ class Memory:
         self._loaded = False
         self.connected_s = 0.0
         self.forgotten = 0
+        self.contents: dict[int, tuple[int, int]] = {}
+        self.repeats: dict[bytes, int] = {}
 
     def __len__(self) -> int:
         """Digests that are known."""
-        return len(self.ids) + len(self.contents) + len(self.met)
+        return len(self.ids)
+
+    @property
+    def contents_left(self) -> int:
+        return sum(map(self.ids.size, self.contents))
 
     @property
     def remembered(self) -> int:
         """Committed messages that are known, whatever becomes of theirs."""
-        return len(self.ids) + len(self.contents)
+        return len(self.ids)
 
     # -- what happens
 
@@ -197,32 +131,32 @@ class Memory:
         Args:
             digests: theirs, in any order, if they are IDs and these are known.
         """
+        if not keys:
+            return
         if epoch not in self._unsettled:
-            self._unsettled[epoch] = _Unsettled(next(self._numbers))
+            self._unsettled[epoch] = _Unsettled(next(self._numbers), next(self._numbers))
         one = self._unsettled[epoch]
         one.queues[queue] += len(keys)
-        if digests is None:
-            digests, contents = self._digests(queue, keys)
-            if contents:
-                one.contents[queue] = contents
-                self.contents.put(one.number, self._digests_of(queue, contents))
-        self.ids.put(one.number, digests)
+        ids, contents = self._digests(queue, keys) if digests is None else (digests, _NOTHING)
+        self.ids.put(one.ids, ids)
+        self.ids.put(one.contents, contents)
 
-    def _digests_of(self, queue: str, keys: Collection[Key]) -> Any:
-        return self.digester.digests(self.digester.begin(queue), keys)
-
-    def _digests(self, queue: str, keys: Collection[Key]) -> tuple[Any, list[Key]]:
-        """Return the digests of those that are IDs, and those that are contents."""
-        ids, contents = _parted(keys)
-        return self._digests_of(queue, ids), contents
+    def _digests(self, queue: str, keys: Collection[Key]) -> tuple[Any, Any]:
+        """Return the digests of those that are IDs, and of contents."""
+        begin = self.digester.begin(queue)
+        ids, contents = parted(keys)
+        return self.digester.digests(begin, ids), self.digester.digests(begin, contents)
 
     def settle(self, epochs: Iterable[int]) -> list[int]:
         """Take note that nothing of these can come again, but for what was left; those that were not settled."""
         settled = [epoch for epoch in epochs if epoch in self._unsettled]
         for epoch in settled:
-            number = self._unsettled.pop(epoch).number
+            its = self._unsettled.pop(epoch)
+            number = its.ids
+            if self.ids.size(its.contents):
+                number = next(self._numbers)
+                self.ids.join([its.ids, its.contents], number)
             self.window.add(number, self.ids.size(number))
-            self._meet(self.contents.forget(number))
         for number in self.window.take_over():
             self.ids.forget(number)
         return settled
@@ -230,11 +164,10 @@ class Memory:
     def leave(self, keys: Mapping[str, Collection[Key]]) -> None:
         """Take note that committed messages were left open. One that was before stays where it was."""
         for queue, some in keys.items():
-            digests, contents = self._digests(queue, some)
-            self._leave(digests)
-            if contents:
-                self._leave_contents(Snapshot(int(self.connected_s), {queue: contents}, so_far=self._left_so_far))
-                self._new_contents.setdefault(queue, []).extend(contents)
+            ids, contents = self._digests(queue, some)
+            self._leave(ids)
+            self._leave_contents(contents, int(self.connected_s))
+            self._new_contents = np.concatenate([self._new_contents, contents])
 
     def _leave(self, digests: Any) -> None:
         known = set(self.ids.find(digests, self.left.sizes.keys()))
@@ -246,59 +179,57 @@ class Memory:
             self.left.add(number, len(fresh))
             self._left_so_far += len(fresh)
 
-    def _leave_contents(self, left: Snapshot) -> None:
-        number = next(self._numbers)
-        for queue, keys in left.contents.items():
-            self.contents.put(number, self._digests_of(queue, keys))
-            self._left_so_far += len(keys)
-        self._contents[number] = left
+    def _leave_contents(self, digests: Any, connected_s: int) -> None:
+        if len(digests):
+            number = next(self._numbers)
+            self.ids.put(number, digests)
+            self.contents[number] = connected_s, self._left_so_far
+            self._left_so_far += len(digests)
+            for text in map(bytes, digests) if self.repeats else ():
+                if text in self.repeats:
+                    self.repeats[text] += 1
+
+    def settle_again(self, digests: Any) -> None:
+        """Take out contents that were left: they came, and cannot come again."""
+        self._settled_again = np.concatenate([self._settled_again, digests])
+        for number in self.contents:
+            there = self.ids.forget(number)
+            self.ids.put(number, there[~np.isin(_texts(there), _texts(digests))])
+
+    def note_repeat(self, queue: str, key: Key) -> None:
+        """Take note that a content repeats; until a load, which brings another secret, by its key as well."""
+        if self._noted is not None and len(self._noted) < _REPEATS_MAX:
+            self._noted[queue, key] = None
+        self.repeat(self._digests(queue, [key])[1])
+
+    def repeat(self, digests: Any) -> None:
+        """Take note that contents repeat."""
+        left = {*self.ids.find(digests, self.contents)}
+        self._new_repeats = np.concatenate([self._new_repeats, digests])
+        for place, text in enumerate(map(bytes, digests)):
+            self.repeats.setdefault(text, int(place in left))
+            if len(self.repeats) > _REPEATS_MAX:
+                del self.repeats[next(iter(self.repeats))]
 
     def forget_contents(self) -> None:
         """Forget contents that were left for long enough."""
         late_s, far = self.connected_s - _CONTENTS_LEFT_S, self._left_so_far - _CONTENTS_LEFT
-        while self._contents:
-            oldest = next(iter(self._contents))
-            left = self._contents[oldest]
-            if left.number >= late_s and left.so_far >= far:
+        while self.contents:
+            oldest = next(iter(self.contents))
+            left_s, so_far = self.contents[oldest]
+            if left_s >= late_s and so_far >= far:
                 break
-            del self._contents[oldest]
-            self.forgotten += len(self.contents.forget(oldest))
+            del self.contents[oldest]
+            self.forgotten += len(self.ids.forget(oldest))
 
     def _join_contents(self) -> None:
         """Have contents that were left since the last base be one batch, of the newest of them: few are searched."""
-        fresh = [number for number in self._contents if number > self._joined]
+        fresh = [number for number in self.contents if number > self._joined]
         self._joined = next(self._numbers)
         if fresh:
-            newest = self._contents[fresh[-1]]
-            joined: dict[str, list[Key]] = {}
-            for number in fresh:
-                for queue, keys in self._contents.pop(number).contents.items():
-                    joined.setdefault(queue, []).extend(keys)
-            self.contents.join(fresh, self._joined)
-            self._contents[self._joined] = Snapshot(newest.number, joined, so_far=newest.so_far)
-
-    def find_left(self, digests: Any) -> set[int]:
-        """Find the places of those that were left."""
-        return {
-            *self.ids.find(digests, self.left.sizes.keys()),
-            *self.contents.find(digests, self._contents.keys()),
-        }
-
-    def _meet(self, digests: Any) -> None:
-        """Add settled contents. Each batch is at least twice as large as the next, so a search looks into few."""
-        if not len(digests):
-            return
-        met, batches, size = self._met, self.met, len(digests)
-        joined: list[int] = []
-        while met and batches.size(met[-1]) < min(_MET_BATCH, 2 * size):
-            joined.append(met.pop())
-            size += batches.size(joined[-1])
-        joined.append(next(self._numbers))
-        batches.put(joined[-1], digests)
-        met.append(next(self._numbers))
-        batches.join(joined, met[-1])
-        while len(batches) > _MET_MAX and len(met) > 1:
-            batches.forget(met.pop(0))
+            times = [self.contents.pop(number) for number in fresh]
+            self.ids.join(fresh, self._joined)
+            self.contents[self._joined] = times[-1]
 
     # -- files
 
@@ -316,32 +247,38 @@ class Memory:
         self._join(self.left, self._new, number)
         left = self.ids.get([number])
         self._new = []
-        contents, self._new_contents = self._new_contents, {}
+        new = self._new_contents, self._settled_again, self._new_repeats
+        self._new_contents, self._settled_again, self._new_repeats = _NOTHING, _NOTHING, _NOTHING
         self.forgotten += self._forget_left()
-        window_part = left_part = from_bytes(b"")
+        window_part = left_part = repeats = _NOTHING
         unsettled: list[Snapshot] = []
         remembered: list[Snapshot] = []
         if self._loaded or len(self._after) >= FOLLOWING_MAX or sum(self._after.values()) > _FOLLOWING_MESSAGES_MAX:
             self._base, self._after, self._loaded = "", {}, False
             window_part = self._part(self.window)
             unsettled = [
-                Snapshot(one, dict(its.contents), self.ids.get([its.number]), dict(its.queues))
+                Snapshot(one, self.ids.get([its.contents]), self.ids.get([its.ids]), dict(its.queues))
                 for one, its in self._unsettled.items()
             ] + [self._snapshot(one, keys) for one, keys in begun.items()]
             self._join_contents()
-            remembered = [*self._contents.values()]
+            remembered = [
+                Snapshot(left_s, self.ids.get([one]), so_far=so_far) for one, (left_s, so_far) in self.contents.items()
+            ]
+            repeats = from_bytes(b"".join(self.repeats))
         if len(self._left_after) >= FOLLOWING_MAX:
             self._left_after = []
             left_part = self._part(self.left)
         return EpochFile(
             epoch=epoch,
             queues=list(queues),
-            planned=planned,
+            planned={queue: filed(keys) for queue, keys in planned.items()},
             connected_s=self.connected_s,
             left_so_far=self._left_so_far,
             settled=settled,
             left=left,
-            left_contents=contents,
+            left_contents=new[0],
+            settled_again=new[1],
+            repeating=new[2],
             base=self._base,
             after=[*self._after],
             left_after=[*self._left_after],
@@ -351,22 +288,19 @@ class Memory:
             left_part=left_part,
             unsettled=unsettled,
             contents=remembered,
+            repeats=repeats,
             secret=self.digester.secret.hex(),
         )
 
     def _snapshot(self, epoch: int, planned: ByQueue) -> Snapshot:
-        parts = {queue: self._digests(queue, keys) for queue, keys in planned.items()}
-        return Snapshot(
-            epoch,
-            {queue: contents for queue, (_, contents) in parts.items() if contents},
-            np.concatenate([from_bytes(b""), *(digests for digests, _ in parts.values())]),
-            {queue: len(keys) for queue, keys in planned.items()},
-        )
+        digests = [(_NOTHING, _NOTHING), *(self._digests(queue, keys) for queue, keys in planned.items())]
+        ids, contents = map(np.concatenate, zip(*digests, strict=True))
+        return Snapshot(epoch, contents, ids, {queue: len(keys) for queue, keys in planned.items()})
 
     def _join(self, shelf: Shelf, numbers: Sequence[int], into: int) -> Any:
         numbers = [number for number in numbers if number in shelf.sizes]
         if not numbers:
-            return from_bytes(b"")
+            return _NOTHING
         shelf.join(numbers, into)
         return self.ids.join(numbers, into)
 
@@ -420,8 +354,12 @@ class Memory:
         Returns:
             how many messages of each queue the end of that process has left.
         """
-        own = read(name)
-        self.digester = Digester(bytes.fromhex(own.secret))
+        own, noted = read(name), self._noted or {}
+        self.digester, self.repeats, self._noted = Digester(bytes.fromhex(own.secret)), {}, None
+        self._new_repeats = _NOTHING
+        for queue, key in noted:
+            self.note_repeat(queue, key)
+        new_repeats = self._new_repeats
         self.connected_s = own.connected_s
         self._gone = deque(own.gone)
         self._base = own.base if own.base is None else own.base or name
@@ -454,6 +392,7 @@ class Memory:
         self.forget_contents()
         self._forget_left()
         self._new, self.forgotten, self._loaded = [], 0, True
+        self._new_contents, self._settled_again, self._new_repeats = _NOTHING, _NOTHING, new_repeats
         return self._leave_unsettled()
 
     def _put_part(self, shelf: Shelf, file: str, digests: Any) -> None:
@@ -464,17 +403,24 @@ class Memory:
 
     def _apply_base(self, file: EpochFile) -> None:
         for one in file.unsettled:
-            its = self._unsettled[one.number] = _Unsettled(next(self._numbers), Counter(one.queues), {**one.contents})
-            self.ids.put(its.number, one.digests)
+            its = self._unsettled[one.number] = _Unsettled(
+                next(self._numbers), next(self._numbers), Counter(one.queues)
+            )
+            self.ids.put(its.ids, one.digests)
+            self.ids.put(its.contents, one.contents)
+        self.repeat(file.repeats)
         for one in file.contents:
-            self._leave_contents(one)
+            self._left_so_far = one.so_far
+            self._leave_contents(one.contents, one.number)
         self._joined = next(self._numbers)
 
     def _apply(self, file: EpochFile) -> None:
         """Take in what a file says has changed."""
         self.settle(file.settled)
-        if file.left_contents:
-            self._leave_contents(Snapshot(int(file.connected_s), file.left_contents, so_far=file.left_so_far))
+        self._left_so_far = file.left_so_far - len(file.left_contents)
+        self._leave_contents(file.left_contents, int(file.connected_s))
+        self.settle_again(file.settled_again)
+        self.repeat(file.repeating)
 
     def _plan(self, file: EpochFile) -> None:
         """Take in the epoch of a file, which is committed."""
@@ -485,24 +431,24 @@ class Memory:
         recent: Counter[str] = Counter()
         for its in self._unsettled.values():
             recent += its.queues
-            self._leave(self.ids.forget(its.number))
-            self.contents.forget(its.number)
-            for queue, keys in its.contents.items():
-                self.leave({queue: keys})
+            self._leave(self.ids.forget(its.ids))
+            contents = self.ids.forget(its.contents)
+            self._leave_contents(contents, int(self.connected_s))
+            self._new_contents = np.concatenate([self._new_contents, contents])
         self._unsettled = {}
         return recent
 
-    def contents_left(self) -> dict[str, list[Key]]:
-        """Return the contents that were left, the oldest first."""
-        found: dict[str, list[Key]] = {}
-        for left in self._contents.values():
-            for queue, keys in left.contents.items():
-                found.setdefault(queue, []).extend(keys)
-        return {queue: list(dict.fromkeys(keys)) for queue, keys in found.items()}
+
+def parted(keys: Collection[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
+    """Part keys into IDs, and contents as they are in files."""
+    if isinstance(keys, TextKeys):  # nearly always
+        return keys, ()
+    if bytes not in set(map(type, keys)):  # types are looked at in a tenth of the time
+        return [*keys], ()
+    contents = filed([key for key in keys if is_content(key)])
+    return [key for key in keys if not is_content(key)], [key for key in contents if any(key)]
 
 
-def _parted(keys: Collection[Key]) -> tuple[Collection[Key], list[Key]]:
-    """Part keys into IDs and contents. IDs are texts, nearly always: types are looked at in a tenth of the time."""
-    if isinstance(keys, TextKeys) or bytes not in set(map(type, keys)):
-        return keys, []
-    return [key for key in keys if not is_content(key)], [key for key in keys if is_content(key)]
+def _texts(digests: Any) -> Any:
+    """Return digests as values of one column."""
+    return np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()

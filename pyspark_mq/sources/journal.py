@@ -10,16 +10,15 @@ from __future__ import annotations
 import logging
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pyspark_mq.ack import Ledger
-from pyspark_mq.ack.copies import any_repeats, is_nameless
-from pyspark_mq.dedup import ByQueue, EpochFile, Key, Memory, QueueMemory
+from pyspark_mq.dedup import ByQueue, EpochFile, Key, Memory, QueueMemory, filed, is_content
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.position import JournalFiles, Position
-from pyspark_mq.sources.queues.contents import Contents
 from pyspark_mq.sources.settings import Settings
 
 __all__ = ["Journal", "NoJournal", "Recent", "file_of", "planned_in", "remembered_in"]
@@ -38,10 +37,12 @@ class Recent(NamedTuple):
     Attributes:
         counts: how many, by queue.
         keys: of the last committed epoch, by queue: no store of IDs may have them.
+        coming: contents that surely come, as no process has asked for their acknowledgement.
     """
 
     counts: Mapping[str, int]
     keys: Mapping[str, Sequence[Key]]
+    coming: Mapping[str, Sequence[Key]]
 
 
 def file_of(files: JournalFiles, name: str, *, complete: bool = False) -> EpochFile:
@@ -59,13 +60,21 @@ def file_of(files: JournalFiles, name: str, *, complete: bool = False) -> EpochF
     given_up = files.given_up(name)
     if not given_up:
         return file
-    without = {queue: set(keys) for queue, keys in given_up.items()}
     return replace(
-        file,
-        planned={
-            queue: [key for key in keys if key not in without.get(queue, ())] for queue, keys in file.planned.items()
-        },
+        file, planned={queue: _without(keys, given_up.get(queue, ())) for queue, keys in file.planned.items()}
     )
+
+
+def _without(keys: Sequence[Key], gone: Iterable[Key]) -> list[Key]:
+    """Take keys out. Of equal contents the last ones go, as those that come take the first places."""
+    counts = Counter(gone)
+    kept: list[Key] = []
+    for key in reversed(keys):
+        if counts[key]:
+            counts[key] -= 1
+        else:
+            kept.append(key)
+    return kept[::-1]
 
 
 def planned_in(files: JournalFiles, name: str) -> dict[str, list[Key]]:
@@ -79,7 +88,7 @@ def planned_in(files: JournalFiles, name: str) -> dict[str, list[Key]]:
     """
     planned = file_of(files, name).planned if name else {}
     # What is not distinguished is not waited for: it comes in later epochs.
-    return {queue: [key for key in keys if not is_nameless(key)] for queue, keys in planned.items()}
+    return {queue: [key for key in keys if type(key) is str or any(key)] for queue, keys in planned.items()}
 
 
 def remembered_in(files: JournalFiles, name: str) -> dict[str, int]:
@@ -94,25 +103,21 @@ def remembered_in(files: JournalFiles, name: str) -> dict[str, int]:
     memory = Memory(sys.maxsize, sys.maxsize, b"")
     if name:
         memory.load(name, lambda file: file_of(files, file), committed=False)
-    return {"settled": len(memory.window), "left": len(memory.left) + len(memory.contents)}
+    return {"settled": len(memory.window), "left": len(memory.left) + memory.contents_left}
 
 
 class Journal:
-    """The memory of one query, and its files. Called by the query's thread.
-
-    Attributes:
-        contents: what distinguishes messages without IDs.
-    """
+    """The memory of one query, and its files. Called by the query's thread."""
 
     def __init__(self, settings: Settings, files: JournalFiles) -> None:
         self._destination = settings.destination
         self._files = files
         self.memory = Memory(settings.dedup_window, settings.remember_left, secrets.token_bytes(_SECRET_BYTES))
-        self.contents = Contents(self.known, proves=settings.endpoint.broker.proves_new)
         #: Epoch -> its file, until it is committed.
         self._open: dict[int, str] = {}
-        #: Files of those of them that have contents which repeat.
-        self._repeating: set[str] = set()
+        #: Those of which a note says when they are acknowledged.
+        self._to_note: set[str] = set()
+        self._coming: Mapping[str, Sequence[Key]] = {}
         #: Files that the last plan named, and its own.
         self._named: set[str] = set()
         self._seen_s: float | None = None
@@ -120,10 +125,6 @@ class Journal:
     def known(self, queue: str) -> QueueMemory:
         """Return the memory of a queue, also of one that is not read now."""
         return QueueMemory(self.memory, queue)
-
-    def end(self, queue: str, ledger: Ledger[Key, Any]) -> None:
-        """Take note that a queue is not read any more."""
-        self.contents.end(queue, ledger)
 
     @property
     def forgotten(self) -> int:
@@ -164,7 +165,8 @@ class Journal:
         """
         those = {queue: keys for queue, keys in planned.items() if keys}
         if blind:
-            name = self._files.write(epoch, EpochFile(epoch, [*planned], those, blind=True))
+            filed_ = {queue: filed(keys) for queue, keys in those.items()}
+            name = self._files.write(epoch, EpochFile(epoch, [*planned], filed_, blind=True))
             self._named.add(name)
         else:
             before = [self._open[number] for number in begun if number in self._open]
@@ -172,9 +174,17 @@ class Journal:
             name = self._files.write(epoch, file)
             self._written(name, file, before)
         self._open[epoch] = name
-        if any_repeats(planned.values()):
-            self._repeating.add(name)
+        if self._repeating(those):
+            self._to_note.add(name)
         return name
+
+    def _repeating(self, planned: ByQueue, but: Collection[bytes] = ()) -> dict[str, list[Key]]:
+        """Find the messages whose contents are known to repeat."""
+        found = {}
+        for queue, keys in planned.items() if self.memory.repeats else ():
+            contents = [key for key in filed(keys) if is_content(key)]
+            found[queue] = self.known(queue).repeating(contents, but)
+        return {queue: keys for queue, keys in found.items() if keys}
 
     def plan_beside(self, end: Position, ledgers: Mapping[str, Ledger[Key, Any]]) -> None:
         """Write down what is remembered, beside the file of an epoch if that was planned blindly.
@@ -231,9 +241,9 @@ class Journal:
     def begin_commit(self, epoch: int) -> None:
         """Take note that an epoch is committed; its ledgers say of which messages, and acknowledge them after."""
         file = self._open.pop(epoch, "")
-        if file in self._repeating:
-            # Whether one of several equal ones can come again, the next process has to know.
-            self._repeating.discard(file)
+        if file in self._to_note:
+            # Whether several equal ones can come again, the next process has to know.
+            self._to_note.discard(file)
             self._files.note_acknowledged(file)
 
     # -- restart
@@ -248,8 +258,15 @@ class Journal:
             return {}
         self._open[end.epoch] = end.file
         planned = planned_in(self._files, end.file)
-        if any_repeats(planned.values()):
-            self._repeating.add(end.file)
+        if file_of(self._files, end.file).blind:
+            # It may have what was committed before: IDs are known by the ledger.
+            planned = {
+                queue: _without(keys, self.known(queue).recognise(contents, Counter(self._coming.get(queue, ()))))
+                for queue, keys in planned.items()
+                for contents in [[key for key in keys if is_content(key)]]
+            }
+        if self._repeating(planned):
+            self._to_note.add(end.file)
         return planned
 
     def queues(self, position: Position) -> list[str]:
@@ -278,30 +295,22 @@ class Journal:
     def recall(self, name: str, start: Position, *, committed: bool) -> Recent:
         """Load what was remembered when the epoch of a file was planned, or committed."""
         if not name:
-            return Recent({}, {})
+            return Recent({}, {}, {})
         counts = self.memory.load(name, self._file, committed=committed)
-        file, contents = self._file(name), self.memory.contents_left()
-        if contents:
-            never = self._never_acknowledged({start.file, *file.after} - {""})
-            for queue, keys in contents.items():
-                self.contents.recall(queue, [key for key in keys if (queue, key) not in never])
-                some = [key for key in keys if (queue, key) in never]
-                self.contents.recall(queue, some, never_acknowledged=True)
+        file, keys = self._file(name), planned_in(self._files, start.file)
+        # What repeats was known when the epoch was planned, or nobody has noted whether it is acknowledged.
+        since = frozenset() if name == start.file else frozenset(map(bytes, file.repeating))
+        coming = self._repeating(keys, since)
+        if coming and self._files.acknowledged(start.file):
+            coming = {}
+        elif coming:
+            self._files.note_acknowledged(start.file)  # or each further process would expect them once more
+        self._coming = coming
         self._named = {name, *file.names}
-        return Recent(counts, planned_in(self._files, start.file))
+        return Recent(counts, keys, coming)
 
     def _file(self, name: str) -> EpochFile:
         return file_of(self._files, name, complete=True)
-
-    def _never_acknowledged(self, files: Collection[str]) -> set[tuple[str, Key]]:
-        """Find the messages of committed epochs that no process has asked an acknowledgement of."""
-        found: set[tuple[str, Key]] = set()
-        for name in files:
-            planned = self._file(name).planned
-            if any_repeats(planned.values()) and not self._files.acknowledged(name):
-                self._files.note_acknowledged(name)  # or each further process would expect them once more
-                found.update((queue, key) for queue, keys in planned.items() for key in keys)
-        return found
 
     # -- what is given up
 
@@ -312,9 +321,7 @@ class Journal:
             CheckpointError: that cannot be done.
         """
         before = self._files.given_up(end.file)
-        joined = {
-            queue: list(dict.fromkeys([*before.get(queue, ()), *keys.get(queue, ())])) for queue in {**before, **keys}
-        }
+        joined = {queue: [*before.get(queue, ()), *filed(keys.get(queue, ()))] for queue in {**before, **keys}}
         self._files.give_up(end.file, joined)
 
 
@@ -333,9 +340,6 @@ class NoJournal:
         self._files = files
 
     def look(self, until_s: float, *, connected: bool) -> None:
-        """Forget nothing."""
-
-    def end(self, queue: str, ledger: Ledger[Key, Any]) -> None:
         """Forget nothing."""
 
     def plan(self, *_: Any, **__: Any) -> str:
@@ -389,4 +393,4 @@ class NoJournal:
                 "committed and not acknowledged yet comes again",
                 self._destination, self._settings.guarantee.value,
             )  # fmt: skip
-        return Recent({}, {})
+        return Recent({}, {}, {})

@@ -1,7 +1,7 @@
 """The bytes of an epoch's file: one record batch of Arrow IPC, of one row, compressed with zstd.
 
-Keys are a list, as bytes: texts in UTF-8, and beside them which are no text, if any. Digests, and keys of contents, are
-one value each, as they all have one width. The rest is a text of JSON, with what says where they belong.
+Keys are a list, as bytes: texts in UTF-8, and beside them which are no text, if any. Digests of a kind are one
+value, as they all have one width. The rest is a text of JSON, with what says where they belong.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 import pyarrow as pa
 
 from pyspark_mq.dedup import ByQueue, EpochFile, Key
-from pyspark_mq.dedup.digests import DIGEST_BYTES, from_bytes
+from pyspark_mq.dedup.digests import from_bytes
 from pyspark_mq.dedup.epoch_file import Snapshot
-from pyspark_mq.dedup.identity import CONTENT_BYTES
 from pyspark_mq.dedup.keys import as_text_keys
 
 __all__ = ["decoded", "encoded"]
@@ -30,7 +30,12 @@ _SCHEMA = pa.schema(
         ("window_part", pa.binary()),
         ("left_part", pa.binary()),
         ("unsettled", pa.binary()),
+        ("unsettled_contents", pa.binary()),
         ("contents", pa.binary()),
+        ("left_contents", pa.binary()),
+        ("settled_again", pa.binary()),
+        ("repeating", pa.binary()),
+        ("repeats", pa.binary()),
     ]
 )
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
@@ -47,13 +52,9 @@ def encoded(file: EpochFile) -> bytes:
     head = {name: value for name in _PLAIN if (value := getattr(file, name)) not in (None, False, [])}
     head |= {
         "planned": _counts(file.planned),
-        "left_contents": _counts(file.left_contents),
-        "unsettled": [
-            [one.number, dict(one.queues), len(one.digests), _counts(one.contents)] for one in file.unsettled
-        ],
-        "contents": [[one.number, one.so_far, _counts(one.contents)] for one in file.contents],
+        "unsettled": [[one.number, dict(one.queues), len(one.digests), len(one.contents)] for one in file.unsettled],
+        "contents": [[one.number, one.so_far, len(one.contents)] for one in file.contents],
     }
-    contents = [file.left_contents, *(one.contents for one in (*file.unsettled, *file.contents))]
     row = [
         json.dumps(head, separators=(",", ":")).encode(),
         keys,
@@ -62,7 +63,9 @@ def encoded(file: EpochFile) -> bytes:
         file.window_part.tobytes(),
         file.left_part.tobytes(),
         b"".join(one.digests.tobytes() for one in file.unsettled),
-        b"".join(key for some in contents for keys in some.values() for key in keys if isinstance(key, bytes)),
+        b"".join(one.contents.tobytes() for one in file.unsettled),
+        b"".join(one.contents.tobytes() for one in file.contents),
+        *(getattr(file, name).tobytes() for name in _SCHEMA.names[-4:]),
     ]
     arrays = [
         value if isinstance(value, pa.Array) else pa.array([value], kind.type)
@@ -82,22 +85,26 @@ def decoded(data: bytes) -> EpochFile:
         batch = stream.read_next_batch()
     columns = {name: batch.column(name)[0] for name in _SCHEMA.names}
     head = json.loads(columns["head"].as_py())
-    contents = _pieces(columns["contents"].as_py(), CONTENT_BYTES)
-    unsettled = columns["unsettled"].as_py()
-    left_contents = _by_queue(head.pop("left_contents"), contents)
-    snapshots, at = [], 0
-    for number, queues, size, counts in head.pop("unsettled"):
-        digests = from_bytes(unsettled[at : at + size * DIGEST_BYTES])
-        at += size * DIGEST_BYTES
-        snapshots.append(Snapshot(number, _by_queue(counts, contents), digests, queues))
-    remembered = [
-        Snapshot(number, _by_queue(counts, contents), so_far=so_far) for number, so_far, counts in head.pop("contents")
+    parts = {name: from_bytes(columns[name].as_py()) for name in _SCHEMA.names[3:]}
+    digests, contents, left = (_Pieces(parts.pop(name)) for name in ("unsettled", "unsettled_contents", "contents"))
+    unsettled = [
+        Snapshot(number, contents.next(more), digests.next(size), queues)
+        for number, queues, size, more in head.pop("unsettled")
     ]
+    remembered = [Snapshot(number, left.next(size), so_far=so_far) for number, so_far, size in head.pop("contents")]
     planned = _by_queue(head.pop("planned"), iter(_keys(columns["keys"].values, columns["bytes"].as_py())))
-    parts = {name: from_bytes(columns[name].as_py()) for name in ("left", "window_part", "left_part")}
-    return EpochFile(
-        **head, **parts, planned=planned, left_contents=left_contents, unsettled=snapshots, contents=remembered
-    )
+    return EpochFile(**head, **parts, planned=planned, unsettled=unsettled, contents=remembered)
+
+
+class _Pieces:
+    """Digests, from the front on."""
+
+    def __init__(self, digests: Any) -> None:
+        self._digests, self._at = digests, 0
+
+    def next(self, size: int) -> Any:
+        self._at += size
+        return self._digests[self._at - size : self._at]
 
 
 def _counts(keys: ByQueue) -> dict[str, int]:
@@ -106,10 +113,6 @@ def _counts(keys: ByQueue) -> dict[str, int]:
 
 def _by_queue(counts: Mapping[str, int], keys: Iterator[Key]) -> dict[str, list[Key]]:
     return {queue: list(islice(keys, count)) for queue, count in counts.items()}
-
-
-def _pieces(data: bytes, size: int) -> Iterator[bytes]:
-    return (data[at : at + size] for at in range(0, len(data), size))
 
 
 def _planned(planned: ByQueue) -> tuple[pa.Array, list[bool]]:

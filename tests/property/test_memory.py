@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.dedup import Key, memory, shelf
+from pyspark_mq.dedup import Key, QueueMemory, memory, queue_memory, shelf
 from pyspark_mq.dedup.epoch_file import EpochFile
 from pyspark_mq.spark_source.id_file import decoded, encoded
 from tests.support.effort import part_of
@@ -36,7 +36,8 @@ class Oracle:
         settled: the newest last.
         left: when each was left first.
         again: when each was left last.
-        contents: when each was left last.
+        contents: when each was left last, but for those that came and were settled.
+        repeats: contents that repeat.
         unsettled: epoch -> its messages.
     """
 
@@ -44,6 +45,7 @@ class Oracle:
     left: dict[tuple[str, Key], int] = field(default_factory=dict)
     again: dict[tuple[str, Key], int] = field(default_factory=dict)
     contents: dict[tuple[str, Key], int] = field(default_factory=dict)
+    repeats: set[tuple[str, Key]] = field(default_factory=set)
     unsettled: dict[int, list[tuple[str, Key]]] = field(default_factory=dict)
     now: int = 0
 
@@ -58,7 +60,7 @@ class Oracle:
 
     def settle(self, epochs: list[int]) -> None:
         for epoch in epochs:
-            self.settled += [message for message in self.unsettled.pop(epoch) if isinstance(message[1], str)]
+            self.settled += self.unsettled.pop(epoch)
 
     def end(self) -> None:
         """The process ends: what is unsettled is left."""
@@ -72,9 +74,12 @@ class Oracle:
         return {
             *self.settled[len(self.settled) - min(window, len(self.settled)) :],
             *(one for one, first in self.left.items() if len(last) - bisect_right(last, first) < most_left),
-            *(one for one, last in self.contents.items() if self.now - last < CONTENTS_LEFT),
+            *self.contents_left(),
             *(message for messages in self.unsettled.values() for message in messages),
         }
+
+    def contents_left(self) -> set[tuple[str, Key]]:
+        return {one for one, last in self.contents.items() if self.now - last < CONTENTS_LEFT}
 
 
 class Life:
@@ -102,7 +107,7 @@ class Life:
         return decoded(self.files[name])
 
     def queue(self, name: str) -> Any:
-        return self.module.QueueMemory(self.memory, name)
+        return vars(self.module).get("QueueMemory", QueueMemory)(self.memory, name)
 
     def plan(self, chance: random.Random, size: int) -> str:
         """Settle some, and write the file of an epoch."""
@@ -132,7 +137,7 @@ class Life:
 
     def key(self, chance: random.Random) -> Key:
         self.numbers += 1
-        return self.numbers.to_bytes(24, "little") if chance.random() < 0.1 else f"id-{self.numbers}"
+        return self.numbers.to_bytes(16, "little") if chance.random() < 0.1 else f"id-{self.numbers}"
 
     def commit_begun(self) -> None:
         for epoch, keys in self.begun.items():
@@ -156,6 +161,16 @@ class Life:
         for queue in QUEUES:
             self.queue(queue).leave([key for where, key in some if where == queue])
         self.oracle.leave([message for queue in QUEUES for message in some if message[0] == queue])
+
+    def come(self, chance: random.Random) -> None:
+        """Some contents that were left come again, and that is settled; others are found to repeat."""
+        some = chance.sample([*self.oracle.contents], len(self.oracle.contents) // 3)
+        for queue, key in some:
+            self.queue(queue).settle_again([key])
+            del self.oracle.contents[queue, key]
+        for queue, key in chance.sample([*self.oracle.contents], len(self.oracle.contents) // 3):
+            self.queue(queue).repeat(key)
+            self.oracle.repeats.add((queue, key))
 
     def kill(self, back: int = 0) -> None:
         """A process goes on from an offset, the newest or one that was restored; its epoch is committed by then."""
@@ -184,12 +199,20 @@ class Life:
 
     def check(self, largest: int) -> None:
         promised = self.oracle.promised(self.window, self.most_left)
-        known = {
-            (queue, key) for queue in QUEUES for key in self.queue(queue).among([k for q, k in promised if q == queue])
-        }
-        assert known == promised
+        known: set[tuple[str, Key]] = set()
+        left: set[tuple[str, Key]] = set()
+        repeats: set[tuple[str, Key]] = set()
+        for queue in QUEUES:
+            keys = [key for one, key in {*promised, *self.oracle.contents, *self.oracle.repeats} if one == queue]
+            contents = self.queue(queue).contents_among([key for key in keys if isinstance(key, bytes)])
+            known |= {(queue, key) for key in (*self.queue(queue).among(keys), *contents[0])}
+            left |= {(queue, key) for key in contents[1]}
+            repeats |= {(queue, key) for key in contents[2]}
+        assert known >= promised
+        assert left >= self.oracle.contents_left()
+        assert repeats == self.oracle.repeats
         most = (self.window + self.most_left) * 9 / 8 + CONTENTS_LEFT + sum(map(len, self.oracle.unsettled.values()))
-        assert self.memory.remembered <= most + 8 * largest * len(QUEUES)
+        assert self.memory.remembered <= most + memory.FOLLOWING_MAX * largest  # a part has what so many epochs have
         assert len(self.files) < 2 * memory.KEPT_EPOCHS + NAMES_MAX
 
 
@@ -199,9 +222,13 @@ def a_history(seed: int, module: Any, epochs: int = 260) -> None:
     most, calm = chance.choice([1, 7, 40]), chance.choice([20, 500])
     for _ in range(epochs):
         life.run(chance, chance.randint(1, most))
-        for step in chance.choices(["leave", "kill", "crash", "replay", "restore", "nothing"], [4, 1, 2, 1, 0.2, calm]):
+        for step in chance.choices(
+            ["leave", "come", "kill", "crash", "replay", "restore", "nothing"], [4, 4, 1, 2, 1, 0.2, calm]
+        ):
             if step == "leave":
                 life.leave(chance)
+            elif step == "come":
+                life.come(chance)
             elif step == "kill":
                 life.kill()
             elif step == "crash":
@@ -243,7 +270,9 @@ RULES = {
     "what is unsettled is in a base": (
         "for one, its in self._unsettled.items()\n            ]", "for one, its in ()\n            ]"
     ),
-    "contents are in a base": ("remembered = [*self", "remembered = [] and [*self"),
+    "contents are in a base": ("for one, (left_s, so_far) in self.contents.items()", "for one, (left_s, so_far) in ()"),
+    "contents that repeat are in a base": ("        self.repeat(file.repeats)\n", ""),
+    "contents that repeat are written": ("            repeating=new[2],\n", ""),
     "parts hold what they take in": ("            joined.insert(0, number)\n", ""),
     "a part is named": ('            shelf.parts.append(("", number))\n', "            pass\n"),
     "files follow a base until there are many": ("len(self._after) >= FOLLOWING_MAX", "len(self._after) >= 5_000"),
@@ -257,14 +286,14 @@ def without(rule: str) -> Any:
     """The memory without one of its rules."""
     old, new = RULES[rule]
     made, found = [], 0
-    for one in (memory, shelf):
+    for one in (memory, shelf, queue_memory):
         source = Path(one.__file__).read_text("utf-8")
         found += source.count(old)
         made.append(types.ModuleType(one.__name__))
         exec(compile(source.replace(old, new), one.__file__, "exec"), made[-1].__dict__)
     assert found == 1, f"{rule!r} is not in the code as {old!r}"
     module = made[0]
-    module.__dict__["Shelf"] = made[1].__dict__["Shelf"]
+    module.__dict__.update(Shelf=made[1].__dict__["Shelf"], QueueMemory=made[2].__dict__["QueueMemory"])
     module.__dict__.update(_CONTENTS_LEFT=CONTENTS_LEFT, FOLLOWING_MAX=5)  # so parts are made often
     return module
 

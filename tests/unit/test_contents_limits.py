@@ -78,7 +78,6 @@ def test_a_content_that_was_seen_before_is_not_lost() -> None:
     assert lost == 0
 
 
-@LIMIT
 def test_a_settled_redelivery_is_not_waited_for_by_the_next_process() -> None:
     """What was left open came again, and that is settled. No kill after that may cost another equal message."""
     one = Contents(proves=False)
@@ -129,7 +128,6 @@ def test_runs_with_trigger_once_get_on(*, proves: bool) -> None:
     assert "own" in emitted, f"{len(emitted)} rows of 201 messages, {one.scene.query.left} left"
 
 
-@LIMIT
 @pytest.mark.parametrize("proves", [True, False])
 def test_restarts_of_an_idle_query_before_spark_42_do_not_emit_again_and_again(*, proves: bool) -> None:
     """Spark 4.0 and 4.1 acknowledge the last epoch when the next is planned."""
@@ -155,7 +153,6 @@ def test_bounded_runs_before_spark_42_do_not_emit_again_and_again(*, proves: boo
     assert "own" in emitted, f"{len(emitted)} rows of 201 messages, {one.scene.query.left} left"
 
 
-@LIMIT
 @pytest.mark.parametrize("proves", [True, False])
 def test_a_replay_before_spark_42_has_the_same_messages(*, proves: bool) -> None:
     """A copy that was received and not planned says that a content repeats; the next process does not know of it."""
@@ -187,9 +184,7 @@ def test_a_cut_connection_loses_no_equal_message_where_flags_are_honest() -> Non
 @pytest.mark.parametrize("bound", [5])
 def test_a_content_stays_known_to_repeat(monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
     """More contents repeat than are noted: what was left open of the oldest is dropped once more."""
-    from pyspark_mq.ack import copies
-
-    monkeypatch.setattr(copies, "_REPEATS_MAX", bound)
+    monkeypatch.setattr("pyspark_mq.dedup.memory._REPEATS_MAX", bound)
     one = Contents(proves=False, max_messages=100)
     one.publish("21 degrees")
     one.trigger()

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import re
 
-from tools.spec import CONTENTS, MODULE, PAGE, RULES_PAGE, lines_of_rules, linked
-from tools.spec_contents import ROWS
+from tools.spec import MODULE, PAGE, RULES_PAGE, lines_of_rules, linked
 from tools.spec_models import MODELS, RULES, SAFEGUARDS
 
 RULES_THERE = re.findall(r'<a id="rule-(\d+)"></a>', RULES_PAGE.read_text("utf-8"))
@@ -40,7 +39,3 @@ def test_every_model_and_rule_is_on_the_page() -> None:
     page = PAGE.read_text("utf-8")
     assert [model.name for model in MODELS if f"| {model.name}" not in page] == []
     assert [rule for rule in RULES if f"| [{rule}](../how-it-works.md#rule-{rule}) |" not in page] == []
-
-
-def test_every_row_of_the_matching_can_be_left_out_and_is_in_a_test() -> None:
-    assert set(re.findall(r'Keep\("([\w ]+)"\)', CONTENTS.read_text("utf-8"))) == set(ROWS)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.spec import PAGE, contents_row, model_row, rule_row
-from tools.spec_contents import MODELS, ROWS, Contents, check_contents, without_row
+from tools.spec import PAGE, model_row, rule_row
 from tools.spec_models import QUICK, RULES, SAFEGUARDS, without
 from tools.tlc import LASTING, Model, check
 
@@ -33,10 +32,3 @@ def test_every_property_holds(model: Model) -> None:
     outcome = check(model, heap="1g")
     assert outcome.violated is None, outcome.told
     assert f"{model_row(model, outcome)}\n" in PAGE.read_text("utf-8"), STALE
-
-
-@pytest.mark.parametrize("model", [*MODELS, *map(without_row, ROWS)], ids=lambda model: model.row)
-def test_contents_hold_and_each_row_of_the_matching_is_needed(model: Contents) -> None:
-    outcome = check_contents(model, heap="1g")
-    assert (outcome.violated is None) is (not model.broken), outcome.told
-    assert f"{contents_row(model, outcome)}\n" in PAGE.read_text("utf-8"), STALE

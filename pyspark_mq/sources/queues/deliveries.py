@@ -121,14 +121,15 @@ class Deliveries:
         if left_out:
             tags, keys, rows = _without(left_out, tags, keys, rows)
             unmarked = [sure for place, sure in enumerate(unmarked) if place not in left_out]
-        if unmarked or (not every_id and None in keys):
-            keys = self._named(session, keys, unmarked)
         elsewhere: Collection[Any] = ()
+        if unmarked or (not every_id and None in keys):
+            keys, elsewhere = self._named(session, keys, unmarked)
         if self._exact:
             if over_limit:
-                tags, keys, rows = self._only_known(session, tags, keys, rows)
+                tags, keys, rows = self._only_known(session, tags, keys, rows, elsewhere)
             # Those that are not known here and were committed by somebody else.
-            elsewhere = self._store.known(key for key in self._ledger.unseen(keys) if not is_content(key))
+            others = self._store.known(key for key in self._ledger.unseen(keys) if not is_content(key))
+            elsewhere = {*elsewhere, *others} if elsewhere else others
         ledger = self._ledger
         buffered = len(ledger.received)
         self._acknowledge(ledger.deliver(session, tags, keys, rows, elsewhere))
@@ -184,8 +185,8 @@ class Deliveries:
             )  # fmt: skip
         self.counted["reused_ids"] += len(ids)
 
-    def _named(self, session: int, keys: Sequence[Any], unmarked: Sequence[bool]) -> list[Any]:
-        """Find out which messages those without an ID are."""
+    def _named(self, session: int, keys: Sequence[Any], unmarked: Sequence[bool]) -> tuple[list[Any], set[Any]]:
+        """Find out which messages those without an ID are, and which of them are committed."""
         copies, ledger = self._copies, self._ledger
         assert copies is not None, "messages are distinguished, so there is a memory"
         if not self._noted:
@@ -198,13 +199,14 @@ class Deliveries:
         named = list(keys)
         digests = keys if len(places) == len(keys) else [keys[place] for place in places]
         sure = unmarked if digests is keys else [unmarked[place] for place in places]
-        for place, key in zip(places, copies.name(session, digests, sure, ledger), strict=True):
+        names, committed = copies.name(session, digests, sure, ledger)
+        for place, key in zip(places, names, strict=True):
             named[place] = key
         nameless = [place for place, key in enumerate(keys) if key is None]
         self.counted["nameless"] += len(nameless)
         for place, key in zip(nameless, copies.name_nothing(len(nameless)), strict=True):
             named[place] = key
-        return named
+        return named, committed
 
     def _join(self, pairs: Sequence[tuple[Any, Row]]) -> None:
         """Hold rows of a block of their own in place of these, where they are held at all."""
@@ -252,10 +254,10 @@ class Deliveries:
         return refused
 
     def _only_known(
-        self, session: int, tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row]
+        self, session: int, tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row], elsewhere: Collection[Any]
     ) -> tuple[Sequence[int], Sequence[Any], Sequence[Row]]:
         """Keep what is planned, committed or here; the rest stays unacknowledged and is not looked at again."""
-        new = set(self._ledger.unseen(keys))
+        new = set(self._ledger.unseen(keys)).difference(elsewhere)
         places = {place for place, key in enumerate(keys) if key in new}
         if not places:
             return tags, keys, rows

@@ -87,7 +87,6 @@ class QueueGroup:
             EventQueue(self._arrived),
             self._check,
             memory.known(name) if isinstance(memory, Journal) else None,
-            memory.contents.read(name) if isinstance(memory, Journal) else None,
         )
         self._queues[name] = queue
         self._share_bytes()
@@ -108,14 +107,13 @@ class QueueGroup:
         """Learn what a former process had committed, in all queues (:meth:`.QueueReader.adopt`)."""
         self._shown = True
         for queue in self:
-            queue.adopt(recent.counts.get(queue.name, 0), recent.keys.get(queue.name, ()), broker_id)
+            queue.adopt(recent, broker_id)
 
     def forget_ended(self) -> None:
         """Drop what has ended and has no open epoch."""
         for queue in list(self._ended.values()):
             if not queue.has_open_epochs:
                 del self._ended[queue.name]
-                self._memory.end(queue.name, queue.ledger)
                 self._forgotten += queue.counters().counted()
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark_mq.errors import BrokerError
+from pyspark_mq.sources.journal import Recent
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.pattern import QueueWatch
@@ -57,7 +58,6 @@ class MatchingQueues(QueueGroup):
             for late in [queue for queue in self if queue.name not in names[:most] and not queue.taking]:
                 late.stop()
                 del self._queues[late.name]
-                self._memory.end(late.name, late.ledger)
         self._refused.intersection_update(names)
         new = [name for name in names if self.get(name) is None and name not in self._refused]
         room = max(0, most - len(self))
@@ -65,7 +65,7 @@ class MatchingQueues(QueueGroup):
             queue = self._add(self._settings.of_queue(name, len(names)))
             if self._shown:
                 _LOG.info("%s: '%s' is read from now on", destination, name)
-                queue.adopt(0, (), self.broker_id)
+                queue.adopt(Recent({}, {}, {}), self.broker_id)
         over_limit = len(new) > room
         if over_limit and not self._over_limit:
             _LOG.error(

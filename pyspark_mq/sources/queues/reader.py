@@ -25,12 +25,12 @@ from typing import Any, TypeAlias
 from pyspark_mq.ack import Acknowledgements, Ledger
 from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.counters import Counters
-from pyspark_mq.ack.remembered import Remembered
-from pyspark_mq.dedup import Key, SeenStore, is_content
+from pyspark_mq.dedup import Key, QueueMemory, SeenStore, is_content
 from pyspark_mq.sources.connections.block import BlockRows, Row
 from pyspark_mq.sources.connections.connections import DEPTH_AGE_MAX_S, Connections
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Opened
 from pyspark_mq.sources.connections.worker import Worker
+from pyspark_mq.sources.journal import Recent
 from pyspark_mq.sources.queues.connected import CheckFacts, Connected
 from pyspark_mq.sources.queues.deliveries import Deliveries
 from pyspark_mq.sources.queues.watch import QueueWatches
@@ -70,7 +70,6 @@ class QueueReader:
         store: where committed IDs of this queue are shared, beyond the checkpoint.
         events: where those of this queue come in.
         memory: knows what is committed; None for a guarantee without IDs.
-        copies: distinguishes messages that have no ID; None for a guarantee without.
 
     Attributes:
         connected: what the broker has said, and the connected time. To be looked at, as all that follow.
@@ -89,10 +88,10 @@ class QueueReader:
         runtime: Runtime,
         events: EventQueue,
         check: CheckFacts,
-        memory: Remembered[Key] | None,
-        copies: Copies | None,
+        memory: QueueMemory | None,
     ) -> None:
         self.settings = settings
+        copies = None if memory is None else Copies(memory, proves=settings.endpoint.broker.proves_new)
         self.ledger: Ledger[Any, Row] = Ledger(
             grace_s=settings.settle_grace_s, memory=memory, copies=copies, weigh=lambda rows: BlockRows.of(rows).weight
         )
@@ -285,21 +284,20 @@ class QueueReader:
 
     # -- restart
 
-    def adopt(self, recent: int, keys: Sequence[Key], broker_id: str) -> None:
+    def adopt(self, recent: Recent, broker_id: str) -> None:
         """Learn what a former process had committed (rule 5), and with which broker.
 
         Args:
-            recent: how many messages of this queue the end of that process has left open. All are known by now.
-            keys: of the last committed epoch.
+            recent: what the end of that process has left open. All of it is known by now.
             broker_id: of the checkpoint.
         """
         self.connected.expect_broker(broker_id)
         self.take()
-        self._store.remember(key for key in keys if not is_content(key))
-        self.ledger.recalled = recent
-        self._send(self.ledger.restore_committed())
+        self._store.remember(key for key in recent.keys.get(self.name, ()) if not is_content(key))
+        self.ledger.recalled = recent.counts.get(self.name, 0)
         if self._copies is not None:
-            self._copies.shown = True
+            self._copies.expect(recent.coming.get(self.name, ()))
+        self._send(self.ledger.restore_committed())
         self.windows.enter(Moment.UNPROVEN)
 
     def begin_replay(self, epoch: int, planned: Sequence[Key]) -> None:

@@ -1,0 +1,137 @@
+"""The memory of a query as one queue knows it: keys of that queue in, keys out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pyspark_mq.dedup.digests import Batches, Digester, from_bytes
+from pyspark_mq.dedup.identity import Key, filed
+from pyspark_mq.dedup.memory import Memory, parted
+
+__all__ = ["QueueMemory"]
+
+
+class QueueMemory:
+    """The memory as the ledger of one queue knows it."""
+
+    def __init__(self, memory: Memory, queue: str) -> None:
+        self._memory = memory
+        self._queue = queue
+        self._known_by: Digester | None = None
+        self._begin: Any = None
+        self._held = Batches()
+
+    def among(self, keys: Collection[Key]) -> set[Key]:
+        """Return the IDs that are known."""
+        return self._found(keys, self._memory.ids.find)
+
+    def knows_none_of(self, keys: Collection[Key]) -> bool:
+        return not self.among(keys)
+
+    def left_among(self, keys: Collection[Key]) -> set[Key]:
+        """Return the IDs that ends of sessions or processes have left open."""
+        return self._found(keys, lambda digests: self._memory.ids.find(digests, self._memory.left.sizes.keys()))
+
+    def contents_among(self, keys: Collection[Key]) -> tuple[set[Key], set[Key], set[Key]]:
+        """Return the contents that are known, that were left open, and that repeat."""
+        memory, every = self._memory, [*keys]
+        if not every or not (len(memory) or memory.repeats):
+            return set(), set(), set()
+        digests = self._digests(every)
+        known = {every[place] for place in memory.ids.find(digests)}
+        left = {every[place] for place in memory.ids.find(digests, memory.contents)} if known else set()
+        return known, left, {*self._repeating(every, digests)}
+
+    def repeating(self, keys: Sequence[Key], but: Collection[bytes]) -> list[Key]:
+        """Select the contents that are known to repeat, but for some digests."""
+        return self._repeating(keys, self._digests(keys), but)
+
+    def _repeating(self, keys: Sequence[Key], digests: Any, but: Collection[bytes] = ()) -> list[Key]:
+        repeats = self._memory.repeats
+        texts = map(bytes, digests) if repeats else ()
+        return [key for key, text in zip(keys, texts, strict=False) if text in repeats and text not in but]
+
+    def repeat(self, key: Key) -> None:
+        """Take note that a content repeats."""
+        self._memory.note_repeat(self._queue, key)
+
+    def emit_again(self, key: Key) -> bool:
+        """Take note of a message that may be one of those that were left open, if there are any of its content."""
+        (text,) = map(bytes, self._digests([key]))
+        repeats = self._memory.repeats
+        if not repeats.get(text):
+            return False
+        repeats[text] -= 1
+        return True
+
+    def recognise(self, keys: Sequence[Key], coming: Counter[Key]) -> list[Key]:
+        """Find the contents among messages of which it is not known yet whether they are committed.
+
+        Args:
+            coming: committed messages that surely come; those that are found are taken out.
+        """
+        _, left, repeats = self.contents_among(keys)
+        found: list[Key] = []
+        counts = Counter(filed(keys))
+        for key, content in zip(keys, filed(keys), strict=True):
+            if coming[content] > 0:
+                coming[content] -= 1
+                found.append(key)
+            elif key in left and key not in repeats and counts[content] == 1:
+                found.append(key)
+            elif key in left:
+                self.repeat(key)
+        return found
+
+    def settle_again(self, keys: Collection[Key]) -> None:
+        """Take note that contents which were left open have come, and that their acknowledgement is settled."""
+        self._memory.settle_again(self._digests(keys))
+
+    def hold(self, keys: Collection[Key]) -> Any:
+        """Hold the IDs of messages that came.
+
+        Returns:
+            their digests; None if one of them is known or held, is no ID, or is there twice, and nothing is done.
+        """
+        if parted(keys)[1]:
+            return None
+        digests = self._digests(keys)
+        halves = np.sort(digests[:, 0])
+        known = (True for one in (self._memory.ids, self._held) for _ in one.find(digests))
+        if (halves[1:] == halves[:-1]).any() or any(known):
+            return None
+        self._held.pile(digests)
+        return digests
+
+    def hold_only(self, digests: Sequence[Any]) -> None:
+        """Hold these, and no others any more."""
+        self._held = Batches()
+        self._held.pile(np.concatenate([from_bytes(b""), *digests]))
+
+    def committed(self, epoch: int, keys: Collection[Key], digests: Sequence[Any] = ()) -> None:
+        """Take note that messages of an epoch are committed.
+
+        Args:
+            digests: theirs, where all were held; they are held until :meth:`hold_only`.
+        """
+        self._memory.commit(epoch, self._queue, keys, np.concatenate(digests) if digests else None)
+
+    def leave(self, keys: Collection[Key]) -> None:
+        """Take note that the end of a session has left committed messages open."""
+        self._memory.leave({self._queue: keys})
+
+    def _digests(self, keys: Collection[Key]) -> Any:
+        digester = self._memory.digester
+        if self._known_by is not digester:
+            self._known_by, self._begin = digester, digester.begin(self._queue)
+        return digester.digests(self._begin, filed(keys))
+
+    def _found(self, keys: Collection[Key], find: Callable[[Any], Iterable[int]]) -> set[Key]:
+        if not keys or not len(self._memory):
+            return set()
+        every, _ = parted(keys)
+        return {every[place] for place in find(self._digests(every))}

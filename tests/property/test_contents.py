@@ -1,0 +1,93 @@
+"""The rules that say which message a delivery without an ID is: each of them, left out, loses or doubles a message.
+
+The histories and their oracle are those of tests/unit/test_contents.py: a broker, Spark's calls, and counts of what was
+published and emitted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import types
+
+import pytest
+
+from pyspark_mq.ack import copies
+from pyspark_mq.errors import MqError
+from pyspark_mq.sources.queues import reader
+from tests.unit.test_contents import Contents, a_history
+from tests.unit.test_contents_limits import (
+    test_a_settled_redelivery_is_not_waited_for_by_the_next_process,
+    test_runs_with_trigger_once_get_on,
+)
+
+#: A rule: what stands for it in the code, and what stands there without it.
+RULES = {
+    "a planned message without a handle comes first": (
+        "            found = self._next_waiting(digest, look)\n", "            found = None\n"
+    ),
+    "what has no flag is new": ("            new = sure and self._proves\n", "            new = False\n"),
+    "a committed message without a handle comes": (
+        "        if self._coming.get(digest):\n", "        if False:\n"
+    ),
+    "what was left open is dropped": ("(key in left or acknowledged)", "acknowledged"),
+    "what repeats is not dropped": ("        return key not in repeats and ", "        return "),
+    "a session brings a message once": (
+        "self._again.get(digest) != session", "True"
+    ),
+    "two messages of a content repeat": (
+        "                if held or key in known or key in repeats:\n", "                if key in repeats:\n"
+    ),
+    "what was acknowledged again is settled": ("            self._memory.settle_again(contents)\n", ""),
+    "what came blindly is recognised": ("return {*self._memory.recognise(contents, self._coming)}", "return set()"),
+}  # fmt: skip
+
+
+def _without(rule: str) -> types.ModuleType:
+    old, new = RULES[rule]
+    source = inspect.getsource(copies)
+    assert source.count(old) == 1, f"{rule!r} is not in the code as {old!r}"
+    module = types.ModuleType(copies.__name__)
+    exec(compile(source.replace(old, new), copies.__file__, "exec"), module.__dict__)
+    return module
+
+
+def _at_random(seed: int, contents: int | None, *, proves: bool, shows_start: bool) -> None:
+    one = Contents(proves=proves, shows_start=shows_start)
+    if contents is not None:  # it is known of each that it repeats
+        one.publish(*(f"content {number % contents}" for number in range(2 * contents)))
+        one.trigger()
+        one.trigger()
+    a_history(one, seed, contents)
+    lost, twice = one.lost_and_twice
+    assert lost == 0
+    assert twice == 0 or contents is not None
+
+
+def _two_come_in_one_session() -> None:
+    one = Contents(proves=False)
+    one.publish("21 degrees")
+    one.trigger()
+    one.trigger()
+    one.scene.query.crash()
+    one.publish("21 degrees", "21 degrees")
+    assert one.lost_and_twice[0] <= 1
+
+
+def test_of_two_that_come_in_one_session_one_is_emitted() -> None:
+    _two_come_in_one_session()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_that_is_left_out_loses_or_doubles_a_message(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "Copies", _without(rule).__dict__["Copies"])
+
+    def every() -> None:
+        _two_come_in_one_session()
+        test_a_settled_redelivery_is_not_waited_for_by_the_next_process()
+        test_runs_with_trigger_once_get_on(proves=False)
+        for seed, contents, proves, shows in itertools.product(range(30), (None, 1, 20), (True, False), (True, False)):
+            _at_random(seed, contents, proves=proves, shows_start=shows)
+
+    with pytest.raises((AssertionError, MqError)):
+        every()
