@@ -50,11 +50,6 @@ class Buffer(Generic[K, P]):
         first = map(self._payloads.__getitem__, self.order)
         return islice(chain(first, chain.from_iterable(run.payloads for run in self.runs)), limit)
 
-    def put_run(self, run: Run[K, P]) -> None:
-        self.runs.append(run)
-        self._in_runs += len(run)
-        self.weight += run.weight
-
     def take_run(self) -> Run[K, P]:
         """Take the oldest run."""
         run = self.runs.popleft()
@@ -91,7 +86,13 @@ class Buffer(Generic[K, P]):
         """Another payload of the same weight in place of the one that is there."""
         self._payloads[key] = payload
 
-    def put(self, keys: Collection[K], payloads: Sequence[P]) -> None:
+    def put(self, keys: Collection[K], payloads: Sequence[P], run: Run[K, P] | None = None) -> None:
+        """Add new messages: as a run if it is given, or by themselves."""
+        if run is not None:
+            self.runs.append(run)
+            self._in_runs += len(run)
+            self.weight += run.weight
+            return
         self._payloads.update(zip(keys, payloads, strict=True))
         self.weight += self._weigh(payloads)
         self.order.extend(keys)

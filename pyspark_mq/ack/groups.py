@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pyspark_mq.ack.planned import Epoch
 from pyspark_mq.ack.runs import Run
+from pyspark_mq.ack.table import State
 
-__all__ = ["Assigned", "DeliveredGroup", "Ended", "Group", "Whole"]
+__all__ = ["Assigned", "DeliveredGroup", "Ended", "Group", "Whole", "sorted_by_state"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
@@ -52,3 +53,27 @@ class Whole(Group[K], Generic[K, P]):
     """All messages of a planned epoch."""
 
     epoch: Epoch[K, P]
+
+
+def sorted_by_state(
+    session: int,
+    tags: Sequence[int],
+    keys: Sequence[K],
+    payloads: Sequence[P],
+    state_of: Callable[[K], State],
+) -> dict[State, Group[K]]:
+    """Sort deliveries of a session into groups, by the state of their messages."""
+    groups: dict[State, list[tuple[int, K, P]]] = {}
+    unseen: set[K] = set()
+    for delivery in zip(tags, keys, payloads, strict=True):
+        key = delivery[1]
+        # What repeats a new message of the same call meets the state that the first one leaves.
+        state = State.RECEIVED if key in unseen else state_of(key)
+        if state is State.UNSEEN:
+            unseen.add(key)
+        groups.setdefault(state, []).append(delivery)
+    found: dict[State, Group[K]] = {}
+    for state in [state for state in State if state in groups]:
+        its_tags, its_keys, its_payloads = zip(*groups[state], strict=True)
+        found[state] = DeliveredGroup(its_keys, session, its_tags, its_payloads)
+    return found

@@ -1,15 +1,13 @@
 """The ledger: which messages this process knows, under which handles, and what may be acknowledged.
 
-Pure bookkeeping over the table of :mod:`pyspark_mq.ack.table`. Time is a number passed in,
-payloads are opaque, and nothing is sent from here: a method that makes acknowledgements due
-returns a :class:`Acknowledgements` that says which.
+Pure bookkeeping: time is a number passed in, payloads are opaque, and nothing is sent from here. A method that makes
+acknowledgements due returns a :class:`Acknowledgements` that says which.
 
-The table decides, this module does what it says. Nearly every message is new, is planned with
-thousands of others and committed with them, so a state is a container: the buffer (RECEIVED), the
-planned epochs (PLANNED), the memory (COMMITTED). Messages of one state that meet
-one event are a group. The transition is looked up once for each group, its action is done, and the group goes into
-the container of the target state. New messages that came together stay together, as a *run* (:mod:`.runs`). Only
-deliveries that repeat a known ID are sorted into groups one by one; before that all runs are spread.
+The table of :mod:`.table` decides, this module does what it says. Nearly every message is new, and is planned and
+committed with thousands of others, so a state is a container: the buffer (RECEIVED), the planned epochs (PLANNED), the
+memory (COMMITTED). Messages of one state that meet an event are a group: the transition is looked up once, its action
+is done, and the group goes into the container of the target state. New messages that came together stay together, as a
+*run* (:mod:`.runs`). When a delivery repeats a known ID, all runs are spread, and its block is sorted by state.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
@@ -24,7 +22,7 @@ from typing import Any, Generic, TypeVar, cast
 from pyspark_mq.ack.buffer import Buffer
 from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.counters import Counters
-from pyspark_mq.ack.groups import Assigned, DeliveredGroup, Ended, Group, Whole
+from pyspark_mq.ack.groups import Assigned, DeliveredGroup, Ended, Group, Whole, sorted_by_state
 from pyspark_mq.ack.handles import Acknowledgements, OpenDeliveries, SessionAcks
 from pyspark_mq.ack.planned import Epoch, Planned, Taken
 from pyspark_mq.ack.remembered import Remembered
@@ -103,9 +101,6 @@ class Ledger(Generic[K, P]):
 
     # -- looking ---------------------------------------------------------------------------
 
-    def state(self, key: K) -> State:
-        return self.states((key,))(key)
-
     def states(self, keys: Collection[K]) -> Callable[[K], State]:
         """Return the state of each of these, until something changes."""
         self._spread()
@@ -144,11 +139,8 @@ class Ledger(Generic[K, P]):
 
     def all_unseen(self, keys: set[K]) -> bool:
         """Whether none of these is known. None of them may be in a run."""
-        return (
-            self.received.knows_none_of(keys)
-            and self.planned.knows_none_of(keys)
-            and (self._memory is None or self._memory.knows_none_of(keys))
-        )
+        here = self.received.knows_none_of(keys) and self.planned.knows_none_of(keys)
+        return here and not (self._memory is not None and self._memory.among(keys))
 
     def left_among(self, keys: Collection[K]) -> set[K]:
         return set() if self._memory is None else self._memory.left_among(keys)
@@ -197,20 +189,10 @@ class Ledger(Generic[K, P]):
         distinct = set(keys)
         if len(distinct) == len(keys) and not elsewhere and self.all_unseen(distinct):
             return self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, session, tags, payloads)})
-        groups: dict[State, list[tuple[int, K, P]]] = {}
-        unseen: set[K] = set()
         state_of = self.states(distinct)
-        for delivery in zip(tags, keys, payloads, strict=True):
-            key = delivery[1]
-            # What repeats a new message of the same call meets the state that the first one leaves.
-            state = State.RECEIVED if key in unseen else State.COMMITTED if key in elsewhere else state_of(key)
-            if state is State.UNSEEN:
-                unseen.add(key)
-            groups.setdefault(state, []).append(delivery)
-        met: dict[State, Group[K]] = {}
-        for state in [state for state in State if state in groups]:
-            its_tags, its_keys, its_payloads = zip(*groups[state], strict=True)
-            met[state] = DeliveredGroup(its_keys, session, its_tags, its_payloads)
+        met = sorted_by_state(
+            session, tags, keys, payloads, lambda key: State.COMMITTED if key in elsewhere else state_of(key)
+        )
         return self._meet(Event.DELIVER, met)
 
     def held(self, keys: Sequence[K], payloads: Sequence[P]) -> list[int]:
@@ -220,10 +202,7 @@ class Ledger(Generic[K, P]):
     def exchange(self, keys: Iterable[K], payloads: Iterable[P]) -> None:
         """Hold other payloads of the same weight in place of those that are held for these messages."""
         for key, payload in zip(keys, payloads, strict=True):
-            if key in self.received:
-                self.received.exchange(key, payload)
-            else:
-                self.planned.exchange(key, payload)
+            (self.received if key in self.received else self.planned).exchange(key, payload)
 
     def _payload(self, key: K) -> P | None:
         epoch = self.planned.get(key)
@@ -307,7 +286,10 @@ class Ledger(Generic[K, P]):
         planned: Epoch[K, P] = Epoch(epoch)
         if self._copies is not None:
             keys = self._copies.restore(keys, [*self.received.order, *self.planned.all_keys()], self)
-        groups = self._by_state(keys)
+        groups: dict[State, dict[K, None]] = {}
+        state_of = self.states(keys)
+        for key in keys:
+            groups.setdefault(state_of(key), {})[key] = None
         self._meet(Event.RESTORE_PLANNED, {state: Assigned(groups[state], planned) for state in groups})
         if len(groups) > 1:
             planned.payloads = {key: planned.payloads[key] for key in keys if key in planned.payloads}
@@ -334,13 +316,6 @@ class Ledger(Generic[K, P]):
             if known:
                 groups[state] = Group([key for key in keys if key in known])
         return self._meet(Event.RESTORE_COMMITTED, groups)
-
-    def _by_state(self, keys: Collection[K]) -> dict[State, dict[K, None]]:
-        groups: dict[State, dict[K, None]] = {}
-        state_of = self.states(keys)
-        for key in keys:
-            groups.setdefault(state_of(key), {})[key] = None
-        return groups
 
     def abandon(self, epoch: int) -> None:
         """Give up what an epoch still misses (rule 9)."""
@@ -505,9 +480,7 @@ class Ledger(Generic[K, P]):
     def _take_received(self, group: Group[K]) -> Taken[P]:
         if not isinstance(group, Assigned) or not group.runs:
             return Taken(*self.received.take(group.keys))
-        for _ in group.runs:
-            self.received.take_run()
-        return Taken()
+        return Taken(weight=sum(self.received.take_run().weight for _ in group.runs))
 
     def _take_planned(self, group: Group[K]) -> Taken[P]:
         if not isinstance(group, Whole):
@@ -517,14 +490,8 @@ class Ledger(Generic[K, P]):
 
     def _put_into(self, target: State, group: Group[K], taken: Taken[P]) -> None:
         if target is State.RECEIVED and isinstance(group, DeliveredGroup):
-            if group.run is None:
-                self.received.put(group.keys, group.payloads)
-            else:
-                self.received.put_run(group.run)
+            self.received.put(group.keys, group.payloads, group.run)
         elif target is State.PLANNED and isinstance(group, Assigned):
-            if group.runs:
-                self.planned.put_runs(group.epoch, group.runs)
-            else:
-                self.planned.put(group.epoch, group.keys, taken)
+            self.planned.put(group.epoch, [] if group.runs else group.keys, taken, group.runs)
         elif target is not State.UNSEEN:
             raise InternalError(f"nothing says how a message comes to be '{target.value}'")

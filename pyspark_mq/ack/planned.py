@@ -111,10 +111,6 @@ class Planned(Generic[K, P]):
             epoch.runs = ()
         return spread
 
-    def put_runs(self, epoch: Epoch[K, P], runs: Sequence[Run[K, P]]) -> None:
-        epoch.runs = runs
-        epoch.weight += sum(run.weight for run in runs)
-
     @property
     def runs(self) -> list[Run[K, P]]:
         """The runs of all epochs."""
@@ -124,7 +120,9 @@ class Planned(Generic[K, P]):
         """The messages of an epoch that have no payload yet, in planned order."""
         return [key for key, payload in self.epochs[epoch].payloads.items() if payload is None]
 
-    def put(self, epoch: Epoch[K, P], keys: Collection[K], taken: Taken[P]) -> None:
+    def put(self, epoch: Epoch[K, P], keys: Collection[K], taken: Taken[P], runs: Sequence[Run[K, P]] = ()) -> None:
+        """Add messages by themselves, or runs."""
+        epoch.runs = runs
         epoch.payloads.update(zip(keys, taken.payloads, strict=True))
         epoch.missing += taken.missing
         epoch.weight += taken.weight

@@ -17,9 +17,6 @@ class Remembered(Protocol[K]):
     def among(self, keys: Collection[K]) -> set[K]:
         """Return those that are known."""
 
-    def knows_none_of(self, keys: Collection[K]) -> bool:
-        """Whether none of these is known."""
-
     def left_among(self, keys: Collection[K]) -> set[K]:
         """Return those that ends of sessions or processes have left open."""
 

@@ -29,9 +29,6 @@ class QueueMemory:
         """Return the IDs that are known."""
         return self._found(keys, self._memory.ids.find)
 
-    def knows_none_of(self, keys: Collection[Key]) -> bool:
-        return not self.among(keys)
-
     def left_among(self, keys: Collection[Key]) -> set[Key]:
         """Return the IDs that ends of sessions or processes have left open."""
         return self._found(keys, lambda digests: self._memory.ids.find(digests, self._memory.left.sizes.keys()))
