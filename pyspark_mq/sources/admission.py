@@ -105,7 +105,7 @@ class Admission:
         self.await_sessions()
         # Not if the queues are known to be empty.
         self._wait_while(
-            lambda: not self._queues.buffered and any(queue.connected.ready_at_first != 0 for queue in self._queues),
+            lambda: not self._queues.buffered and any(queue.view.ready_at_first != 0 for queue in self._queues),
             self._timing.first_s,
         )
 
@@ -116,7 +116,7 @@ class Admission:
         self.await_sessions()
         deadline = self._runtime.monotonic_s() + self._timing.leader_s
         while (
-            empty := [queue for queue in self._queues if queue.connected.ready_at_first == 0]
+            empty := [queue for queue in self._queues if queue.view.ready_at_first == 0]
         ) and self._runtime.monotonic_s() < deadline:
             # A quorum queue that has no leader at the moment says that it is empty.
             for queue in empty:
@@ -163,7 +163,7 @@ class Admission:
         """
         timing, queues = self._timing, self._queues
         now_s = came_s = self._runtime.monotonic_s()
-        windows = sum(queue.windows.total for queue in queues)
+        windows = sum(queue.view.window for queue in queues)
         # The rest of a window is for what comes while the epoch runs.
         enough = windows // (1 if all_ or self._settings.guarantee.acknowledges_first else EPOCHS_IN_WINDOW)
         flows = False

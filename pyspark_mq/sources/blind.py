@@ -21,8 +21,8 @@ NOT_SHOWN = frozenset({Shown.FRESH, Shown.BOUNDED})
 def limit_by_windows(queues: QueueGroup, limit: int | None) -> int:
     """Leave room in the windows for the next epoch beside the one that waits to be acknowledged."""
     for queue in queues:
-        queue.windows.enter(Moment.BLIND)
-    windows = [queue.windows.total or queue.windows.next_total for queue in queues]
+        queue.want(Moment.BLIND)
+    windows = [queue.view.window or queue.view.next_window for queue in queues]
     maximum = max(1, sum(windows) // EPOCHS_IN_WINDOW)
     return maximum if limit is None else min(maximum, limit)
 
@@ -39,4 +39,4 @@ def needs_empty_epoch(queues: QueueGroup, shown: Shown, *, running: bool) -> boo
     Args:
         running: there is an epoch that Spark has begun and not committed.
     """
-    return shown in NOT_SHOWN or (running and (any(queue.windows.blocked for queue in queues) or queues.full))
+    return shown in NOT_SHOWN or (running and (any(queue.view.blocked for queue in queues) or queues.full))

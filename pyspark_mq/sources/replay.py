@@ -65,7 +65,7 @@ class Replay:
     def _check_broker(self, end: Position) -> None:
         """An open epoch of another broker than all before it: Spark before 4.2 writes it before that is noticed."""
         for queue in self._queues:
-            known = queue.connected.broker_id
+            known = queue.view.broker_id
             if known and end.broker_id and end.broker_id != known:
                 raise CheckpointError(
                     f"{self._settings.destination}: the checkpoint was written with broker '{known}', except for "
@@ -73,7 +73,7 @@ class Replay:
                     "Nothing of that epoch was emitted: correct 'url' if it still names that broker, and delete the "
                     "newest file in the folder 'offsets' of the checkpoint"
                 )
-            queue.connected.expect_broker(end.broker_id)
+            queue.expect_broker(end.broker_id)
 
     def _check_all_are_read(self, end: Position, planned: Mapping[str, Sequence[Key]]) -> None:
         """An open epoch with messages of a queue that is gone cannot be replayed."""

@@ -28,16 +28,16 @@ class EndOfRun:
     """
 
     def __init__(self, queue: QueueReader, runtime: Runtime) -> None:
-        self._queue = queue
+        self._queue, self._view = queue, queue.view
         self._runtime, self._timing = runtime, runtime.timing
         self._since_us = runtime.utc_us()
         self._coming_again_before = queue.coming_again
-        ready = queue.connected.ready_at_first
+        ready = queue.view.ready_at_first
         self._wanted = math.inf if ready is None else ready
         # Where somebody else has the queue, as a machine that died and is not given up yet: no more than a former
         # process may have held, as of a consumer that gives all back nothing else would count. What was given back
         # before is among what is ready, flagged or not.
-        others = queue.connections.other_consumers > 0
+        others = queue.view.other_consumers > 0
         self._held_by_others = queue.settings.window if others else 0
         self._finished = self._said = False
         self._unconfirmed_since_s: float | None = None
@@ -50,7 +50,7 @@ class EndOfRun:
         """Spark asks for the next epoch: what the queue did not have before counts for nothing."""
         self._began_s = self._runtime.monotonic_s()
         self._empty_since_s: float | None = None
-        if self._queue.ledger.unacked + self._taken >= self._queue.windows.total or self._queue.connections.paused:
+        if self._view.unacked + self._taken >= self._view.window or self._view.paused:
             self._mark()  # without room the pace was that of the epoch
 
     @property
@@ -65,14 +65,14 @@ class EndOfRun:
     def _extra(self) -> int:
         """Deliveries that were not ready when the run began: they came again, to this run or from somebody else."""
         queue = self._queue
-        flagged, returned = queue.counters().redelivered, queue.ledger.counters.returned
-        from_others = min(self._held_by_others, max(0, flagged - queue.coming_again - returned))
+        counted = queue.counters()
+        from_others = min(self._held_by_others, max(0, counted.redelivered - queue.coming_again - counted.returned))
         return queue.coming_again - self._coming_again_before + from_others
 
     @property
     def _done(self) -> int:
-        counted = self._queue.ledger.counters
-        return counted.planned + counted.rebound + counted.duplicates_dropped + self._queue.counters().rejected
+        counted = self._queue.counters()
+        return counted.planned + counted.rebound + counted.duplicates_dropped + counted.rejected
 
     def awaits_confirmation(self) -> bool:
         """Whether a confirmation is still to be waited for.
@@ -80,7 +80,7 @@ class EndOfRun:
         It may lie behind messages for which there is no room; then it is left to the next run.
         """
         now_s = self._runtime.monotonic_s()
-        if not self._queue.ledger.settling.unconfirmed():
+        if not self._view.unconfirmed:
             self._unconfirmed_since_s = None
             return False
         if self._unconfirmed_since_s is None:
@@ -101,7 +101,7 @@ class EndOfRun:
         if left < math.inf:
             return min(size, max(0, int(left)))
         now_us, takes_unknown = self._runtime.utc_us(), self._takes_unknown()
-        stamps = BlockRows.of(self._queue.ledger.received.oldest(size)).values("timestamp")
+        stamps = BlockRows.of(self._queue.oldest(size)).values("timestamp")
 
         def belongs(stamp: int | None) -> bool:
             # One from the future says nothing but that somebody's clock is wrong.
@@ -115,11 +115,11 @@ class EndOfRun:
         return self._taken
 
     def _mark(self) -> None:
-        self._mark_s, self._mark_received = self._runtime.monotonic_s(), self._queue.ledger.counters.received
+        self._mark_s, self._mark_received = self._runtime.monotonic_s(), self._queue.counters().received
 
     def _takes_unknown(self) -> bool:
         """Whether messages of unknown age may still be from before the run."""
-        now_s, received = self._runtime.monotonic_s(), self._queue.ledger.counters.received
+        now_s, received = self._runtime.monotonic_s(), self._queue.counters().received
         watched_s = now_s - self._mark_s
         trickles = (
             watched_s >= self._timing.trickle_s
@@ -141,17 +141,15 @@ class EndOfRun:
     def look(self) -> None:
         """Look whether the queue is read to its end: nothing is buffered, and somebody else may have taken the rest."""
         queue, now_s = self._queue, self._runtime.monotonic_s()
-        queue.connections.refresh_depth()
-        if not queue.connections.complete or queue.connections.late:
+        queue.refresh_depth()
+        if not queue.view.complete or queue.view.late:
             self.begin()  # nothing can come; who tries to connect gives up by `reconnectTimeout`
             return
-        if any(queue.connections.depths()):
+        if any(queue.view.depths):
             self._empty_since_s = None
         elif self._empty_since_s is None:
             self._empty_since_s = now_s
-        elif now_s - self._empty_since_s >= (
-            self._timing.empty_s if queue.connections.depths() else self._timing.quiet_s
-        ):
+        elif now_s - self._empty_since_s >= (self._timing.empty_s if queue.view.depths else self._timing.quiet_s):
             self.reached()
             return
         if now_s - max(queue.last_sign_s, self._began_s) > self._timing.withheld_s:
@@ -159,6 +157,6 @@ class EndOfRun:
                 "%s: the broker reports messages and has handed out none for %.0f s; the run ends without them. It "
                 "reports %d other consumer(s): one that is exclusive, or the single active one, gets all. Or the queue "
                 "is paused, or its messages are meant for another consumer",
-                queue.destination, self._timing.withheld_s, queue.connections.other_consumers,
+                queue.destination, self._timing.withheld_s, queue.view.other_consumers,
             )  # fmt: skip
             self.reached()

@@ -22,36 +22,36 @@ class Awaited:
         self.queue = queue
         self._epoch = epoch
         self._gap_s = gap_s
-        self._began_s = queue.connected.seconds
+        self._began_s = queue.view.connected_s
         queue.begin_replay(epoch, keys)
 
     @property
     def planned(self) -> int:
         """Messages that the epoch has of the queue."""
-        return len(self.queue.ledger.planned.keys(self._epoch))
+        return len(self.queue.planned(self._epoch))
 
     @property
     def missing(self) -> int:
         """Messages that have not come."""
-        return self.queue.ledger.planned.epochs[self._epoch].missing
+        return self.queue.count_missing(self._epoch)
 
     def missing_ids(self) -> list[Key]:
-        return self.queue.ledger.planned.missing(self._epoch)
+        return self.queue.missing(self._epoch)
 
     @property
     def waited_s(self) -> float:
         """Connected seconds since the replay began."""
-        return self.queue.connected.seconds - self._began_s
+        return self.queue.view.connected_s - self._began_s
 
     def ask_for_more(self, now_s: float) -> None:
         """Widen windows that are full of other messages, where nothing has come for a while."""
         queue = self.queue
-        if self.waited_s <= queue.connected.delay_s:
+        if self.waited_s <= queue.view.delay_s:
             return  # what the broker holds back cannot be had by asking for more
-        if queue.connections.late or now_s - queue.last_sign_s < self._gap_s:
+        if queue.view.late or now_s - queue.last_sign_s < self._gap_s:
             return
-        if queue.windows.double_taken(self.missing):
+        if queue.ask_for_more(self.missing):
             self._gap_s *= 2
 
     def give_up(self) -> None:
-        self.queue.ledger.abandon(self._epoch)
+        self.queue.give_up(self._epoch)

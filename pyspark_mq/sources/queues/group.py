@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
 
-from pyspark_mq.ack import Ledger
 from pyspark_mq.ack.counters import Counters
-from pyspark_mq.dedup import Key
 from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
 from pyspark_mq.sources.connections.events import EventQueue
 from pyspark_mq.sources.connections.worker import Worker
@@ -123,7 +120,7 @@ class QueueGroup:
 
     def stop(self) -> None:
         for queue in self.with_ended():
-            queue.connections.ask_to_stop()
+            queue.ask_to_stop()
         for queue in self.with_ended():
             queue.stop()
 
@@ -132,7 +129,7 @@ class QueueGroup:
     def start(self) -> None:
         """Have all queues connect that have not been asked to yet."""
         for queue in self:
-            queue.connections.start()
+            queue.open()
 
     def wait(self, seconds: float) -> None:
         """Until something arrives, or for so long."""
@@ -154,8 +151,8 @@ class QueueGroup:
                 queue.stop(ended=True)
                 self._ended[queue.name] = self._queues.pop(queue.name)
         self._share_bytes()
-        connected = self.complete and all(queue.taking and not queue.connections.broke_off for queue in self)
-        until_s = min((queue.connections.progress_s for queue in self), default=self._runtime.monotonic_s())
+        connected = self.complete and all(queue.view.is_up for queue in self)
+        until_s = min((queue.view.reported_s for queue in self), default=self._runtime.monotonic_s())
         self._memory.look(until_s, connected=connected)
 
     def _share_bytes(self) -> None:
@@ -174,33 +171,33 @@ class QueueGroup:
         return any(queue.is_open(epoch) for queue in self.with_ended())
 
     @property
-    def ledgers(self) -> dict[str, Ledger[Key, Any]]:
-        """Ledgers of all that may have an open epoch, for the memory."""
-        return {queue.name: queue.ledger for queue in self.with_ended()}
+    def by_name(self) -> dict[str, QueueReader]:
+        """All that may have an open epoch, for the memory."""
+        return {queue.name: queue for queue in self.with_ended()}
 
     @property
     def broker_id(self) -> str:
         """The name of the broker; empty while unknown."""
-        return next((queue.connected.broker_id for queue in self if queue.connected.broker_id), "")
+        return next((queue.view.broker_id for queue in self if queue.view.broker_id), "")
 
     @property
     def complete(self) -> bool:
-        return all(queue.connections.complete for queue in self)
+        return all(queue.view.complete for queue in self)
 
     @property
     def buffered(self) -> int:
         """Messages received and not planned."""
-        return sum(len(queue.ledger.received) for queue in self)
+        return sum(queue.view.received for queue in self)
 
     @property
     def buffered_bytes(self) -> int:
         """Bytes that they take."""
-        return sum(queue.ledger.received.weight for queue in self)
+        return sum(queue.view.weight for queue in self)
 
     @property
     def planned_bytes(self) -> int:
         """Bytes of epochs that are not committed."""
-        return sum(queue.ledger.planned.weight for queue in self)
+        return sum(queue.view.planned_weight for queue in self)
 
     @property
     def full(self) -> bool:
@@ -209,9 +206,9 @@ class QueueGroup:
 
     def unconfirmed(self) -> bool:
         """Whether an acknowledgement is under way whose confirmation can still come."""
-        return any(queue.ledger.settling.unconfirmed() for queue in self)
+        return any(queue.view.unconfirmed for queue in self)
 
     @property
     def paused(self) -> bool:
         """Whether a session waits because it has too many bytes."""
-        return any(queue.connections.paused for queue in self)
+        return any(queue.view.paused for queue in self)

@@ -85,7 +85,7 @@ class MatchingQueues(QueueGroup):
         if not listed:
             _LOG.warning("%s: '%s' is no longer there; what was planned of it is emitted", destination, queue.name)
             return True
-        if queue.connected.ever or queue.ledger.expected or not any(one.connected.ever for one in self):
+        if queue.view.was_connected or queue.view.expected or not any(one.view.was_connected for one in self):
             return False
         self._refused.add(queue.name)
         _LOG.error("%s: %s. It is left, and the others are read on. It is tried again when the query is restarted, or "

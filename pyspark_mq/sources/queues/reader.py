@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from pyspark_mq.ack import Acknowledgements, Ledger
@@ -44,22 +44,120 @@ __all__ = ["MakeStore", "QueueReader", "QueueView"]
 MakeStore: TypeAlias = Callable[[Settings], SeenStore]
 
 
-@dataclass(frozen=True, slots=True)
 class QueueView:
-    """A queue at one moment, for whoever decides how much to take of it.
+    """A queue as it is at the moment, for whoever decides something by that. Nothing is changed by looking."""
 
-    Attributes:
-        received, weight: messages that are received and not planned, and their bytes.
-        blocked: whether nothing can come any more.
-        depths: messages waiting at the broker, by its last report to each receiver; empty if it reports none.
-        has_open_epochs: whether anything is planned or emitted that is not committed.
-    """
+    def __init__(self, queue: QueueReader) -> None:
+        self._queue = queue
 
-    received: int
-    weight: int
-    blocked: bool
-    depths: tuple[int, ...]
-    has_open_epochs: bool
+    @property
+    def received(self) -> int:
+        """Messages that are received and not planned."""
+        return len(self._queue.ledger.received)
+
+    @property
+    def weight(self) -> int:
+        """Their bytes."""
+        return self._queue.ledger.received.weight
+
+    @property
+    def planned_weight(self) -> int:
+        """Bytes of epochs that are not committed."""
+        return self._queue.ledger.planned.weight
+
+    @property
+    def unacked(self) -> int:
+        """Deliveries of open sessions that no acknowledgement is due for."""
+        return self._queue.ledger.unacked
+
+    @property
+    def expected(self) -> int:
+        """Messages that a new session may be handed again."""
+        return self._queue.ledger.expected
+
+    @property
+    def unconfirmed(self) -> bool:
+        """Whether an acknowledgement is under way whose confirmation can still come."""
+        return self._queue.ledger.settling.unconfirmed()
+
+    @property
+    def has_open_epochs(self) -> bool:
+        """Whether anything is planned or emitted that is not committed."""
+        return self._queue.has_open_epochs
+
+    @property
+    def window(self) -> int:
+        """Unacknowledged messages that all open sessions together may be handed."""
+        return self._queue.windows.total
+
+    @property
+    def next_window(self) -> int:
+        """The same of the sessions that are to be opened."""
+        return self._queue.windows.next_total
+
+    @property
+    def blocked(self) -> bool:
+        """Whether nothing can come any more."""
+        return self._queue.windows.blocked
+
+    @property
+    def paused(self) -> bool:
+        """Whether a session waits because it has too many bytes."""
+        return self._queue.connections.paused
+
+    @property
+    def complete(self) -> bool:
+        """Whether every receiver is connected."""
+        return self._queue.connections.complete
+
+    @property
+    def late(self) -> bool:
+        """Whether what was received is not reported in time."""
+        return bool(self._queue.connections.late)
+
+    @property
+    def reported_s(self) -> float:
+        """Up to when everything that had come was reported, on the monotonic clock."""
+        return self._queue.connections.progress_s
+
+    @property
+    def is_up(self) -> bool:
+        """Whether deliveries are taken, and no session has ended that was not looked at."""
+        return self._queue.taking and not self._queue.connections.broke_off
+
+    @property
+    def depths(self) -> list[int]:
+        """Messages waiting at the broker, by its last report to each receiver; empty if it reports none."""
+        return list(self._queue.connections.depths())
+
+    @property
+    def other_consumers(self) -> int:
+        """Consumers of the queue that are not of this query, as far as the broker says."""
+        return self._queue.connections.other_consumers
+
+    @property
+    def ready_at_first(self) -> int | None:
+        """Messages that the broker had when every receiver was connected; None if it does not say."""
+        return self._queue.connected.ready_at_first
+
+    @property
+    def broker_id(self) -> str:
+        """The name of the broker; empty while unknown."""
+        return self._queue.connected.broker_id
+
+    @property
+    def was_connected(self) -> bool:
+        return self._queue.connected.ever
+
+    @property
+    def connected_s(self) -> float:
+        """Seconds for which every receiver was connected."""
+        return self._queue.connected.seconds
+
+    @property
+    def delay_s(self) -> float:
+        """Seconds for which the broker holds back what comes again."""
+        return self._queue.connected.delay_s
 
 
 class QueueReader:
@@ -72,7 +170,7 @@ class QueueReader:
         memory: knows what is committed; None for a guarantee without IDs.
 
     Attributes:
-        connected: what the broker has said, and the connected time. To be looked at, as all that follow.
+        view: the queue as others see it. What is behind it is its own: `ledger`, `connections`, `connected`.
         ended: whether the queue is no longer there.
         taking: whether deliveries are taken. Before Spark has shown what is committed new and old look alike.
         last_sign_s: when a delivery or a confirmation last came; what is asked for its answer alone does not count.
@@ -114,6 +212,7 @@ class QueueReader:
         #: Whether nothing but planned messages is wanted. The others are skipped when they are too much.
         self._replaying = False
         self.ended = self.taking = False
+        self.view = QueueView(self)
         self.last_sign_s = -math.inf
         self.coming_again = 0
 
@@ -126,19 +225,23 @@ class QueueReader:
         """The queue or topic as errors call it."""
         return self.settings.endpoint.destination
 
-    @property
-    def view(self) -> QueueView:
-        """The queue as it is now. Others decide by that, and write nothing here."""
-        received, connections = self.ledger.received, self.connections
-        return QueueView(
-            received=len(received),
-            weight=received.weight,
-            blocked=self.windows.blocked,
-            depths=tuple(connections.depths()),
-            has_open_epochs=self.has_open_epochs,
-        )
-
     # -- its life
+
+    def open(self) -> None:
+        """Have its connections be opened, if that was not asked yet."""
+        self.connections.start()
+
+    def ask_to_stop(self) -> None:
+        """Have its connections be closed; :meth:`stop` waits for that."""
+        self.connections.ask_to_stop()
+
+    def want(self, moment: Moment) -> None:
+        """Have the windows be as the table of :mod:`.windows` says of a moment."""
+        self.windows.enter(moment)
+
+    def expect_broker(self, broker_id: str) -> None:
+        """Refuse another broker than that one."""
+        self.connected.expect_broker(broker_id)
 
     def disconnect(self) -> None:
         """Close the connections; what is unacknowledged goes back to the broker."""
@@ -309,6 +412,31 @@ class QueueReader:
         if self.settings.guarantee.identifies:
             self._replaying = True
             self.windows.begin_replay(epoch)
+
+    @property
+    def unsettled(self) -> set[int]:
+        """Epochs of which an acknowledgement is not settled."""
+        return self.ledger.settling.epochs
+
+    def planned(self, epoch: int) -> Sequence[Key]:
+        """Return the IDs of an epoch, in order; none if it is committed or not of this queue."""
+        return self.ledger.planned.keys(epoch)
+
+    def missing(self, epoch: int) -> list[Key]:
+        """Return the IDs of an open epoch that have not come, in order."""
+        return self.ledger.planned.missing(epoch)
+
+    def count_missing(self, epoch: int) -> int:
+        """Count them."""
+        return self.ledger.planned.epochs[epoch].missing
+
+    def ask_for_more(self, missing: int) -> bool:
+        """Widen windows that are full of other messages than so many planned ones; whether there are some."""
+        return self.windows.double_taken(missing)
+
+    def give_up(self, epoch: int) -> None:
+        """Run an epoch without what has not come of it (rule 9)."""
+        self.ledger.abandon(epoch)
 
     def end_replay(self) -> None:
         """Want other messages than planned ones again."""
