@@ -38,7 +38,7 @@ import numpy as np
 
 from pyspark_mq.dedup.digests import DIGEST_BYTES, Batches, digests_of, from_bytes, prefix_of
 from pyspark_mq.dedup.epoch_file import ByQueue, EpochFile, Snapshot
-from pyspark_mq.dedup.identity import Key, filed, is_content
+from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES, Key, filed
 from pyspark_mq.dedup.shelf import Shelf
 
 __all__ = ["KEPT_EPOCHS", "Memory", "parted"]
@@ -54,6 +54,8 @@ _CONTENTS_LEFT = 500_000
 #: Contents that are known to repeat: the newest.
 _REPEATS_MAX = 65_536
 _NOTHING = from_bytes(b"")
+#: In place of the content of what is not distinguished from others.
+_NAMELESS = bytes(CONTENT_DIGEST_BYTES)
 
 
 @dataclass(slots=True)
@@ -411,8 +413,13 @@ def parted(keys: Collection[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
     """Part keys into IDs, and contents as they are in files."""
     if bytes not in set(map(type, keys)):  # nearly always; types are looked at in a tenth of the time
         return [*keys], []
-    contents = filed([key for key in keys if is_content(key)])
-    return [key for key in keys if not is_content(key)], [key for key in contents if any(key)]
+    every = filed(keys)
+    contents = [key for key in every if len(key) == CONTENT_DIGEST_BYTES and type(key) is bytes]
+    if len(contents) == len(every):
+        ids = []
+    else:
+        ids = [key for key in every if len(key) != CONTENT_DIGEST_BYTES or type(key) is str]
+    return ids, contents if _NAMELESS not in contents else [key for key in contents if key != _NAMELESS]
 
 
 def _texts(digests: Any) -> Any:
