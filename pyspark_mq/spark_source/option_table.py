@@ -203,7 +203,7 @@ _TABLE = (
     Option(
         "maxBytesPerTrigger",
         _SIZE,
-        "bytes of the messages in an epoch, [headers and all](operate.md#memory); a single larger "
+        "bytes of the messages in an epoch, [headers and all](tuning.md#driver-memory); a single larger "
         "message is an epoch of its own. Twice as many bound what is held in memory",
         default="64m",
         kind=SIZE_BYTES,

@@ -285,7 +285,6 @@ def test_every_command_of_its_page(spark: Any, rabbit: RabbitNode, tmp_path: Pat
             "/data/orders": str(tmp_path / "rows"),
             "--id-log /ids": f"--id-log {moved}",
             URL: rabbit.url(),
-            "amqp://spark:secret@mq.example/": rabbit.url(),
             "http://mq.example:15672": "http://127.0.0.1:9",  # nobody is there, which it says
             "queue=orders": f"queue={name}",
             "pyspark-mq ": f"{sys.executable} -m pyspark_mq ",

@@ -18,6 +18,8 @@ from tests.plugin import missing
 from tests.support.pages import CANNOT, LANGUAGES, NO_CODE, PAGES, ROOT, RUN_BY, Block, blocks
 
 TESTS = ROOT / "tests"
+#: What a window of 1,280 pixels shows of a line of code.
+COLUMNS = 76
 
 
 def unknown(found: list[Block], *tables: dict[str, dict[str, str]]) -> list[str]:
@@ -33,6 +35,19 @@ def test_every_block_is_run_by_a_test_or_said_to_be_not(page: str) -> None:
     assert unknown(of_code, RUN_BY, CANNOT) == []
     begins = [one.begin for one in of_code]
     assert sorted(set(begins)) == sorted(begins), "two blocks of the page begin with the same line"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("docs/reports/")])
+def test_no_line_of_a_block_is_cut_on_the_site(page: str) -> None:
+    assert too_long(blocks(page)) == []
+
+
+def too_long(found: list[Block]) -> list[str]:
+    return [line for one in found for line in one.text.splitlines() if len(line) > COLUMNS]
+
+
+def test_a_line_that_is_cut_is_found() -> None:
+    assert too_long([Block("README.md", "", f"{'x' * 76}\n{'y' * 77}\n")]) == ["y" * 77]
 
 
 def test_what_is_listed_is_on_the_pages_and_listed_once() -> None:
