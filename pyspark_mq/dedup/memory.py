@@ -78,6 +78,7 @@ class Memory:
         connected_s: seconds for which every connection of the query was up, over all its processes.
         forgotten: messages that were forgotten although they may come again.
         contents: batches of contents that were left; of each when that was, and how many were left by then.
+        came: contents that were left, came and are settled; the next file takes them out.
         repeats: contents that are known to repeat, and how many of each were left and did not come.
     """
 
@@ -93,7 +94,7 @@ class Memory:
         self._left_so_far = 0
         #: What was left and is in no file.
         self._new: list[int] = []
-        self._new_contents, self._settled_again, self._new_repeats = _NOTHING, _NOTHING, _NOTHING
+        self._new_contents, self._new_repeats = _NOTHING, _NOTHING
         self._base: str | None = None
         #: Files that follow the base, and how many messages each has.
         self._after: dict[str, int] = {}
@@ -104,6 +105,7 @@ class Memory:
         self.connected_s = 0.0
         self.forgotten = 0
         self.contents: dict[int, tuple[int, int]] = {}
+        self.came: set[bytes] = set()
         self.repeats: dict[bytes, int] = {}
 
     def __len__(self) -> int:
@@ -176,12 +178,13 @@ class Memory:
                 if text in self.repeats:
                     self.repeats[text] += 1
 
-    def settle_again(self, digests: Any) -> None:
-        """Take out contents that were left: they came, and cannot come again."""
-        self._settled_again = np.concatenate([self._settled_again, digests])
-        for number in self.contents:
+    def _take_out_came(self) -> Any:
+        """Take out contents that were left and came; what they are."""
+        came, self.came = from_bytes(b"".join(self.came)), set()
+        for number in self.contents if len(came) else ():
             there = self.ids.forget(number)
-            self.ids.put(number, there[~np.isin(_texts(there), _texts(digests))])
+            self.ids.put(number, there[~np.isin(_texts(there), _texts(came))])
+        return came
 
     def repeat(self, digests: Any) -> None:
         """Take note that contents repeat."""
@@ -228,8 +231,8 @@ class Memory:
         self._join(self.left, self._new, number)
         left = self.ids.get([number])
         self._new = []
-        new = self._new_contents, self._settled_again, self._new_repeats
-        self._new_contents, self._settled_again, self._new_repeats = _NOTHING, _NOTHING, _NOTHING
+        new = self._new_contents, self._take_out_came(), self._new_repeats
+        self._new_contents, self._new_repeats = _NOTHING, _NOTHING
         self.forgotten += self._forget_left()
         window_part = left_part = repeats = _NOTHING
         unsettled: list[Snapshot] = []
@@ -362,7 +365,7 @@ class Memory:
         self.forget_contents()
         self._forget_left()
         self._new, self.forgotten, self._loaded = [], 0, True
-        self._new_contents, self._settled_again, self._new_repeats = _NOTHING, _NOTHING, noted
+        self._new_contents, self._new_repeats = _NOTHING, noted
         return self._leave_unsettled()
 
     def _put_part(self, shelf: Shelf, file: str, digests: Any) -> None:
@@ -389,7 +392,8 @@ class Memory:
         self.settle(file.settled)
         self._left_so_far = file.left_so_far - len(file.left_contents)
         self._leave_contents(file.left_contents, int(file.connected_s))
-        self.settle_again(file.settled_again)
+        self.came.update(map(bytes, file.settled_again))
+        self._take_out_came()
         self.repeat(file.repeating)
 
     def _plan(self, file: EpochFile) -> None:

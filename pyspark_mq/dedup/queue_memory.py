@@ -39,7 +39,8 @@ class QueueMemory:
             return set(), set(), set()
         digests = digests_of(self._prefix, filed(every))
         known = {every[place] for place in memory.ids.find(digests)}
-        left = {every[place] for place in memory.ids.find(digests, memory.contents)} if known else set()
+        found = memory.ids.find(digests, memory.contents) if known else ()
+        left = {every[place] for place in found if bytes(digests[place]) not in memory.came}
         return known, left, {*self._repeating(every, digests)}
 
     def repeating(self, keys: Sequence[Key], but: Collection[bytes]) -> list[Key]:
@@ -85,7 +86,7 @@ class QueueMemory:
 
     def settle_again(self, keys: Collection[Key]) -> None:
         """Take note that contents which were left open have come, and that their acknowledgement is settled."""
-        self._memory.settle_again(self._digests(keys))
+        self._memory.came.update(map(bytes, self._digests(keys)))
 
     def committed(self, epoch: int, keys: Collection[Key]) -> None:
         """Take note that messages of an epoch are committed."""
