@@ -174,7 +174,8 @@ class Memory:
             self.ids.put(number, digests)
             self.contents[number] = connected_s, self._left_so_far
             self._left_so_far += len(digests)
-            for text in map(bytes, digests) if self.repeats else ():
+            for text in map(bytes, digests) if self.repeats or self.came else ():
+                self.came.discard(text)
                 if text in self.repeats:
                     self.repeats[text] += 1
 
