@@ -115,7 +115,7 @@ def filed(keys: Collection[Key]) -> Sequence[Key]:
         return keys
     if bytes not in set(map(type, keys)):  # nearly always; types are looked at in a tenth of the time
         return [*keys]
-    return [key[:CONTENT_DIGEST_BYTES] if is_content(key) else key for key in keys]
+    return [key[:CONTENT_DIGEST_BYTES] if type(key) is bytes and len(key) == CONTENT_BYTES else key for key in keys]
 
 
 def _digest(data: bytes, person: bytes) -> bytes:

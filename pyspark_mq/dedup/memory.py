@@ -38,7 +38,7 @@ import numpy as np
 
 from pyspark_mq.dedup.digests import DIGEST_BYTES, Batches, Digester, from_bytes
 from pyspark_mq.dedup.epoch_file import ByQueue, EpochFile, Snapshot
-from pyspark_mq.dedup.identity import Key, filed, is_content
+from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES, Key, filed
 from pyspark_mq.dedup.keys import TextKeys
 from pyspark_mq.dedup.shelf import Shelf
 
@@ -55,6 +55,8 @@ _CONTENTS_LEFT = 500_000
 #: Contents that are known to repeat: the newest.
 _REPEATS_MAX = 65_536
 _NOTHING = from_bytes(b"")
+#: In place of the content of what is not distinguished from others.
+_NAMELESS = bytes(CONTENT_DIGEST_BYTES)
 
 
 @dataclass(slots=True)
@@ -79,6 +81,7 @@ class Memory:
         connected_s: seconds for which every connection of the query was up, over all its processes.
         forgotten: messages that were forgotten although they may come again.
         contents: batches of contents that were left; of each when that was, and how many were left by then.
+        came: contents that were left, came and are settled; the next file takes them out.
         repeats: contents that are known to repeat, and how many of each were left and did not come.
     """
 
@@ -95,7 +98,7 @@ class Memory:
         self._left_so_far = 0
         #: What was left and is in no file.
         self._new: list[int] = []
-        self._new_contents, self._settled_again, self._new_repeats = _NOTHING, _NOTHING, _NOTHING
+        self._new_contents, self._new_repeats = _NOTHING, _NOTHING
         #: Queue and key of contents that repeat, until there was a load.
         self._noted: dict[tuple[str, Key], None] | None = {}
         self._base: str | None = None
@@ -108,6 +111,7 @@ class Memory:
         self.connected_s = 0.0
         self.forgotten = 0
         self.contents: dict[int, tuple[int, int]] = {}
+        self.came: set[bytes] = set()
         self.repeats: dict[bytes, int] = {}
 
     def __len__(self) -> int:
@@ -185,16 +189,18 @@ class Memory:
             self.ids.put(number, digests)
             self.contents[number] = connected_s, self._left_so_far
             self._left_so_far += len(digests)
-            for text in map(bytes, digests) if self.repeats else ():
+            for text in map(bytes, digests) if self.repeats or self.came else ():
+                self.came.discard(text)
                 if text in self.repeats:
                     self.repeats[text] += 1
 
-    def settle_again(self, digests: Any) -> None:
-        """Take out contents that were left: they came, and cannot come again."""
-        self._settled_again = np.concatenate([self._settled_again, digests])
-        for number in self.contents:
+    def _take_out_came(self) -> Any:
+        """Take out contents that were left and came; what they are."""
+        came, self.came = from_bytes(b"".join(self.came)), set()
+        for number in self.contents if len(came) else ():
             there = self.ids.forget(number)
-            self.ids.put(number, there[~np.isin(_texts(there), _texts(digests))])
+            self.ids.put(number, there[~np.isin(_texts(there), _texts(came))])
+        return came
 
     def note_repeat(self, queue: str, key: Key) -> None:
         """Take note that a content repeats; until a load, which brings another secret, by its key as well."""
@@ -247,8 +253,8 @@ class Memory:
         self._join(self.left, self._new, number)
         left = self.ids.get([number])
         self._new = []
-        new = self._new_contents, self._settled_again, self._new_repeats
-        self._new_contents, self._settled_again, self._new_repeats = _NOTHING, _NOTHING, _NOTHING
+        new = self._new_contents, self._take_out_came(), self._new_repeats
+        self._new_contents, self._new_repeats = _NOTHING, _NOTHING
         self.forgotten += self._forget_left()
         window_part = left_part = repeats = _NOTHING
         unsettled: list[Snapshot] = []
@@ -392,7 +398,7 @@ class Memory:
         self.forget_contents()
         self._forget_left()
         self._new, self.forgotten, self._loaded = [], 0, True
-        self._new_contents, self._settled_again, self._new_repeats = _NOTHING, _NOTHING, new_repeats
+        self._new_contents, self._new_repeats = _NOTHING, new_repeats
         return self._leave_unsettled()
 
     def _put_part(self, shelf: Shelf, file: str, digests: Any) -> None:
@@ -419,7 +425,8 @@ class Memory:
         self.settle(file.settled)
         self._left_so_far = file.left_so_far - len(file.left_contents)
         self._leave_contents(file.left_contents, int(file.connected_s))
-        self.settle_again(file.settled_again)
+        self.came.update(map(bytes, file.settled_again))
+        self._take_out_came()
         self.repeat(file.repeating)
 
     def _plan(self, file: EpochFile) -> None:
@@ -444,9 +451,14 @@ def parted(keys: Collection[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
     if isinstance(keys, TextKeys):  # nearly always
         return keys, ()
     if bytes not in set(map(type, keys)):  # types are looked at in a tenth of the time
-        return [*keys], ()
-    contents = filed([key for key in keys if is_content(key)])
-    return [key for key in keys if not is_content(key)], [key for key in contents if any(key)]
+        return [*keys], []
+    every = filed(keys)
+    contents = [key for key in every if len(key) == CONTENT_DIGEST_BYTES and type(key) is bytes]
+    if len(contents) == len(every):
+        ids = []
+    else:
+        ids = [key for key in every if len(key) != CONTENT_DIGEST_BYTES or type(key) is str]
+    return ids, contents if _NAMELESS not in contents else [key for key in contents if key != _NAMELESS]
 
 
 def _texts(digests: Any) -> Any:

@@ -40,7 +40,8 @@ class QueueMemory:
             return set(), set(), set()
         digests = self._digests(every)
         known = {every[place] for place in memory.ids.find(digests)}
-        left = {every[place] for place in memory.ids.find(digests, memory.contents)} if known else set()
+        found = memory.ids.find(digests, memory.contents) if known else ()
+        left = {every[place] for place in found if bytes(digests[place]) not in memory.came}
         return known, left, {*self._repeating(every, digests)}
 
     def repeating(self, keys: Sequence[Key], but: Collection[bytes]) -> list[Key]:
@@ -86,7 +87,7 @@ class QueueMemory:
 
     def settle_again(self, keys: Collection[Key]) -> None:
         """Take note that contents which were left open have come, and that their acknowledgement is settled."""
-        self._memory.settle_again(self._digests(keys))
+        self._memory.came.update(map(bytes, self._digests(keys)))
 
     def hold(self, keys: Collection[Key]) -> Any:
         """Hold the IDs of messages that came.

@@ -28,6 +28,9 @@ _LOG = logging.getLogger("pyspark_mq")
 _LOOK_MAX_S = 1.0
 #: Of what digests are made with.
 _SECRET_BYTES = 32
+#: What is kept of an epoch besides its file: what was remembered when it was about to run, if it was planned blindly;
+#: that it is acknowledged; and records of what it was run without, by a number.
+_BESIDE, _ACKNOWLEDGED, _GIVEN_UP = "beside", "acknowledged", "given-up"
 
 
 class OpenQueue(Protocol):
@@ -64,15 +67,21 @@ def file_of(files: JournalFiles, name: str, *, complete: bool = False) -> EpochF
     Raises:
         CheckpointError: it cannot be read.
     """
-    file = files.read(name)
-    if file.blind and (complete or files.has(files.beside(name))):
-        file = files.read(files.beside(name))
-    given_up = files.given_up(name)
+    file, kept = files.read(name), files.parts(name)
+    if file.blind and (complete or _BESIDE in kept):
+        file = files.read(name, _BESIDE)
+    given_up = _given_up(files, name, kept)
     if not given_up:
         return file
     return replace(
         file, planned={queue: _without(keys, given_up.get(queue, ())) for queue, keys in file.planned.items()}
     )
+
+
+def _given_up(files: JournalFiles, name: str, kept: Iterable[str]) -> ByQueue:
+    """Look up what an epoch was run without (rule 15). Each record has what the one before has."""
+    records = [part for part in kept if part.startswith(_GIVEN_UP)]
+    return files.read(name, records[-1]).planned if records else {}
 
 
 def _without(keys: Sequence[Key], gone: Iterable[Key]) -> list[Key]:
@@ -177,12 +186,12 @@ class Journal:
         those = {queue: keys for queue, keys in planned.items() if keys}
         if blind:
             filed_ = {queue: filed(keys) for queue, keys in those.items()}
-            name = self._files.write(epoch, EpochFile(epoch, [*planned], filed_, blind=True))
+            name = self._files.put(EpochFile(epoch, [*planned], filed_, blind=True))
             self._named.add(name)
         else:
             before = [self._open[number] for number in begun if number in self._open]
             file = self._compose(epoch, [*planned], those, open_, begun, before)
-            name = self._files.write(epoch, file)
+            name = self._files.put(file)
             self._written(name, file, before)
         self._open[epoch] = name
         if self._repeating(those):
@@ -206,13 +215,13 @@ class Journal:
         if not self.is_blind(end):
             return
         self._named.discard(end.file)  # it is not forgotten by this: its epoch is about to run
-        if self._files.has(self._files.beside(end.file)):
+        if _BESIDE in self._files.parts(end.file):
             # By a former process, and read by this one.
             self._named.add(end.file)
             return
         planned = {queue: keys for queue, reader in open_.items() if (keys := reader.planned(end.epoch))}
         file = self._compose(end.epoch, self.queues(end), planned, open_, (), ())
-        self._files.write_beside(end.file, file)
+        self._files.put(file, end.file, _BESIDE)
         self._written(end.file, file, ())
 
     def _compose(
@@ -255,7 +264,7 @@ class Journal:
         if file in self._to_note:
             # Whether several equal ones can come again, the next process has to know.
             self._to_note.discard(file)
-            self._files.note_acknowledged(file)
+            self._files.put(EpochFile(), file, _ACKNOWLEDGED)
 
     # -- restart
 
@@ -312,10 +321,11 @@ class Journal:
         # What repeats was known when the epoch was planned, or nobody has noted whether it is acknowledged.
         since = frozenset() if name == start.file else frozenset(map(bytes, file.repeating))
         coming = self._repeating(keys, since)
-        if coming and self._files.acknowledged(start.file):
+        if coming and _ACKNOWLEDGED in self._files.parts(start.file):
             coming = {}
         elif coming:
-            self._files.note_acknowledged(start.file)  # or each further process would expect them once more
+            # Or each further process would expect them once more.
+            self._files.put(EpochFile(), start.file, _ACKNOWLEDGED)
         self._coming = coming
         self._named = {name, *file.names}
         return Recent(counts, keys, coming)
@@ -331,9 +341,11 @@ class Journal:
         Raises:
             CheckpointError: that cannot be done.
         """
-        before = self._files.given_up(end.file)
+        kept = self._files.parts(end.file)
+        before = _given_up(self._files, end.file, kept)
         joined = {queue: [*before.get(queue, ()), *filed(keys.get(queue, ()))] for queue in {**before, **keys}}
-        self._files.give_up(end.file, joined)
+        number = sum(part.startswith(_GIVEN_UP) for part in kept)
+        self._files.put(EpochFile(planned=joined), end.file, f"{_GIVEN_UP}-{number:06d}")
 
 
 class NoJournal:

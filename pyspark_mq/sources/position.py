@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
 
-from pyspark_mq.dedup import ByQueue, EpochFile
+from pyspark_mq.dedup import EpochFile
 
 __all__ = ["JournalFiles", "Position", "shortened"]
 
@@ -42,32 +42,19 @@ class JournalFiles(Protocol):
     Everything raises CheckpointError where it cannot be done, in words for the user.
     """
 
-    def write(self, epoch: int, content: EpochFile) -> str:
-        """Keep the file of an epoch; durable when it returns. Its name, which has the digest of what is in it."""
+    def put(self, content: EpochFile, of: str = "", part: str = "") -> str:
+        """Keep the file of an epoch, or a part of what is kept of one; durable when it returns. Its name.
 
-    def read(self, file: str) -> EpochFile:
-        """Look a file up, also one beside another."""
+        Args:
+            of: the file of the epoch that a part is of. The name of such a file has the digest of what is in it.
+            part: its name. One that is there stays as it is.
+        """
 
-    def beside(self, file: str) -> str:
-        """Name the file beside that of an epoch which was planned before Spark had shown what is committed."""
+    def read(self, file: str, part: str = "") -> EpochFile:
+        """Look up the file of an epoch, or a part of what is kept of one."""
 
-    def has(self, file: str) -> bool:
-        """Whether there is such a file."""
-
-    def write_beside(self, file: str, content: EpochFile) -> None:
-        """Keep the file beside that of an epoch; durable when it returns."""
-
-    def note_acknowledged(self, file: str) -> None:
-        """Note, durably, that from now on messages of an epoch may be acknowledged."""
-
-    def acknowledged(self, file: str) -> bool:
-        """Whether that was noted."""
-
-    def given_up(self, file: str) -> ByQueue:
-        """Look up what an epoch was run without; empty for nothing (rule 15)."""
-
-    def give_up(self, file: str, keys: ByQueue) -> None:
-        """Write down what an epoch is run without, all of it; durable when it returns."""
+    def parts(self, file: str) -> Sequence[str]:
+        """List the parts that are kept of an epoch besides its file, by their names."""
 
     def remove(self, files: Collection[str]) -> None:
         """Remove files of epochs, and what is kept of each. One that cannot be removed does no harm."""

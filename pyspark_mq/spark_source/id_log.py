@@ -26,7 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pyspark_mq.dedup import ByQueue, EpochFile
+from pyspark_mq.dedup import EpochFile
 from pyspark_mq.errors import START_ANEW, CheckpointError
 from pyspark_mq.sources.url import redact_in
 from pyspark_mq.spark_source.folders import Folder, above, is_uri, open_folder, shown_place
@@ -40,8 +40,6 @@ _FILE = re.compile(
     r"(?P<stem>(?P<after>[0-9a-f]{16})-(?P<number>[0-9]{6,})(?:-(?P<token>[0-9a-f]{16}))?-[0-9a-f]{32})"
     r"(?:-[a-z0-9-]+)?\.arrow"
 )
-#: Ends of the names of what is kept of an epoch besides.
-_BESIDE, _GIVEN_UP, _ACKNOWLEDGED = "-beside", "-given-up", "-acknowledged"
 #: Pauses between attempts to read a file.
 _RESTS_S = (0.2, 1.0)
 _DIGEST_BYTES = 16
@@ -52,6 +50,17 @@ _SYNCED = "synced.json"
 _TOKEN_BYTES = 8
 _MAKE_ROOM = "Make room and give the user of the driver the right to write there"
 _READABLE = "Have the folder readable for the user of the driver"
+#: Beginning of a part's name -> what is said if it cannot be written.
+_WRITTEN = {
+    "beside": ("what is remembered beside '{}' cannot be written", f"Nothing of the epoch was emitted. {_MAKE_ROOM}"),
+    "given-up": (
+        "what the epoch of '{}' is run without cannot be written down",
+        f"Nothing of it was emitted or acknowledged. {_MAKE_ROOM}",
+    ),
+    "acknowledged": (
+        "that the epoch of '{}' is acknowledged cannot be noted", f"Nothing of it was acknowledged. {_MAKE_ROOM}"
+    ),
+}  # fmt: skip
 
 
 class IdLog:
@@ -151,9 +160,15 @@ class IdLog:
 
     # -- files of epochs
 
-    def write(self, epoch: int, content: EpochFile) -> str:
+    def put(self, content: EpochFile, of: str = "", part: str = "") -> str:
+        if part:
+            name, data = f"{_stem(of)}-{part}{_END}", encoded(content)
+            problem, advice = next(told for kind, told in _WRITTEN.items() if part.startswith(kind))
+            with self._or_say(problem.format(of), advice):
+                self._write(name, data + _digest(f"{_stem(of)}-{part}".encode() + data).encode())
+            return name
         with self._or_say(
-            f"the IDs of epoch {epoch} cannot be written",
+            f"the IDs of epoch {content.epoch} cannot be written",
             "Nothing was acknowledged for it. Correct 'checkpointLocation' or 'idLog', or make room and give the "
             "user of the driver the right to write there",
         ):
@@ -171,67 +186,30 @@ class IdLog:
         self._last = name, content
         return name
 
-    def read(self, file: str) -> EpochFile:
-        if self._last is not None and self._last[0] == file:
+    def read(self, file: str, part: str = "") -> EpochFile:
+        name = f"{_stem(file)}-{part}{_END}" if part else file
+        if self._last is not None and self._last[0] == name:
             return self._last[1]
         advice = (
             f"Set 'checkpointLocation' or 'idLog' to the place that the query had, restore the file, or {START_ANEW}"
         )
-        with self._or_say(f"the offset names the file '{file}', which cannot be read", advice):
-            data = self._read_patiently(file)
-            stem, mark, _ = file.partition(_BESIDE)
-            if mark:
+        with self._or_say(f"the offset names the file '{name}', which cannot be read", advice):
+            data = self._read_patiently(name)
+            if part:
                 data, digest = data[:-_HEX], data[-_HEX:]
-                whole = digest.decode("ascii", "replace") == _digest(stem.encode() + data)
+                whole = digest.decode("ascii", "replace") == _digest(f"{_stem(file)}-{part}".encode() + data)
             else:
-                whole = file.endswith(f"-{_digest(data)}{_END}")
+                whole = name.endswith(f"-{_digest(data)}{_END}")
         if not whole:
-            raise self._error(f"the file '{file}' was changed after it was written", "another digest", advice)
+            raise self._error(f"the file '{name}' was changed after it was written", "another digest", advice)
         content = decoded(data)
-        self._last = file, content
+        self._last = name, content
         return content
 
-    def beside(self, file: str) -> str:
-        return f"{_stem(file)}{_BESIDE}{_END}"
-
-    def has(self, file: str) -> bool:
-        with self._or_say(f"the file '{file}' cannot be looked up", _READABLE):
-            return file in self._names
-
-    def write_beside(self, file: str, content: EpochFile) -> None:
-        name, data = self.beside(file), encoded(content)
-        with self._or_say(
-            f"what is remembered beside '{file}' cannot be written",
-            f"Nothing of the epoch was emitted. {_MAKE_ROOM}",
-        ):
-            self._write(name, data + _digest(_stem(file).encode() + data).encode())
-
-    def note_acknowledged(self, file: str) -> None:
-        with self._or_say(
-            f"that the epoch of '{file}' is acknowledged cannot be noted",
-            f"Nothing of it was acknowledged. {_MAKE_ROOM}",
-        ):
-            self._write(f"{_stem(file)}{_ACKNOWLEDGED}{_END}", b"")
-
-    def acknowledged(self, file: str) -> bool:
-        return self.has(f"{_stem(file)}{_ACKNOWLEDGED}{_END}")
-
-    def given_up(self, file: str) -> ByQueue:
-        with self._or_say(
-            f"what the epoch of '{file}' was run without cannot be looked up",
-            "Have the folder readable for the user of the driver, or restore the file",
-        ):
-            records = sorted(name for name in self._names if name.startswith(f"{_stem(file)}{_GIVEN_UP}"))
-            # Each has what the one before has.
-            return decoded(self._read_patiently(records[-1])).planned if records else {}
-
-    def give_up(self, file: str, keys: ByQueue) -> None:
-        with self._or_say(
-            f"what the epoch of '{file}' is run without cannot be written down",
-            f"Nothing of it was emitted or acknowledged. {_MAKE_ROOM}",
-        ):
-            before = sum(name.startswith(f"{_stem(file)}{_GIVEN_UP}") for name in self._names)
-            self._write(f"{_stem(file)}{_GIVEN_UP}-{before:06d}{_END}", encoded(EpochFile(planned=keys)))
+    def parts(self, file: str) -> list[str]:
+        with self._or_say(f"what is kept of '{file}' cannot be looked up", _READABLE):
+            begin = f"{_stem(file)}-"
+            return sorted(name[len(begin) : -len(_END)] for name in self._names if name.startswith(begin))
 
     def remove(self, files: Collection[str]) -> None:
         for file in files:

@@ -38,6 +38,7 @@ class Oracle:
         again: when each was left last.
         contents: when each was left last, but for those that came and were settled.
         repeats: contents that repeat.
+        came: contents that are not left any more, as they came and were settled.
         unsettled: epoch -> its messages.
     """
 
@@ -46,6 +47,7 @@ class Oracle:
     again: dict[tuple[str, Key], int] = field(default_factory=dict)
     contents: dict[tuple[str, Key], int] = field(default_factory=dict)
     repeats: set[tuple[str, Key]] = field(default_factory=set)
+    came: set[tuple[str, Key]] = field(default_factory=set)
     unsettled: dict[int, list[tuple[str, Key]]] = field(default_factory=dict)
     now: int = 0
 
@@ -54,6 +56,7 @@ class Oracle:
             self.now += 1
             if isinstance(message[1], bytes):
                 self.contents[message] = self.now
+                self.came.discard(message)
             else:
                 self.left.setdefault(message, self.now)
                 self.again[message] = self.now
@@ -168,6 +171,7 @@ class Life:
         for queue, key in some:
             self.queue(queue).settle_again([key])
             del self.oracle.contents[queue, key]
+            self.oracle.came.add((queue, key))
         for queue, key in chance.sample([*self.oracle.contents], len(self.oracle.contents) // 3):
             self.queue(queue).repeat(key)
             self.oracle.repeats.add((queue, key))
@@ -203,13 +207,18 @@ class Life:
         left: set[tuple[str, Key]] = set()
         repeats: set[tuple[str, Key]] = set()
         for queue in QUEUES:
-            keys = [key for one, key in {*promised, *self.oracle.contents, *self.oracle.repeats} if one == queue]
+            keys = [
+                key
+                for one, key in {*promised, *self.oracle.contents, *self.oracle.repeats, *self.oracle.came}
+                if one == queue
+            ]
             contents = self.queue(queue).contents_among([key for key in keys if isinstance(key, bytes)])
             known |= {(queue, key) for key in (*self.queue(queue).among(keys), *contents[0])}
             left |= {(queue, key) for key in contents[1]}
             repeats |= {(queue, key) for key in contents[2]}
         assert known >= promised
         assert left >= self.oracle.contents_left()
+        assert not left & self.oracle.came
         assert repeats == self.oracle.repeats
         most = (self.window + self.most_left) * 9 / 8 + CONTENTS_LEFT + sum(map(len, self.oracle.unsettled.values()))
         assert self.memory.remembered <= most + memory.FOLLOWING_MAX * largest  # a part has what so many epochs have
@@ -272,6 +281,7 @@ RULES = {
     ),
     "contents are in a base": ("for one, (left_s, so_far) in self.contents.items()", "for one, (left_s, so_far) in ()"),
     "contents that repeat are in a base": ("        self.repeat(file.repeats)\n", ""),
+    "contents that came are written": ("            settled_again=new[1],\n", ""),
     "contents that repeat are written": ("            repeating=new[2],\n", ""),
     "parts hold what they take in": ("            joined.insert(0, number)\n", ""),
     "a part is named": ('            shelf.parts.append(("", number))\n', "            pass\n"),

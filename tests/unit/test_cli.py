@@ -46,7 +46,7 @@ class Folder:
         """The end of an epoch whose file says that an ID is left."""
         assert self.codec.log is not None
         content = EpochFile(epoch, list(queues), queues, left=from_bytes(bytes(16)))
-        return Position(epoch, self.codec.log.write(epoch, content), broker_id)
+        return Position(epoch, self.codec.log.put(content), broker_id)
 
     def plan(self, batch: int, *lines: str | Position) -> None:
         metadata = {"batchWatermarkMs": 0, "batchTimestampMs": WRITTEN_AT_MS + batch * 1000, "conf": {}}

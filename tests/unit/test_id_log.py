@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_file_comes_back_as_it_was_written(place: str, folder: Path) -> None:
-    name = IdLog(place, QUEUE).write(7, content())
+    name = IdLog(place, QUEUE).put(content())
     assert files(folder) == [name]
     found = IdLog(place, QUEUE).read(name)
     assert found.state
@@ -58,53 +58,52 @@ def test_a_file_comes_back_as_it_was_written(place: str, folder: Path) -> None:
 
 
 def test_equal_files_of_two_processes_have_two_names(place: str, folder: Path) -> None:
-    first = IdLog(place, QUEUE).write(1, content(1))
-    names = {following(place, first).write(2, content(2)) for _ in range(2)}
+    first = IdLog(place, QUEUE).put(content(1))
+    names = {following(place, first).put(content(2)) for _ in range(2)}
     assert sorted({first, *names}) == files(folder)
     assert len(files(folder)) == 3
 
 
 def test_a_file_beside_another_comes_back_too(place: str, folder: Path) -> None:
     log = IdLog(place, QUEUE)
-    name = log.write(7, content())
-    assert not log.has(log.beside(name))
-    log.write_beside(name, content(1))
+    name = log.put(content())
+    assert log.parts(name) == []
+    log.put(content(1), name, "beside")
     again = IdLog(place, QUEUE)
-    assert again.has(again.beside(name))
-    assert again.read(again.beside(name)).planned == content(1).planned
+    assert again.parts(name) == ["beside"]
+    assert again.read(name, "beside").planned == content(1).planned
     assert len(files(folder)) == 2
 
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_file_that_is_missing_or_changed_is_an_error_that_names_it(tmp_path: Path, beside: bool) -> None:
     log = IdLog(str(tmp_path), QUEUE)
-    name = log.write(7, content())
+    file = name = log.put(content())
     if beside:
-        log.write_beside(name, content())
-        name = log.beside(name)
+        name = log.put(content(), file, "beside")
     kept = (tmp_path / name).read_bytes()
     for broken in (kept.replace(b"window_part", b"window_part"[::-1]), kept[:-1], kept[: len(kept) // 2], b""):
         (tmp_path / name).write_bytes(broken)
         with pytest.raises(CheckpointError, match=f"queue 'orders'.*{name}.*was changed"):
-            IdLog(str(tmp_path), QUEUE).read(name)
+            IdLog(str(tmp_path), QUEUE).read(file, "beside" if beside else "")
     (tmp_path / name).unlink()
     with pytest.raises(CheckpointError, match=f"{name}.*cannot be read.*FileNotFoundError"):
-        IdLog(str(tmp_path), QUEUE).read(name)
+        IdLog(str(tmp_path), QUEUE).read(file, "beside" if beside else "")
 
 
 def test_a_file_beside_one_epoch_is_none_of_another(tmp_path: Path) -> None:
     log = IdLog(str(tmp_path), QUEUE)
-    first, second = log.write(1, content(1)), log.write(2, content(2))
-    log.write_beside(first, content())
-    (tmp_path / log.beside(first)).rename(tmp_path / log.beside(second))
+    first, second = log.put(content(1)), log.put(content(2))
+    beside = log.put(content(), first, "beside")
+    (tmp_path / beside).rename(tmp_path / f"{second.removesuffix('.arrow')}-beside.arrow")
     with pytest.raises(CheckpointError, match="was changed"):
-        IdLog(str(tmp_path), QUEUE).read(log.beside(second))
+        IdLog(str(tmp_path), QUEUE).read(second, "beside")
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder", "utf-8")
     with pytest.raises(CheckpointError, match=r"the ID log in '.*file/ids'.*epoch 7 cannot be written.*right to write"):
-        IdLog(str(tmp_path / "file" / "ids"), QUEUE).write(7, content())
+        IdLog(str(tmp_path / "file" / "ids"), QUEUE).put(content(7))
 
 
 def test_a_draft_that_cannot_be_finished_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,16 +112,16 @@ def test_a_draft_that_cannot_be_finished_leaves_nothing(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CheckpointError, match="No space left on device"):
-        IdLog(str(tmp_path), QUEUE).write(7, content())
+        IdLog(str(tmp_path), QUEUE).put(content())
     assert files(tmp_path) == []
 
 
 def test_files_are_removed_with_all_that_is_kept_of_them(place: str, folder: Path) -> None:
     log = IdLog(place, QUEUE)
-    names = [log.write(number, content(number)) for number in range(3)]
+    names = [log.put(content(number)) for number in range(3)]
     for name in names:
-        log.write_beside(name, content())
-        log.give_up(name, {"orders": ["x"]})
+        log.put(content(), name, "beside")
+        log.put(EpochFile(planned={"orders": ["x"]}), name, "given-up-000000")
     log.remove(names[:2])
     assert all(name.startswith(names[2].removesuffix(".arrow")) for name in files(folder))
     assert len(files(folder)) == 3
@@ -130,15 +129,15 @@ def test_files_are_removed_with_all_that_is_kept_of_them(place: str, folder: Pat
 
 def test_what_crashes_leave_behind_a_file_is_found_by_who_goes_on_from_it(place: str, folder: Path) -> None:
     life = IdLog(place, QUEUE)
-    first, second, unlogged = (life.write(number, content(number)) for number in (1, 2, 3))
-    dead = {following(place, first, second).write(3, content(3)) for _ in range(3)}
+    first, second, unlogged = (life.put(content(number)) for number in (1, 2, 3))
+    dead = {following(place, first, second).put(content(3)) for _ in range(3)}
     (folder / f".{unlogged}").write_text("cut short")
     (folder / "notes.txt").write_text("mine", "utf-8")
-    other = IdLog(place, "queue 'other'").write(1, content())
+    other = IdLog(place, "queue 'other'").put(content())
     again = following(place, first, second)
     left = again.left_by_crashes()
     assert set(left) == {unlogged, *dead}
-    third = again.write(3, content(4))
+    third = again.put(content(4))
     again.show(third)
     again.remove([*left, *again.left_by_crashes()])
     assert files(folder) == sorted([first, second, third, other, "notes.txt"])
@@ -147,9 +146,9 @@ def test_what_crashes_leave_behind_a_file_is_found_by_who_goes_on_from_it(place:
 
 def test_what_dead_first_starts_leave_is_found_once_the_log_names_another(tmp_path: Path) -> None:
     folder = tmp_path / "my job" / ID_FOLDER
-    dead = {IdLog(str(folder), QUEUE).write(1, content(number)) for number in range(30)}
+    dead = {IdLog(str(folder), QUEUE).put(content(number)) for number in range(30)}
     one, two = IdLog(str(folder), QUEUE), IdLog(str(folder), QUEUE)  # two sources of one query, alike
-    names = [one.write(1, content(300)), two.write(1, content(300))]
+    names = [one.put(content(300)), two.put(content(300))]
     assert one.left_by_crashes() == two.left_by_crashes() == []
     logged(folder, 0, *names)
     one.show(names[0])
@@ -160,9 +159,9 @@ def test_what_dead_first_starts_leave_is_found_once_the_log_names_another(tmp_pa
 
 def test_what_a_first_start_leaves_is_found_by_who_goes_on_from_the_next_one(tmp_path: Path) -> None:
     folder = tmp_path / ID_FOLDER
-    dead = IdLog(str(folder), QUEUE).write(1, content(1))
-    logged_and_dead = IdLog(str(folder), QUEUE).write(1, content(2))
-    sibling = IdLog(str(folder), QUEUE).write(1, content(3))
+    dead = IdLog(str(folder), QUEUE).put(content(1))
+    logged_and_dead = IdLog(str(folder), QUEUE).put(content(2))
+    sibling = IdLog(str(folder), QUEUE).put(content(3))
     logged(folder, 0, logged_and_dead, sibling)
     logged(folder, 1, logged_and_dead)
     assert following(str(folder), logged_and_dead).left_by_crashes() == [dead]
@@ -179,14 +178,14 @@ def test_a_checkpoint_of_another_query_is_refused(tmp_path: Path, entries: list[
         log = IdLog(str(folder), QUEUE)
         text = r"queue 'orders'.*another job.*not the checkpoint of this query.*pyspark-mq peek"
         with pytest.raises(CheckpointError, match=text):
-            log.show(log.write(1, content()))
+            log.show(log.put(content()))
         assert files(folder) == []
 
 
 def test_what_a_process_goes_on_from_has_to_be_in_the_log_and_stays_if_it_is_not(tmp_path: Path) -> None:
     folder = tmp_path / ID_FOLDER
     log = IdLog(str(folder), QUEUE)
-    file = log.write(1, content())
+    file = log.put(content())
     logged(folder, 0, file)
     log.show(file)
     (tmp_path / "offsets").rename(tmp_path / "elsewhere")
@@ -203,23 +202,24 @@ def test_a_log_that_cannot_be_read_is_an_error_that_says_so(tmp_path: Path) -> N
 
 def test_a_draft_that_a_crash_left_is_written_over(tmp_path: Path) -> None:
     log = IdLog(str(tmp_path), QUEUE)
-    name = log.write(1, content())
+    name = log.put(content())
     record = f"{name.removesuffix('.arrow')}-given-up-000000.arrow"
     (tmp_path / f".{record}").write_text("a draft that is longer than what is written over it" * 10)
-    log.give_up(name, {"orders": ["x"]})
+    log.put(EpochFile(planned={"orders": ["x"]}), name, "given-up-000000")
     assert files(tmp_path) == sorted([name, record])
-    assert log.given_up(name) == {"orders": ["x"]}
+    assert log.read(name, "given-up-000000").planned == {"orders": ["x"]}
 
 
 def test_what_was_given_up_is_kept_for_its_file_alone(place: str) -> None:
     log = IdLog(place, QUEUE)
-    third, fourth = log.write(3, content(3)), log.write(4, content(4))
-    assert log.given_up(third) == {}
-    log.give_up(third, {"orders": ["x"]})
-    log.give_up(third, {"orders": ["x", "y"]})
+    third, fourth = log.put(content(3)), log.put(content(4))
+    assert log.parts(third) == []
+    for number, ids in enumerate((["x"], ["x", "y"])):
+        log.put(EpochFile(planned={"orders": ids}), third, f"given-up-{number:06d}")
     again = IdLog(place, QUEUE)
-    assert again.given_up(third) == {"orders": ["x", "y"]}
-    assert again.given_up(fourth) == {}
+    assert again.parts(third) == ["given-up-000000", "given-up-000001"]
+    assert again.read(third, "given-up-000001").planned == {"orders": ["x", "y"]}
+    assert again.parts(fourth) == []
 
 
 @pytest.mark.parametrize(
