@@ -1,4 +1,4 @@
-"""The management of a broker, asked beside its queues (option `managementUrl`, and the command `doctor`).
+"""The management of a broker, queried in addition to its queues (option `managementUrl`, and the command `doctor`).
 
 One file a broker: what it calls itself, what is set for a queue, and how many messages wait there. The queues
 themselves know nothing of it. Where it does not answer a question raises a `BrokerUnavailableError`, where it refuses

@@ -79,7 +79,7 @@ class Management:
             place = place_of(parts.hostname or "", parts.port)
         except ValueError:
             place, parts = "", urlsplit("")
-        # Behind a slash in a password that was not escaped there is an '@'.
+        # After a slash that was not escaped in a password comes an '@'.
         extra = parts.query or parts.fragment or "@" in parts.path or not parts.path.isascii() or " " in parts.path
         if parts.scheme not in ("http", "https") or not parts.hostname or extra or CONTROL.search(unquote(text)):
             shown = f"{redact(text)!r} is not accepted; accepted is such as {endpoint.broker.listing.url}; {ESCAPES}"
@@ -247,7 +247,7 @@ class Management:
 class _Answering(io.RawIOBase):
     """The bytes of one answer as they come, for as long and as many as any broker needs.
 
-    Each may come alone, and they may come for ever: in a header, before the answer, in it or behind it.
+    Each may come alone, and they may come for ever: in a header, before, in or after the answer.
 
     Args:
         connected: where they come from.

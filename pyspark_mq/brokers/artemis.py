@@ -67,7 +67,7 @@ ARTEMIS = Broker(
         expires_header="expires",
         internal_headers=frozenset({"destination-type", "expires", "persistent"}),
         internal_prefixes=("__HDR_", "__AMQ_", "_AMQ_", "JMS_AMQP_", "NATIVE_MESSAGE_ID"),
-        # Properties of the message come behind the other headers and before this one (2.40, 2.56).
+        # The message's properties come after the other headers and before this one (2.40, 2.56).
         last_header="ack",
         management="activemq.management",
         # What comes over STOMP keeps the number as a property, what comes over AMQP 1.0 has a header (2.56).

@@ -37,7 +37,7 @@ class StompDialect:
     Attributes:
         queue, topic: destination headers.
         id_header: the header that names a message, and keeps its value over redeliveries.
-        id_separator: only what is behind it in that header names the message; empty if all does.
+        id_separator: the message's name follows it in that header; empty if the whole header is the name.
         cumulative: acknowledge with mode `client`, where one frame covers everything before it;
             otherwise message by message with `client-individual`.
         window_header: header of SUBSCRIBE with how much may be unacknowledged.
@@ -161,7 +161,7 @@ class Listing:
 
     Attributes:
         url: value of the option `managementUrl` where everything is on its default port.
-        path: of the API, behind that URL, with `{host}` for the virtual host and `{page}`; empty where it is Jolokia.
+        path: of the API, after that URL, with `{host}` for the virtual host and `{page}`; empty where it is Jolokia.
         mbeans: pattern of the MBeans of which each is a queue; empty where it is an API.
     """
 
@@ -203,7 +203,7 @@ class Broker:
         delivery_limit_note: what an operator has to know about messages that are handed out
             again and again; shown with data-loss errors.
         node_lost_s: how long the nodes of a cluster take one for alive that is not, and with it its clients.
-        unavailable_reasons: what it says, beside "not found", of a queue that nobody can use now, as the node that has
+        unavailable_reasons: what it says, except "not found", of a queue that nobody can use now, as the node that has
             it is not there.
         listing: how it lists the names of its queues.
         remedies: a setting that bites who acknowledges late -> what an operator does about it. What is not among them

@@ -40,7 +40,7 @@ class QueueFacts:
     Attributes:
         kind: RabbitMQ's type of the queue: classic, quorum, stream.
         ready: messages waiting.
-        other_consumers: consumers beside the one that asks.
+        other_consumers: consumers other than the one that asks.
         consumer_names: who they are, as far as the broker reports them.
         delivery_limit: deliveries after which a message is put aside; infinite for no limit.
         dead_letters_to: where it goes then; empty if it is dropped.

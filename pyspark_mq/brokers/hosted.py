@@ -6,7 +6,7 @@ import re
 
 __all__ = ["BALANCER_IDLE_S", "METRICS_S", "hosted_by"]
 
-#: Its load balancer forgets a connection on which nothing is said for so long (AWS, "Network Load Balancers").
+#: Its load balancer drops a connection that is idle for this long (AWS, "Network Load Balancers").
 BALANCER_IDLE_S = 350.0
 #: AWS asks for metrics of a queue to be looked at no more often (Amazon MQ, "RabbitMQ best practices").
 METRICS_S = 60.0

@@ -97,7 +97,7 @@ RABBITMQ = Broker(
         queue="/amq/queue/{name}",
         topic="/exchange/{name}/#",
         capabilities=None,
-        # Settling behind the acceptance ends the connection (3.10), and so does an acceptance without settlement (4).
+        # Settling after the acceptance ends the connection (3.10), and so does an acceptance without settlement (4).
         confirms=False,
         counts_acquirers=True,
         slash="%2F",

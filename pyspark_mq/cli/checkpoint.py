@@ -68,7 +68,7 @@ class PlannedEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The checkpoint that a query has left behind.
+    """A checkpoint on disk.
 
     Attributes:
         place: the folder, without credentials.
@@ -137,7 +137,7 @@ def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
 def rewrite(place: str, planned: PlannedEpoch, offset: Mapping[str, Any]) -> None:
     """Put another offset in the place of that of an epoch.
 
-    Hadoop keeps a checksum beside each file on a local disk, and refuses the file when it does not fit; without one it
+    Hadoop keeps a checksum next to each file on a local disk, and refuses the file when it does not fit; without one it
     reads the file (``ChecksumFileSystem.java``). So the checksum goes first.
     """
     batch = str(planned.batch)

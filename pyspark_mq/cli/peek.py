@@ -26,7 +26,7 @@ _TURN_S = 0.1
 
 
 def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, Any]]:
-    """The next messages of each queue, at most so many of each.
+    """Return the next messages of each queue, at most `maximum` each.
 
     Args:
         settings: of the query that would read them.
@@ -46,7 +46,7 @@ def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, 
 
 @contextmanager
 def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
-    """A session that is handed so many messages of a queue, and gives them back at its end."""
+    """A session that receives this many messages of a queue, and returns them when it ends."""
     session = make_session(settings)
     try:
         open_first(session, settings)

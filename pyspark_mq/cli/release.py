@@ -22,7 +22,7 @@ from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.folders import open_folder
 from pyspark_mq.spark_source.offset import OffsetCodec, released
 
-__all__ = ["RECORDS", "Found", "describe", "mark", "open_epochs", "seek"]
+__all__ = ["RECORDS", "QueueLook", "describe", "mark", "open_epochs", "seek"]
 
 #: Folder of the checkpoint in which it is written down what was released.
 RECORDS = "mq-released"
@@ -33,7 +33,7 @@ _LOOKED_AT_MAX = 65_535
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class QueueLook:
     """The result of a look into one queue.
 
     Attributes:
@@ -58,7 +58,7 @@ def open_epochs(checkpoint: Checkpoint) -> list[PlannedEpoch]:
     return opened
 
 
-def seek(one: PlannedEpoch, settings: Settings, patience_s: float) -> dict[str, Found]:
+def seek(one: PlannedEpoch, settings: Settings, patience_s: float) -> dict[str, QueueLook]:
     """Look for the messages of an epoch in their queues, and give back what is there.
 
     Args:
@@ -73,7 +73,7 @@ def seek(one: PlannedEpoch, settings: Settings, patience_s: float) -> dict[str, 
     return found
 
 
-def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> Found:
+def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> QueueLook:
     """Look until all are there. Of a message no more is kept than its ID."""
     ids, seen = MessageIds.of(settings), 0
     missing_keys: dict[Key, list[Key]] = {}
@@ -94,10 +94,10 @@ def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> Found:
             if not any(missing_keys.values()):
                 break
     missing = {key for some in missing_keys.values() for key in some}
-    return Found(len(keys), [key for key in keys if key in missing], seen)
+    return QueueLook(len(keys), [key for key in keys if key in missing], seen)
 
 
-def describe(one: PlannedEpoch, found: Mapping[str, Found] | None) -> Iterator[str]:
+def describe(one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> Iterator[str]:
     """An epoch and what is missing of it, as lines for people; `found` is None if nobody has looked."""
     count = sum(map(len, one.planned.values()))
     yield f"source {one.source}: {one.offset['source']}, broker {one.offset['broker']}"
@@ -119,7 +119,7 @@ def describe(one: PlannedEpoch, found: Mapping[str, Found] | None) -> Iterator[s
             yield f"    and {len(there.missing) - _IDS_SHOWN:,} more"
 
 
-def mark(place: str, one: PlannedEpoch, found: Mapping[str, Found] | None) -> str:
+def mark(place: str, one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> str:
     """Release an epoch, and write down what was there before.
 
     No query may run with the checkpoint: it would not see the mark, or write over it.

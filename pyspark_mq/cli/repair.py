@@ -64,7 +64,7 @@ class Repair:
     epoch: int
 
     def carry_out(self) -> None:
-        """Remove the files and the checksums that Hadoop keeps beside them, and note that the rest is whole."""
+        """Remove the files and the checksums that Hadoop keeps next to them, and note that the rest is whole."""
         for damage in self.damages:
             _remove(damage)
         os.sync()

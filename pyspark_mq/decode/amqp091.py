@@ -45,7 +45,7 @@ __all__ = ["Amqp091Batch", "as_text", "unreadable_of"]
 _HEADERS_MAX, _ROWS_PER_HEADER = 64, 8
 _MICROSECONDS = 1_000_000
 _SECONDS_MAX = INT64_MAX // _MICROSECONDS
-#: To be copied once more would take a message of so many bytes longer than all else.
+#: From this size on, one more copy of a message would cost more than all else.
 _LARGE_BYTES = 256 << 10
 #: Python refuses to convert thousands of digits.
 _DIGITS_MAX = 20

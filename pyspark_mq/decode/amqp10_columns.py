@@ -29,7 +29,7 @@ from pyspark_mq.decode.spans import binary, decimals, distinct, is_ascii, text
 
 __all__ = ["COLUMN_TYPES", "PADDING", "TIMESTAMP", "UNMARKED", "Messages", "WalkedGroup", "walked_groups"]
 
-#: Behind the last message, so that a number is read without a look at where the memory ends.
+#: Padding after the last message, so that reading a number needs no bounds check.
 PADDING = bytes(16)
 #: For fewer the walk takes longer than reading them one by one.
 _WALKED_MIN = 16
@@ -118,7 +118,7 @@ class WalkedGroup(NamedTuple):
 
     @classmethod
     def of(cls, groups: Sequence[WalkedGroup]) -> WalkedGroup:
-        """One of several, behind each other."""
+        """Join several into one."""
         first = groups[0]
         if len(groups) == 1:
             return first
@@ -267,7 +267,7 @@ def _timestamps(milliseconds: Any) -> pa.Array:
 
 
 def _maps(source: _Source, named: Named) -> pa.Array:
-    """Application properties, and behind them what all messages have of other sections."""
+    """Application properties, followed by the entries from other sections."""
     pairs = source.walked.pairs
     ends = np.concatenate(([0], np.cumsum(pairs.counts + len(named))))
     if not ends[-1]:

@@ -272,7 +272,7 @@ _HEADER, _ANNOTATIONS = b"\x00\x53\x70", (b"\x00\x53\x71", b"\x00\x53\x72")
 
 
 def bare_message_at(data: bytes) -> int:
-    """Return where the bare message begins (3.2), behind what differs between deliveries.
+    """Return where the bare message begins (3.2), after the sections that differ between deliveries.
 
     Raises:
         EncodingError, IndexError: header or annotations cannot be read.

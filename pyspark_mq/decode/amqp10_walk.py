@@ -25,7 +25,7 @@ _PAIRS_MAX = 64
 _NULL, _STRING8, _STRING32, _SYMBOL8, _SYMBOL32, _BINARY8, _BINARY32 = 0x40, 0xA1, 0xB1, 0xA3, 0xB3, 0xA0, 0xB0
 _TIMESTAMP = 0x83
 _USER, _EXPIRY, _CREATED, _GROUP, _SEQUENCE = 1, 8, 9, 10, 11
-#: A body of nothing, behind properties with a time of creation of 1 ms: what a header says of the expiry is seen by it.
+#: An empty body after properties created at 1 ms: reveals what a header says about expiry.
 _PROBE = b"\x00\x53\x73\xc0\x13\x0a" + b"\x40" * 9 + b"\x83" + (1).to_bytes(8, "big") + b"\x00\x53\x75\xa0\x00"
 
 
@@ -40,7 +40,7 @@ class WalkedField(NamedTuple):
 
 
 class WalkedPairs(NamedTuple):
-    """Application properties, of all rows behind each other; `counts` of each row.
+    """Application properties of all rows, concatenated; `counts` of each row.
 
     Which have a text, a whole number (also null) or a truth value; `numbers` has the latter two.
     """

@@ -26,7 +26,7 @@ class Views:
         self._all = {size: np.ndarray((len(data) - size + 1,), f">u{size}", data, 0, (1,)) for size in (1, 2, 4, 8)}
 
     def at(self, places: Any, size: int) -> Any:
-        """Return the numbers of so many bytes that begin there; beyond the end, any."""
+        """Return the numbers of this many bytes that begin there; any numbers beyond the end."""
         found = self._all[size]
         return found[np.minimum(places, len(found) - 1)].astype(f"u{size}", copy=False)
 

@@ -127,7 +127,7 @@ class StompBatch(DeliveryBatch):
         return ids
 
     def given(self) -> list[object]:
-        """The producer's ID, where the broker has a header for it besides its own; and the time as it is written."""
+        """The producer's ID, where the broker has a second header for it; and the time as it is written."""
         is_the_brokers = self.dialect.id_header == "message-id"
         ids = [None] * len(self) if is_the_brokers else self.ids(MESSAGE_ID)
         return [*zip(ids, self.values("timestamp"), strict=True)]
@@ -362,7 +362,7 @@ class FramesBatch(StompBatch):
         escapes = written.count(b"\\")
         if not escapes:
             return found
-        # Behind the last of a value's characters the next value begins, whose `c` makes no escape of a backslash there.
+        # The next value begins after the last character of a value, whose `c` makes no escape of a backslash there.
         return pc.replace_substring(found, "\\c", ":") if escapes == written.count(b"\\c") else None
 
     def _number(self, name: str, maximum: int, unit: int = 1) -> pa.Array | None:

@@ -5,7 +5,7 @@ compared with those of all others, line by line, each with one operation of NumP
 begin and end is known then, and a column is made of the memory when it is asked for.
 
 What is taken is what :mod:`pyspark_mq.sources.stomp.frames` takes, and less of it: whole MESSAGE frames that follow
-each other, each behind one line feed, with a length that agrees, or a text without NUL that another frame follows;
+each other, each after one line feed, with a length that agrees, or a text without NUL that another frame follows;
 headers with short names in ASCII; no carriage return before the body. All else is left to that module. So this never
 decides that a frame or a message is broken.
 """
@@ -21,7 +21,7 @@ import numpy as np
 __all__ = ["Frames", "find_frames"]
 
 _COMMAND = b"MESSAGE"
-#: Behind a frame that another one follows. The next begins two bytes on.
+#: After a frame that another one follows. The next begins two bytes later.
 _BETWEEN = b"\0\nMESSAGE\n"
 _LAST = b"\0\n"
 _EOL, _RETURN = b"\n\r"
@@ -49,7 +49,7 @@ class Field(NamedTuple):
 
     @classmethod
     def of(cls, count: int, parts: Sequence[tuple[Any, Field]]) -> Field:
-        """Make one of so many messages of parts, each with the places of its messages."""
+        """Join parts into one with this many messages, each with the places of its messages."""
         begins, ends, present = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, bool)
         for places, part in parts:
             begins[places], ends[places], present[places] = part
@@ -140,7 +140,7 @@ def find_frames(data: bytes | bytearray, least: int, most: int, last: str) -> tu
         starts.append(found + 2)
     begins = np.array(starts)
     ends = begins[1:] - 2
-    # Behind a text more of it may come, so the last of all needs a length.
+    # More of a text may follow, so the last message needs a length.
     ends_here = len(starts) <= most and data.endswith(_LAST)
     if ends_here:
         ends = np.append(ends, len(data) - 2)
@@ -160,7 +160,7 @@ class _Finder:
         self._last, self._ends_here = last, ends_here
         frames = zip(begins.tolist(), ends.tolist(), strict=True)
         heads = [data[begin : data.find(b"\n\n", begin, end) + 2] for begin, end in frames]
-        #: Frames up to their bodies, one behind the other. All that is looked for is there.
+        #: Frames up to their bodies, concatenated: all that is searched.
         self._heads = b"".join(heads)
         bounds = np.cumsum([0, *map(len, heads)])
         self._begins, self._bodies = bounds[:-1], bounds[1:]

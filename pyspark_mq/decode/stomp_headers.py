@@ -1,6 +1,6 @@
 """Headers of a STOMP frame. Pure.
 
-A *block* is the header lines of a frame as they came, each with a line feed before and behind it:
+A *block* is the header lines of a frame as they came, each between two line feeds:
 ``b"\\nack:1\\nsubscription:0\\n"``, without the command and without carriage returns at the ends of lines.
 
 Of a repeated header the first counts (STOMP 1.2, section "Repeated Header Entries"), except for one that a dialect

@@ -23,7 +23,7 @@ __all__ = ["COLUMNS", "LEFT_OUT", "ColumnPlan", "RowReader"]
 _TEXT, _MAP = "string", "map<string,string>"
 
 
-class _Column(NamedTuple):
+class _WriteColumn(NamedTuple):
     """A column.
 
     Attributes:
@@ -37,26 +37,26 @@ class _Column(NamedTuple):
     text: str
 
 
-COLUMNS: Mapping[str, _Column] = {
-    "body": _Column(1, (_TEXT, "binary"), "a string is a text message, a binary a bytes message; required, and never "
-                    "null"),
-    "messageId": _Column(0, (_TEXT,), "the ID; a row without one gets a [stable ID](#ids)"),
-    "correlationId": _Column(3, (_TEXT,), "pairs answers with requests"),
-    "replyTo": _Column(4, (_TEXT,), "where an answer is wanted"),
-    "contentType": _Column(5, (_TEXT,), "MIME type of the body"),
-    "contentEncoding": _Column(6, (_TEXT,), "how the body is encoded; it is not encoded here"),
-    "type": _Column(7, (_TEXT,), "what the producer calls this kind of message; over AMQP 1.0 the subject"),
-    "priority": _Column(8, ("int", "bigint", "smallint", "tinyint"), "0 to 255, on the ActiveMQs to 9"),
-    "timestamp": _Column(9, ("timestamp",), "when it was made; over AMQP 0-9-1 in whole seconds"),
-    "expiration": _Column(0, ("timestamp",), "when it ends: a time to live, counted when it is sent"),
-    "appId": _Column(10, (_TEXT,), "the application"),
-    "groupId": _Column(11, (_TEXT,), "the group of messages it belongs to"),
-    "groupSequence": _Column(12, ("bigint", "int"), "its number within the group"),
-    "persistent": _Column(13, ("boolean",), "false: the broker may lose it with a restart. Null is true"),
-    "properties": _Column(14, (_MAP,), "headers or application properties, as texts"),
-    "queue": _Column(0, (_TEXT,), "the row's own queue, where no option names a destination"),
-    "exchange": _Column(0, (_TEXT,), "RabbitMQ: the row's own exchange, the same"),
-    "routingKey": _Column(0, (_TEXT,), "RabbitMQ: its routing key, unless an option says it"),
+COLUMNS: Mapping[str, _WriteColumn] = {
+    "body": _WriteColumn(1, (_TEXT, "binary"), "a string is a text message, a binary a bytes message; required, and "
+                    "never null"),
+    "messageId": _WriteColumn(0, (_TEXT,), "the ID; a row without one gets a [stable ID](#ids)"),
+    "correlationId": _WriteColumn(3, (_TEXT,), "pairs answers with requests"),
+    "replyTo": _WriteColumn(4, (_TEXT,), "where an answer is wanted"),
+    "contentType": _WriteColumn(5, (_TEXT,), "MIME type of the body"),
+    "contentEncoding": _WriteColumn(6, (_TEXT,), "how the body is encoded; it is not encoded here"),
+    "type": _WriteColumn(7, (_TEXT,), "what the producer calls this kind of message; over AMQP 1.0 the subject"),
+    "priority": _WriteColumn(8, ("int", "bigint", "smallint", "tinyint"), "0 to 255, on the ActiveMQs to 9"),
+    "timestamp": _WriteColumn(9, ("timestamp",), "when it was made; over AMQP 0-9-1 in whole seconds"),
+    "expiration": _WriteColumn(0, ("timestamp",), "when it ends: a time to live, counted when it is sent"),
+    "appId": _WriteColumn(10, (_TEXT,), "the application"),
+    "groupId": _WriteColumn(11, (_TEXT,), "the group of messages it belongs to"),
+    "groupSequence": _WriteColumn(12, ("bigint", "int"), "its number within the group"),
+    "persistent": _WriteColumn(13, ("boolean",), "false: the broker may lose it with a restart. Null is true"),
+    "properties": _WriteColumn(14, (_MAP,), "headers or application properties, as texts"),
+    "queue": _WriteColumn(0, (_TEXT,), "the row's own queue, where no option names a destination"),
+    "exchange": _WriteColumn(0, (_TEXT,), "RabbitMQ: the row's own exchange, the same"),
+    "routingKey": _WriteColumn(0, (_TEXT,), "RabbitMQ: its routing key, unless an option says it"),
 }  # fmt: skip
 #: Codes of the other fields: a body in bytes, where the message goes, and an ID that the row has.
 _BYTES_BODY, _PLACE, _GIVEN = 2, 20, 21
@@ -253,7 +253,7 @@ def _place_field(place: Place) -> bytes:
     return b"".join(field(_PLACE, part.encode()) for part in place)
 
 
-#: What most rows have besides a body.
+#: Columns that most rows have in addition to a body.
 _NOTHING = (None,) * 10
 
 

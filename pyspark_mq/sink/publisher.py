@@ -23,13 +23,13 @@ from pyspark_mq.sink.settings import HEADERS_OF_CLASSIC, Message, Place, SinkSet
 from pyspark_mq.sources.connections.protocols import client_class
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["PUBLISHERS", "Publisher", "Window", "publisher_class", "write_rows"]
+__all__ = ["PUBLISHERS", "Publisher", "SendWindow", "publisher_class", "write_rows"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
 #: Messages and bytes under way. Bytes are for large messages; a larger one goes alone.
 WINDOW_MESSAGES, WINDOW_BYTES = 4_000, 8 << 20
-#: After so long, or half a heartbeat, without a message the connection is not used again: nobody has answered the
+#: After this time, or half a heartbeat, without a message the connection is not used again: nobody has answered the
 #: broker's heartbeats meanwhile. ActiveMQ Classic gives up an idle one after 30 s.
 _GAP_S = 10.0
 #: A write that a broker holds up says so after as long.
@@ -48,7 +48,7 @@ PUBLISHERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 )
 
 
-class Window:
+class SendWindow:
     """What was sent and is not confirmed.
 
     Args:
@@ -117,7 +117,7 @@ class Publisher(ABC):
 
     def __init__(self, settings: SinkSettings, url: BrokerUrl) -> None:
         self.settings, self.endpoint, self.url = settings, settings.endpoint, url
-        self.window = Window(url, settings.send_timeout_s)
+        self.window = SendWindow(url, settings.send_timeout_s)
 
     @abstractmethod
     def open(self, deadline: float) -> None:

@@ -21,7 +21,7 @@ from pyspark_mq.sink.settings import MQ_ID, Message, Place
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.stomp.client import Transport, heart_beats
 from pyspark_mq.sources.stomp.errors import login_error, said
-from pyspark_mq.sources.stomp.frames import FrameError, FrameReader
+from pyspark_mq.sources.stomp.frames import FrameReader, StompFrameError
 
 __all__ = ["StompPublisher", "frame_headers"]
 
@@ -175,7 +175,7 @@ class StompPublisher(Publisher):
             self._socket.wait(min(timeout_s, self._send_every_s, self._silence_s))
             self._receive()
             self._socket.write()
-        except (OSError, FrameError) as error:
+        except (OSError, StompFrameError) as error:
             self._receive_rest()
             self._cause = error if isinstance(error, OSError) and not self._stated else None
             self._end = self._end or f"{type(error).__name__}: {error}"
@@ -196,7 +196,7 @@ class StompPublisher(Publisher):
 
     def _receive_rest(self) -> None:
         """What a broker that has closed the connection said before."""
-        with contextlib.suppress(OSError, FrameError):
+        with contextlib.suppress(OSError, StompFrameError):
             while not self._end and self._receive():
                 pass
 

@@ -105,10 +105,10 @@ def parse_options(given: Mapping[str, str]) -> Options:
         OptionError: with the name, the value, and what is accepted.
     """
     with redacting(given):
-        return _Parser(given).parse()
+        return _QueueOptionParser(given).parse()
 
 
-class _Parser(OptionParser):
+class _QueueOptionParser(OptionParser):
     TABLE = OPTIONS
 
     def elsewhere(self, name: str, value: str) -> str:

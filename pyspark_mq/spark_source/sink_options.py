@@ -60,10 +60,10 @@ def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkSett
     with redacting(given):
         if is_stream(given):
             raise OptionError("url", _STREAM)
-        return _Parser(given).parse(streaming=streaming)
+        return _SinkOptionParser(given).parse(streaming=streaming)
 
 
-class _Parser(OptionParser):
+class _SinkOptionParser(OptionParser):
     TABLE, OF = SINK_OPTIONS, " of a write"
 
     def elsewhere(self, name: str, value: str) -> str:

@@ -94,10 +94,10 @@ def is_stream(given: Mapping[str, str]) -> bool:
 def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
     """Check and type the options, see :func:`.parse_options`."""
     with redacting(given):
-        return _Parser(given).parse()
+        return _StreamOptionParser(given).parse()
 
 
-class _Parser(OptionParser):
+class _StreamOptionParser(OptionParser):
     TABLE, OF = STREAM_OPTIONS, " of streams"
 
     def elsewhere(self, name: str, value: str) -> str:

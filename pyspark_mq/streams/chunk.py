@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-__all__ = ["HEADER_BYTES", "Chunk", "ChunkError", "Entry", "Identity", "read_chunk"]
+__all__ = ["HEADER_BYTES", "Chunk", "ChunkError", "ChunkIdentity", "Entry", "read_chunk"]
 
 _HEADER = struct.Struct(">BBHIqqqIIII")
 HEADER_BYTES = _HEADER.size
@@ -34,8 +34,8 @@ class ChunkError(Exception):
     """A chunk is not what it says."""
 
 
-class Identity(NamedTuple):
-    """Identity of a chunk beside one at the same offset of another stream of the same name."""
+class ChunkIdentity(NamedTuple):
+    """Distinguishes a chunk from one at the same offset of another stream with the same name."""
 
     chunk: int
     timestamp_ms: int
@@ -68,8 +68,8 @@ class Chunk(NamedTuple):
         return self.first + self.records
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.first, self.timestamp_ms, self.epoch, self.crc)
+    def identity(self) -> ChunkIdentity:
+        return ChunkIdentity(self.first, self.timestamp_ms, self.epoch, self.crc)
 
     def check(self) -> list[Entry]:
         """Check its CRC, and that its entries are as many as it says. No entry is unpacked.
@@ -160,7 +160,7 @@ def _simple(data: bytes) -> Entry:
 
 
 def _begins(data: bytes, count: int | None = None) -> list[int]:
-    """Return where records begin, for :meth:`Entry.unpacked`; if they should be so many, not many more."""
+    """Return where records begin, for :meth:`Entry.unpacked`; at most a little more than that many."""
     return _equal(data, count or 0) or _walked(data, count)
 
 

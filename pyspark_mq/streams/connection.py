@@ -1,7 +1,7 @@
 """One connection of the stream protocol: blocking, for one thread, no reconnects.
 
-Whatever ends it is :class:`Lost`, after which it is of no use; what the broker refuses for good is an error of the
-package. The broker's greeting distinguishes versions: a command that it does not know would end the
+Whatever ends it is :class:`StreamLost`, after which it is of no use; what the broker refuses for good is an error of
+the package. The broker's greeting distinguishes versions: a command that it does not know would end the
 connection.
 """
 
@@ -23,9 +23,9 @@ from pyspark_mq.sources.url import BrokerUrl, hide, place_of
 from pyspark_mq.streams import frames
 from pyspark_mq.streams.access import Access
 from pyspark_mq.streams.chunk import Chunk, read_chunk
-from pyspark_mq.streams.frames import FieldReader, FrameError, Lost
+from pyspark_mq.streams.frames import FieldReader, StreamFrameError, StreamLost
 
-__all__ = ["NO_STREAM", "Lost", "Member", "NoStream", "StreamConnection", "Subscription"]
+__all__ = ["NO_STREAM", "Member", "NoStream", "StreamConnection", "StreamLost", "Subscription"]
 
 _RECEIVE_BYTES = 256 << 10
 #: Size of what follows, command and version.
@@ -71,14 +71,14 @@ class StreamConnection:
         url: the candidate that errors name.
 
     Raises:
-        Lost: nobody answers, or what answers is not this protocol.
+        StreamLost: nobody answers, or what answers is not this protocol.
         RefusedError: user, password, virtual host or TLS.
         ConfigurationError: the broker is too old.
     """
 
     def __init__(self, access: Access, member: Member, url: BrokerUrl) -> None:
         self._access, self._url = access, url
-        #: Who this is, as the broker says when it lets us in; behind a balancer another than was asked for.
+        #: Who this is, as the broker says at login; behind a load balancer it may not be the node that was asked for.
         self.member = self.advertised = member
         self._socket: socket.socket | None = None
         self._buffer, self._at = b"", 0
@@ -105,7 +105,7 @@ class StreamConnection:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = plain
             if self._url.tls:
-                # Behind an address that brokers advertise is a node whose certificate is for that.
+                # The certificate of a node is for the address that it advertises.
                 self._socket = self._access.context().wrap_socket(plain, server_hostname=self.member.host)
         except ssl.SSLError as failed:
             raise tls_error(failed, self._url) from None
@@ -113,7 +113,7 @@ class StreamConnection:
             text = f"{self.place} cannot be reached: {failed}"
             if self._socket is not None:
                 text = f"{self.place} does not answer with TLS: {failed}; a port without TLS has {self._url.partner}://"
-            raise Lost(text) from None
+            raise StreamLost(text) from None
 
     def _greet(self) -> None:
         names = {"product": "pyspark-mq", "platform": "Python"}
@@ -148,12 +148,12 @@ class StreamConnection:
     # -- requests
 
     def request(self, command: int, content: bytes, stream: str = "") -> FieldReader:
-        """Ask, and wait for the answer; it is read from behind its code.
+        """Ask, and wait for the answer; it is read from the byte after its code.
 
         Raises:
             NoStream: the `stream` that it is about does not exist, or not here.
             RefusedError: the broker says no, and will.
-            Lost: the connection ended, or the broker cannot do it now.
+            StreamLost: the connection ended, or the broker cannot do it now.
         """
         self._last += 1
         self._send(command, frames.u32(self._last) + content)
@@ -174,14 +174,14 @@ class StreamConnection:
                 f"{self._url} as user '{self._access.username}': {reason}; correct 'url', 'username' or 'password', "
                 "or give the user the permission to read it"
             )
-        raise Lost(f"{self.place} refused command {command}: {reason}")
+        raise StreamLost(f"{self.place} refused command {command}: {reason}")
 
     def stats(self, stream: str) -> dict[str, int]:
         """Numbers of a stream: `first_chunk_id`, `committed_chunk_id`; -1 where there is none yet."""
         answer = self.request(frames.STREAM_STATS, frames.text(stream), stream)
         found = dict(answer.array(lambda: (answer.text(), answer.i64())))
         if lacking := sorted(_NUMBERS - found.keys()):
-            raise FrameError(f"statistics of stream '{stream}' without {', '.join(lacking)}")
+            raise StreamFrameError(f"statistics of stream '{stream}' without {', '.join(lacking)}")
         return found
 
     def partitions(self, super_stream: str) -> list[str]:
@@ -241,9 +241,9 @@ class StreamConnection:
                 if is_answer(command, reader):
                     return reader
         except TimeoutError as silent:
-            raise Lost(str(silent)) from None
-        except FrameError as wrong:
-            raise Lost(f"{self.place} does not speak the stream protocol: {wrong}") from None
+            raise StreamLost(str(silent)) from None
+        except StreamFrameError as wrong:
+            raise StreamLost(f"{self.place} does not speak the stream protocol: {wrong}") from None
 
     def receive(self, deadline: float) -> tuple[int, FieldReader]:
         """The next frame; the subscription has noted what is for it.
@@ -255,7 +255,7 @@ class StreamConnection:
             raise TimeoutError(f"{self.place} sent only other things in time")
         size, command, _ = _HEAD.unpack(self._take(_HEAD.size, deadline))
         if not 4 <= size <= (_CHUNK_BYTES_MAX if command == frames.DELIVER else _FRAME_BYTES_MAX):
-            raise FrameError(f"{self.place} sent a frame of {size} bytes")
+            raise StreamFrameError(f"{self.place} sent a frame of {size} bytes")
         # What has begun comes whole, in whatever time: the deadline is for its first bytes.
         data = self._take(size - 4, deadline, started=True)
         reader = FieldReader(data)
@@ -270,11 +270,11 @@ class StreamConnection:
             reader.u32()
             code = reader.u16()
             reason = hide(reader.text(), [self._access.password])[:_REASON_MAX]
-            raise Lost(f"{self.place} closed the connection: {code} {reason}")
+            raise StreamLost(f"{self.place} closed the connection: {code} {reason}")
         return command, reader
 
     def _take(self, size: int, deadline: float, *, started: bool = False) -> bytes:
-        """Take so many bytes, sending heartbeats meanwhile."""
+        """Read exactly this many bytes, and send heartbeats meanwhile."""
         parts, missing = [], size
         while True:
             parts.append(self._buffer[self._at : self._at + missing])
@@ -292,7 +292,7 @@ class StreamConnection:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 if started:
-                    raise Lost(f"{self.place} stopped in the middle of a frame")
+                    raise StreamLost(f"{self.place} stopped in the middle of a frame")
                 raise TimeoutError(f"{self.place} sent nothing in time")
             try:
                 self._socket.settimeout(min(left_s, self._heartbeat_s / 2))
@@ -301,9 +301,9 @@ class StreamConnection:
                 self._send(frames.HEARTBEAT, b"")
                 continue
             except OSError as failed:
-                raise Lost(f"{self.place}: {failed}") from None
+                raise StreamLost(f"{self.place}: {failed}") from None
             if not part:
-                raise Lost(f"{self.place} hung up")
+                raise StreamLost(f"{self.place} hung up")
             if time.monotonic() - self._sent_s > self._heartbeat_s / 2:
                 self._send(frames.HEARTBEAT, b"")
             return part
@@ -314,7 +314,7 @@ class StreamConnection:
             self._socket.settimeout(self._access.connect_timeout_s)
             self._socket.sendall(frames.frame(command, content))
         except OSError as failed:
-            raise Lost(f"{self.place}: {failed}") from None
+            raise StreamLost(f"{self.place}: {failed}") from None
         self._sent_s = time.monotonic()
 
     def close(self) -> None:
@@ -338,31 +338,31 @@ class Subscription:
         self.ended = False
 
     def take(self, delivery: bytes) -> None:
-        """Keep a chunk, unless it is for another subscription, which has ended; a FrameError without credit for it."""
+        """Keep a chunk, unless its subscription has ended; a StreamFrameError without credit for it."""
         if delivery[:1] == frames.u8(self._number):
             if len(self._chunks) == self._open:
-                raise FrameError("more chunks than credit")
+                raise StreamFrameError("more chunks than credit")
             self._chunks.append(delivery)
 
     def next(self, wait_s: float) -> Chunk:
         """The next chunk.
 
         Raises:
-            Lost: the broker has ended it, or the connection.
-            TimeoutError: nothing came for so long.
+            StreamLost: the broker has ended it, or the connection.
+            TimeoutError: nothing arrived in time.
             ChunkError: the head of what came is of no chunk.
         """
         deadline = time.monotonic() + wait_s
         while not self._chunks:
             if self.ended:
                 place = self._connection.place
-                raise Lost(f"{place} has ended the subscription to stream '{self.stream}'")
+                raise StreamLost(f"{place} has ended the subscription to stream '{self.stream}'")
             self._connection.receive(deadline)
         self._open -= 1
         return read_chunk(self._chunks.popleft(), 1)
 
     def want(self, chunks: int) -> None:
-        """Have up to so many on the way."""
+        """Allow this many chunks in flight."""
         if self._open <= chunks // 2:
             self._connection.credit(self._number, chunks - self._open)
             self._open = chunks

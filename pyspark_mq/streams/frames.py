@@ -12,7 +12,8 @@ from typing import TypeVar
 __all__ = [
     "CLOSE", "CREDIT", "DELIVER", "HEARTBEAT", "METADATA", "METADATA_UPDATE", "OK", "OPEN", "PARTITIONS",
     "PEER_PROPERTIES", "REASONS", "RESPONSE", "SASL_AUTHENTICATE", "SASL_HANDSHAKE", "STREAM_STATS", "SUBSCRIBE",
-    "TUNE", "UNSUBSCRIBE", "FieldReader", "FrameError", "Lost", "array", "frame", "text", "u8", "u16", "u32", "u64",
+    "TUNE", "UNSUBSCRIBE", "FieldReader", "StreamFrameError", "StreamLost", "array", "frame", "text", "u8", "u16",
+    "u32", "u64",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -35,18 +36,18 @@ REASONS = {
 }  # fmt: skip
 
 
-class Lost(Exception):  # noqa: N818 - nobody's error
+class StreamLost(Exception):  # noqa: N818 - nobody's error
     """The connection is gone, or of no use."""
 
 
-class FrameError(Lost):
+class StreamFrameError(StreamLost):
     """The peer sent what is not a frame of this protocol."""
 
 
 # -- writing
 
 
-#: Numbers without a sign, of so many bits.
+#: Unsigned integers, by their number of bits.
 u8, u16, u32, u64 = (struct.Struct(f">{size}").pack for size in "BHIQ")
 
 
@@ -80,10 +81,10 @@ class FieldReader:
         self._data, self._at = data, 0
 
     def raw(self, size: int) -> bytes:
-        """Take so many bytes; a FrameError if the frame ends before."""
+        """Take this many bytes; a StreamFrameError if the frame ends before."""
         end = self._at + size
         if end > len(self._data):
-            raise FrameError(f"a frame of {len(self._data)} bytes has no {size} bytes at {self._at}")
+            raise StreamFrameError(f"a frame of {len(self._data)} bytes has no {size} bytes at {self._at}")
         found, self._at = self._data[self._at : end], end
         return found
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark_mq.errors import START_ANEW, CheckpointError, OptionError
-from pyspark_mq.streams.chunk import Identity
+from pyspark_mq.streams.chunk import ChunkIdentity
 
-__all__ = ["EARLIEST", "LATEST", "Place", "decode", "encode", "parse_places"]
+__all__ = ["EARLIEST", "LATEST", "StreamPosition", "decode", "encode", "parse_places"]
 
 _VERSION = 1
 _OFFSET_MAX = 2**63 - 1
@@ -26,7 +26,7 @@ EARLIEST, LATEST = -2, -1
 
 
 @dataclass(frozen=True)
-class Place:
+class StreamPosition:
     """A position in one partition.
 
     Attributes:
@@ -36,11 +36,11 @@ class Place:
     """
 
     next: int
-    last: Identity | None = None
-    first: Identity | None = None
+    last: ChunkIdentity | None = None
+    first: ChunkIdentity | None = None
 
 
-def encode(of: str, places: Mapping[str, Place]) -> dict[str, Any]:
+def encode(of: str, places: Mapping[str, StreamPosition]) -> dict[str, Any]:
     """The offset of places by partition, of a query that reads `of`."""
     at = {
         name: {"next": place.next, "last": place.last and list(place.last), "first": place.first and list(place.first)}
@@ -49,7 +49,7 @@ def encode(of: str, places: Mapping[str, Place]) -> dict[str, Any]:
     return {"v": _VERSION, "of": of, "at": at}
 
 
-def decode(of: str, offset: Any) -> dict[str, Place]:
+def decode(of: str, offset: Any) -> dict[str, StreamPosition]:
     """The places of an offset.
 
     Raises:
@@ -73,18 +73,18 @@ def decode(of: str, offset: Any) -> dict[str, Place]:
         raise CheckpointError(f"{of}: the offset in the checkpoint is broken: {wrong!r}. {fresh}") from None
 
 
-def _place(one: dict[str, Any]) -> Place:
+def _place(one: dict[str, Any]) -> StreamPosition:
     if not _is_offset(one["next"]):
         raise ValueError(f"'next' is {one['next']!r}")
-    return Place(one["next"], _identity(one["last"]), _identity(one["first"]))
+    return StreamPosition(one["next"], _identity(one["last"]), _identity(one["first"]))
 
 
-def _identity(parts: list[int] | None) -> Identity | None:
+def _identity(parts: list[int] | None) -> ChunkIdentity | None:
     if parts is None:
         return None
     if not all(map(_is_offset, parts)):
         raise ValueError(f"a chunk is {parts!r}")
-    return Identity(*parts)
+    return ChunkIdentity(*parts)
 
 
 def _is_offset(value: object) -> bool:

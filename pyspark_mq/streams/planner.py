@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, OptionError
 from pyspark_mq.streams.access import Access, make_access
-from pyspark_mq.streams.connection import Lost, Member, NoStream, StreamConnection
-from pyspark_mq.streams.offsets import LATEST, Place, decode, encode
+from pyspark_mq.streams.connection import Member, NoStream, StreamConnection, StreamLost
+from pyspark_mq.streams.offsets import LATEST, StreamPosition, decode, encode
 from pyspark_mq.streams.ranges import Range, loss
 from pyspark_mq.streams.resume import Found, Outcome, newest, resume, unchanged
 from pyspark_mq.streams.settings import StreamSettings, Where
@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger("pyspark_mq")
 
-#: An idle query asks every ten milliseconds; partitions of super streams and changes of leaders are seen after so long.
+#: An idle query asks every ten milliseconds; new partitions and leaders are noticed after this time.
 _TOPOLOGY_S = 1.0
-#: For so long members that are not reached are waited for where a first end is looked for.
+#: How long the first look for an end waits for members that are not reached.
 _SOON_S = 10.0
 #: Planning attempts if a stream disappears meanwhile.
 _TRIES = 3
@@ -68,12 +68,12 @@ class _Partition:
     of: str = ""
     members: list[Member] = field(default_factory=list)
     there: bool = False
-    seen: tuple[Place, Place, Found] | None = None
-    planned: tuple[Place, int, Place] | None = None
-    furthest: Place | None = None
-    lower: tuple[Place, Place] | None = None
-    told: dict[tuple[Place, Outcome | None], int] = field(default_factory=dict)
-    bound: Place | None = None
+    seen: tuple[StreamPosition, StreamPosition, Found] | None = None
+    planned: tuple[StreamPosition, int, StreamPosition] | None = None
+    furthest: StreamPosition | None = None
+    lower: tuple[StreamPosition, StreamPosition] | None = None
+    told: dict[tuple[StreamPosition, Outcome | None], int] = field(default_factory=dict)
+    bound: StreamPosition | None = None
     backlog: int = 0
 
 
@@ -151,7 +151,7 @@ class Planner:
         known = None if partition.seen is None else partition.seen[1]
         return Copy(connection, partition.name, known, patient=partition.furthest is None)
 
-    def _see(self, partition: _Partition, place: Place) -> Found:
+    def _see(self, partition: _Partition, place: StreamPosition) -> Found:
         """Tell what became of a place: by one member if it has it unchanged, by all if not."""
 
         def look(connection: StreamConnection) -> Found:
@@ -166,7 +166,7 @@ class Planner:
                     found, again = (resume(place, some) for some in copies)
                     if found[:2] != again[:2]:
                         text = f"what became of offset {place.next} is told in two ways"
-                        raise Lost(f"stream '{partition.name}': {text}")
+                        raise StreamLost(f"stream '{partition.name}': {text}")
             partition.seen = place, copy.end, found
             return found
 
@@ -174,10 +174,10 @@ class Planner:
         partition.furthest = partition.furthest or place
         return found
 
-    def _end(self, partition: _Partition) -> Place:
+    def _end(self, partition: _Partition) -> StreamPosition:
         """The committed end, of a place that nobody has been at; the furthest, if all members are soon reached."""
 
-        def furthest(connection: StreamConnection) -> Place:
+        def furthest(connection: StreamConnection) -> StreamPosition:
             assert self._access is not None
             with everywhere(self._access, connection.members(partition.name)) as connections:
                 copies = [self._copy(partition, one) for one in connections]
@@ -206,7 +206,7 @@ class Planner:
         ending = self._resolved("endingOffsets", self._settings.ending)
         return self._split([(self._at(name), place.next, ending[name]) for name, place in starting.items()])
 
-    def _resolved(self, option: str, where: Where) -> dict[str, Place]:
+    def _resolved(self, option: str, where: Where) -> dict[str, StreamPosition]:
         names = [partition.name for partition in self._there()]
         for name in (*(where.offsets or {}), *(where.times_ms or {})):
             if name not in names:
@@ -217,7 +217,9 @@ class Planner:
             for partition in self._there()
         }
 
-    def _resolve(self, partition: _Partition, option: str, where: Where, connection: StreamConnection) -> Place:
+    def _resolve(
+        self, partition: _Partition, option: str, where: Where, connection: StreamConnection
+    ) -> StreamPosition:
         name = partition.name
         assert self._access is not None
         copy = self._copy(partition, connection)
@@ -248,11 +250,11 @@ class Planner:
                 first = min(Copy(one, name).low for one in connections)
         if 0 <= offset < first:
             text = f"offsets {offset} to {first - 1} of '{option}' are gone: retention took them"
-            self._tell(partition, Place(offset), Outcome.GONE, text, first)
+            self._tell(partition, StreamPosition(offset), Outcome.GONE, text, first)
         if offset <= first:
-            return Place(first, None, end.first)
+            return StreamPosition(first, None, end.first)
         chunk = sure_chunk(connection, name, offset - 1)
-        return Place(offset, chunk.identity if chunk.first < offset else None, end.first)
+        return StreamPosition(offset, chunk.identity if chunk.first < offset else None, end.first)
 
     # -- epochs
 
@@ -280,14 +282,14 @@ class Planner:
             if not self._at(name).there:
                 text = f"it was deleted; it was read up to offset {place.next}"
                 self._tell(self._at(name), place, None, text, place.next)
-        planned: list[tuple[_Partition, int, Place]] = []
+        planned: list[tuple[_Partition, int, StreamPosition]] = []
         for partition in self._there():
             if self._bounded and partition.bound is None:
                 continue
             if start is None and partition.name not in before:
                 before[partition.name] = self._end(partition)
             # A partition that has come later is read from its first message.
-            place = before.setdefault(partition.name, Place(0))
+            place = before.setdefault(partition.name, StreamPosition(0))
             found = self._see(partition, place)
             begin = self._judged(partition, place, found)
             end = self._bound_of(partition, found) if self._bounded else found.end
@@ -307,7 +309,7 @@ class Planner:
         # A partition that has gone keeps its place: if it was only not named, it is not read again.
         return encode(self._settings.of, before | after)
 
-    def _bound_of(self, partition: _Partition, found: Found) -> Place:
+    def _bound_of(self, partition: _Partition, found: Found) -> StreamPosition:
         """The end for a run that is bounded; a bound that the stream does not have any more is fixed anew."""
         assert partition.bound is not None
         is_kept = found.outcome in {Outcome.SAME, Outcome.NOT_YET}
@@ -323,14 +325,18 @@ class Planner:
             return False
         return time.monotonic() - self._planned_s < self._settings.max_delay_s
 
-    def _cut(self, partition: _Partition, begin: int, end: Place, limit: int | None, total: int) -> Place:
+    def _cut(
+        self, partition: _Partition, begin: int, end: StreamPosition, limit: int | None, total: int
+    ) -> StreamPosition:
         if limit is None or total <= limit or partition.backlog == 0:
             return end
         at = begin + max(1, limit * partition.backlog // total) - 1
         chunk = self._ask(partition, lambda connection: sure_chunk(connection, partition.name, at))
-        return Place(chunk.end, chunk.identity, end.first) if chunk.end < end.next else end
+        return StreamPosition(chunk.end, chunk.identity, end.first) if chunk.end < end.next else end
 
-    def _judged(self, partition: _Partition, place: Place, found: Found, end: int | None = None, gone: int = 0) -> int:
+    def _judged(
+        self, partition: _Partition, place: StreamPosition, found: Found, end: int | None = None, gone: int = 0
+    ) -> int:
         """Say what became of a place, and return the offset to go on from; a DataLossError if that is not accepted.
 
         Args:
@@ -344,7 +350,13 @@ class Planner:
         return begin
 
     def _tell(
-        self, partition: _Partition, place: Place, outcome: Outcome | None, text: str, begin: int, gone: int = 0
+        self,
+        partition: _Partition,
+        place: StreamPosition,
+        outcome: Outcome | None,
+        text: str,
+        begin: int,
+        gone: int = 0,
     ) -> None:
         """Say a loss once for each place; of what retention took, count what has not been counted."""
         counted = partition.told.get((place, outcome))
@@ -370,10 +382,10 @@ class Planner:
             return []
         return self._steadily(lambda: self._ranges(decode(self._settings.of, start), decode(self._settings.of, end)))
 
-    def _ranges(self, before: Mapping[str, Place], after: Mapping[str, Place]) -> list[Range]:
-        planned: list[tuple[_Partition, int, Place]] = []
+    def _ranges(self, before: Mapping[str, StreamPosition], after: Mapping[str, StreamPosition]) -> list[Range]:
+        planned: list[tuple[_Partition, int, StreamPosition]] = []
         for name, end in after.items():
-            partition, start = self._at(name), before.get(name, Place(0))
+            partition, start = self._at(name), before.get(name, StreamPosition(0))
             if partition.lower is not None and start == partition.lower[0]:
                 start = partition.lower[1]
             if start == end:
@@ -387,7 +399,7 @@ class Planner:
                 planned.append((partition, *self._logged(partition, start, end)))
         return self._split(planned)
 
-    def _logged(self, partition: _Partition, start: Place, end: Place) -> tuple[int, Place]:
+    def _logged(self, partition: _Partition, start: StreamPosition, end: StreamPosition) -> tuple[int, StreamPosition]:
         """Return where an epoch begins and ends that only the log has."""
         found = self._see(partition, start)
         begin = self._judged(partition, start, found, end.next)
@@ -399,7 +411,7 @@ class Planner:
             self._judged(partition, end, found, gone=max(0, end.next - max(start.next, found.stop.next)))
         return begin, found.stop
 
-    def _split(self, planned: Sequence[tuple[_Partition, int, Place]]) -> list[Range]:
+    def _split(self, planned: Sequence[tuple[_Partition, int, StreamPosition]]) -> list[Range]:
         sizes = [(*one, one[2].next - one[1]) for one in planned if one[2].next > one[1]]
         total, settings = sum(size for *_, size in sizes), self._settings
         assert self._access is not None

@@ -23,8 +23,8 @@ from typing import NamedTuple, NoReturn
 
 from pyspark_mq.errors import START_ANEW, DataLossError
 from pyspark_mq.streams.access import Access
-from pyspark_mq.streams.chunk import Chunk, ChunkError, Entry, Identity
-from pyspark_mq.streams.connection import Lost, Member, NoStream, StreamConnection
+from pyspark_mq.streams.chunk import Chunk, ChunkError, ChunkIdentity, Entry
+from pyspark_mq.streams.connection import Member, NoStream, StreamConnection, StreamLost
 from pyspark_mq.streams.tail import chunk_with
 from pyspark_mq.streams.topology import Attempts, connected
 
@@ -36,7 +36,7 @@ _log = logging.getLogger("pyspark_mq")
 _WAIT_S = 5.0
 #: As often each member has to show a gap, a broken chunk or another stream, before it is believed.
 _TRIES = 3
-#: Chunks on the way, at most: enough for chunks of one message, and not read for nothing behind the end.
+#: Chunks in flight, at most: enough for chunks of one message, and few are wasted after the end.
 _CHUNKS_MAX = 64
 
 
@@ -54,7 +54,7 @@ class Range:
     name: str
     begin: int
     end: int
-    proof: Identity | None
+    proof: ChunkIdentity | None
     members: tuple[Member, ...]
     access: Access = field(repr=False)
     fail_on_loss: bool = True
@@ -151,7 +151,7 @@ class _RangeReader:
                     )
                 left = wanted.end - chunk.end
                 if left > 0:
-                    # By records that are left: what comes behind the range is sent for nothing.
+                    # By the records that remain: chunks after the range are sent in vain.
                     subscription.want(min(_CHUNKS_MAX, left // max(1, chunk.records) + 1))
                 if chunk.end <= self._next:
                     # A member that lags begins below.
@@ -179,7 +179,7 @@ class _RangeReader:
         """Leave a member that has brought nothing of use for long; the next one may take longer."""
         if time.monotonic() - since_s > self._wait_s:
             self._wait_s = max(_WAIT_S, min(2 * self._wait_s, self._attempts.left_s))
-            raise Lost(f"{text}; if the end of the stream was lost, that shows as soon as somebody publishes")
+            raise StreamLost(f"{text}; if the end of the stream was lost, that shows as soon as somebody publishes")
 
     def _gap(self, connection: StreamConnection, chunk: Chunk) -> str:
         if connection.stats(self._wanted.stream)["first_chunk_id"] > self._next:
@@ -192,7 +192,7 @@ class _RangeReader:
         named = connection.members(self._wanted.stream)
         if named and all(len(self._lacking[member]) >= _TRIES for member in named):
             self._skip(*min(self._lacking[member][-1] for member in named))
-        raise Lost(f"{connection.place} goes on at offset {after}: {reason}")
+        raise StreamLost(f"{connection.place} goes on at offset {after}: {reason}")
 
     def _skip(self, after: int, reason: str) -> None:
         """Take the offsets up to there as lost; a DataLossError if that is not to be accepted."""
@@ -206,7 +206,7 @@ class _RangeReader:
         self._get_to(end)
         self._proved = self._proved or wanted.proof is None or wanted.proof.chunk < after
 
-    def _prove(self, connection: StreamConnection, chunk: Chunk, proof: Identity) -> None:
+    def _prove(self, connection: StreamConnection, chunk: Chunk, proof: ChunkIdentity) -> None:
         """Compare the chunk at the end with the one that was planned."""
         if chunk.first > proof.chunk:
             self._lacks(connection, chunk.first, "retention has taken the end")
@@ -221,4 +221,4 @@ class _RangeReader:
             text = f"a chunk from offset {self._next} on is not the one that was planned: it {text}"
             reason = "the stream was deleted and made again, or its end was rewritten"
             raise loss(self._wanted.stream, f"{text}: {reason}", fails=self._wanted.fail_on_loss)
-        raise Lost(text)
+        raise StreamLost(text)

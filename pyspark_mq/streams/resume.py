@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark_mq.streams.chunk import Chunk, Identity
-from pyspark_mq.streams.offsets import Place
+from pyspark_mq.streams.chunk import Chunk, ChunkIdentity
+from pyspark_mq.streams.offsets import StreamPosition
 
 if TYPE_CHECKING:
     from pyspark_mq.streams.tail import Copy
@@ -49,11 +49,11 @@ class Found(NamedTuple):
 
     outcome: Outcome
     begin: int
-    end: Place
-    stop: Place
+    end: StreamPosition
+    stop: StreamPosition
 
 
-def unchanged(place: Place, view: Copy) -> Found | None:
+def unchanged(place: StreamPosition, view: Copy) -> Found | None:
     """Tell that a member has the chunk before a place, or what was first where there was none; None if not."""
     mark = place.last or place.first
     if mark is None:
@@ -68,7 +68,7 @@ def newest(view: Copy) -> tuple[int, int]:
     return (view.end.last.epoch if view.end.last else -1, view.end.next)
 
 
-def resume(place: Place, views: Sequence[Copy]) -> Found:
+def resume(place: StreamPosition, views: Sequence[Copy]) -> Found:
     """Tell what became of a place, by what all members show."""
     ranked = sorted(views, key=newest, reverse=True)
     for view in ranked:
@@ -85,7 +85,7 @@ def resume(place: Place, views: Sequence[Copy]) -> Found:
     return _found(Outcome.SAME, place, place.next, ranked[0]) if mark is None else _replaced(place, mark, ranked)
 
 
-def _replaced(place: Place, mark: Identity, ranked: Sequence[Copy]) -> Found:
+def _replaced(place: StreamPosition, mark: ChunkIdentity, ranked: Sequence[Copy]) -> Found:
     """Tell from where on a stream that has no place unchanged is another one."""
     view, head = ranked[0], ranked[0].chunk(0)
     # Retention is each member's own: others may have more of the same stream.
@@ -122,11 +122,11 @@ def _first_of(chunk_at: Callable[[int], Chunk], low: int, high: int, is_newer: C
     return min(low, high)
 
 
-def _found(outcome: Outcome, place: Place, begin: int, view: Copy) -> Found:
-    stop = place if outcome is Outcome.SAME else Place(0)
+def _found(outcome: Outcome, place: StreamPosition, begin: int, view: Copy) -> Found:
+    stop = place if outcome is Outcome.SAME else StreamPosition(0)
     if outcome in {Outcome.CUT, Outcome.AGAIN} and begin > 0:
         before = view.chunk(begin - 1)
-        stop = Place(begin, before.identity if before.first < begin else None) if begin < place.next else place
+        stop = StreamPosition(begin, before.identity if before.first < begin else None) if begin < place.next else place
     # What is known of another stream's first chunk says nothing of this one's.
     first = place.first if outcome is Outcome.SAME else None
     return Found(outcome, begin, view.end_after(first) if view.end.next > begin else place, stop)

@@ -128,7 +128,7 @@ def _batch(wanted: Range, schema: pa.Schema, pieces: Sequence[_Piece], unreadabl
 
 
 def _messages(pieces: Sequence[_Piece]) -> Messages:
-    """Their records behind each other."""
+    """Their records, concatenated."""
     shifts = accumulate((len(piece.data) for piece in pieces[:-1]), initial=0)
     spans = [(piece.begins + shift, piece.ends + shift) for piece, shift in zip(pieces, shifts, strict=True)]
     begins, ends = (np.concatenate(edges) for edges in zip(*spans, strict=True))

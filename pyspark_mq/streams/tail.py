@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from pyspark_mq.streams.chunk import Chunk, ChunkError, Identity
-from pyspark_mq.streams.connection import Lost, StreamConnection
-from pyspark_mq.streams.offsets import Place
+from pyspark_mq.streams.chunk import Chunk, ChunkError, ChunkIdentity
+from pyspark_mq.streams.connection import StreamConnection, StreamLost
+from pyspark_mq.streams.offsets import StreamPosition
 
 __all__ = ["Copy", "chunk_with", "sure_chunk"]
 
@@ -30,20 +30,20 @@ class Copy:
     Attributes:
         low: the lowest offset, as the member says; only a delivered chunk proves it.
         end: the place after its last chunk; without a chunk if it has none, or knows of none yet.
-        is_cut: whether a damaged chunk is behind the end, and was left out.
+        is_cut: whether a damaged chunk follows the end, and was skipped.
 
     Raises:
-        Lost: the member cannot tell now.
+        StreamLost: the member cannot tell now.
         NoStream: it does not exist, or not here.
     """
 
     def __init__(
-        self, connection: StreamConnection, stream: str, known: Place | None = None, *, patient: bool = False
+        self, connection: StreamConnection, stream: str, known: StreamPosition | None = None, *, patient: bool = False
     ) -> None:
         self._connection, self._stream = connection, stream
         numbers = _settled(connection, stream) if patient else connection.stats(stream)
         self.low, last = max(0, numbers["first_chunk_id"]), numbers["committed_chunk_id"]
-        self.end, self.is_cut = Place(0), False
+        self.end, self.is_cut = StreamPosition(0), False
         if known is not None and known.last is not None and known.last.chunk == last:
             self.end = known
         elif last >= 0:
@@ -53,13 +53,13 @@ class Copy:
                 self.is_cut = True
                 chunk = sure_chunk(connection, stream, last - 1) if last > self.low else None
             if chunk is not None:
-                self.end = Place(chunk.end, chunk.identity)
+                self.end = StreamPosition(chunk.end, chunk.identity)
 
     def chunk(self, offset: int) -> Chunk:
         """The chunk with an offset below the end, or the first one that is left; its data may be damaged."""
         return chunk_with(self._connection, self._stream, offset)
 
-    def end_after(self, first: Identity | None) -> Place:
+    def end_after(self, first: ChunkIdentity | None) -> StreamPosition:
         """The end, with the first chunk of the stream, which is not read if it is still the one that is known."""
         if self.end.last is None:
             return self.end
@@ -87,7 +87,7 @@ def chunk_with(connection: StreamConnection, stream: str, offset: int | None = N
         since_ms: without an offset: the first chunk that is not older, where the last is not.
 
     Raises:
-        Lost: it does not come, or has no good head.
+        StreamLost: it does not come, or has no good head.
     """
     deadline = time.monotonic() + connection.patience_s
     try:
@@ -100,18 +100,18 @@ def chunk_with(connection: StreamConnection, stream: str, offset: int | None = N
                 subscription.want(1)
     except (TimeoutError, ChunkError) as failed:
         where = f"since {since_ms} ms" if offset is None else f"with offset {offset}"
-        raise Lost(f"the chunk of stream '{stream}' {where} did not come: {failed}") from None
+        raise StreamLost(f"the chunk of stream '{stream}' {where} did not come: {failed}") from None
 
 
 def sure_chunk(connection: StreamConnection, stream: str, offset: int, first: int = -1) -> Chunk:
     """Read a chunk as :func:`chunk_with`, twice unless it begins as expected and is whole: a CRC does not cover a head.
 
     Raises:
-        Lost: it is not twice the same.
+        StreamLost: it is not twice the same.
     """
     chunk = chunk_with(connection, stream, offset)
     if (chunk.first != first or _is_broken(chunk)) and chunk != chunk_with(connection, stream, offset):
-        raise Lost(f"the chunk of stream '{stream}' with offset {offset} is told in two ways")
+        raise StreamLost(f"the chunk of stream '{stream}' with offset {offset} is told in two ways")
     return chunk
 
 

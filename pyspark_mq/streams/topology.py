@@ -11,7 +11,7 @@ from typing import TypeVar
 from pyspark_mq.errors import BrokerUnavailableError, RefusedError
 from pyspark_mq.sources.url import BrokerUrl, place_of
 from pyspark_mq.streams.access import Access
-from pyspark_mq.streams.connection import NO_STREAM, Lost, Member, NoStream, StreamConnection
+from pyspark_mq.streams.connection import NO_STREAM, Member, NoStream, StreamConnection, StreamLost
 
 __all__ = ["Attempts", "connected", "everywhere", "forget_connections", "located", "persistently"]
 
@@ -41,7 +41,7 @@ def forget_connections() -> None:
 def _candidates(access: Access, members: Sequence[Member], turn: int = 0) -> list[tuple[Member, BrokerUrl]]:
     """List where to look for a stream: its members, beginning with another one each turn; then what the user has named.
 
-    Brokers may advertise addresses that do not resolve here; then the URLs are what is left, also behind a balancer.
+    Brokers may advertise addresses that do not resolve here; then only the URLs remain, also behind a load balancer.
     Addresses that have swallowed an attempt come last.
     """
     begin = turn % len(members) if members else 0
@@ -52,11 +52,11 @@ def _candidates(access: Access, members: Sequence[Member], turn: int = 0) -> lis
 
 @contextmanager
 def connected(access: Access, member: Member, url: BrokerUrl) -> Iterator[StreamConnection]:
-    """A connection to a node, kept or new; kept again unless it is lost. Lost if there is none."""
+    """A connection to a node, kept or new; kept again unless it is lost. StreamLost if there is none."""
     kept, began = _KEPT.get((access, member)), time.monotonic()
     try:
         connection = kept.pop() if kept else StreamConnection(access, member, url)
-    except Lost:
+    except StreamLost:
         if time.monotonic() - began > access.connect_timeout_s / 2:
             _AVOIDED[member] = time.monotonic() + _AVOIDED_S
         raise
@@ -84,17 +84,17 @@ def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[Strea
     """Connections to all of some members at once, told apart by what they advertise.
 
     Raises:
-        Lost: one is not reached; behind a balancer that may be chance.
+        StreamLost: one is not reached, which may be chance behind a load balancer.
     """
     found: dict[Member, StreamConnection] = {}
     with ExitStack() as stack:
         for member, url in _candidates(access, members) + _candidates(access, ()) * len(members):
             if member not in found and not found.keys() >= {*members}:
-                with suppress(Lost, RefusedError):
+                with suppress(StreamLost, RefusedError):
                     connection = stack.enter_context(connected(access, member, url))
                     found[connection.advertised] = connection
         if missing := [place_of(*member) for member in members if member not in found]:
-            raise Lost(f"what {', '.join(missing)} may have is not known: no connection")
+            raise StreamLost(f"what {', '.join(missing)} may have is not known: no connection")
         yield [found[member] for member in members]
 
 
@@ -157,7 +157,7 @@ class Attempts(AbstractContextManager[object]):
             self._pause_s = min(2 * self._pause_s, _PAUSE_MAX_S)
 
     def __exit__(self, _kind: object, failed: BaseException | None, _trace: object) -> bool:
-        if not isinstance(failed, Lost | NoStream | RefusedError):
+        if not isinstance(failed, StreamLost | NoStream | RefusedError):
             return False
         _log.info("%s: %s", self._what(), failed)
         self._failures.append(failed)
@@ -212,7 +212,7 @@ def located(connection: StreamConnection, name: str) -> dict[str, list[Member]]:
 
     Raises:
         NoStream: there is none of that name.
-        Lost: a partition went while it was looked for.
+        StreamLost: a partition went while it was looked for.
     """
     found = {}
     for partition in connection.partitions(name) or [name]:
@@ -221,5 +221,5 @@ def located(connection: StreamConnection, name: str) -> dict[str, list[Member]]:
         except NoStream as missing:
             if partition == name:
                 raise
-            raise Lost(str(missing)) from None
+            raise StreamLost(str(missing)) from None
     return found

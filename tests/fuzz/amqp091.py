@@ -22,7 +22,7 @@ from pamqp import body, commands, decode, frame, header
 from pyspark_mq.decode.amqp091 import Amqp091Batch, as_text
 from pyspark_mq.decode.amqp091_properties import Properties, Raw, check, headers, unreadable
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError
+from pyspark_mq.sources.amqp091.frames import Amqp091FrameError, DeliveryReader
 from tests.support.decoding import Asked
 
 __all__ = ["FIELDS", "SHORTS", "TYPES", "Made", "run"]
@@ -239,7 +239,7 @@ class _Taken:
         try:
             for low, high in pairwise(places):
                 self.reader.feed(data[low:high])
-        except FrameError as wrong:
+        except Amqp091FrameError as wrong:
             return [*self.raws], [*self.others], str(wrong)
         return [*self.raws], [*self.others], ""
 

@@ -17,7 +17,7 @@ from typing import Any
 from pyspark_mq.decode.amqp091 import Amqp091Batch
 from pyspark_mq.decode.amqp091_properties import UnreadableDelivery, check, unreadable
 from pyspark_mq.dedup import IdSource, OnMissing
-from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError
+from pyspark_mq.sources.amqp091.frames import Amqp091FrameError, DeliveryReader
 from pyspark_mq.sources.connections.message_id import MessageIds
 from tests.fuzz._blocks import block_rows, same_rows
 from tests.fuzz.amqp091 import FIELDS, SHORTS, TYPES, Made
@@ -99,7 +99,7 @@ def _read(data: bytes, cuts: list[int], least: int) -> tuple[list[Any], list[byt
     try:
         for low, high in pairwise([0, *sorted(cuts), len(data)]):
             reader.feed(data[low:high])
-    except FrameError:
+    except Amqp091FrameError:
         return items, others, True
     return items, others, False
 

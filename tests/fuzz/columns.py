@@ -24,7 +24,7 @@ from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.decode.stomp import StompBatch
 from pyspark_mq.sources.connections.block import BlockRows, make_block
 from pyspark_mq.sources.connections.message_id import MessageIds
-from pyspark_mq.sources.stomp.frames import MESSAGE, FrameError, FrameReader
+from pyspark_mq.sources.stomp.frames import MESSAGE, FrameReader, StompFrameError
 from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
 from tests.fuzz.amqp10 import generated, mutated
@@ -129,7 +129,7 @@ class _Stomp:
             for command, headers, content in chain(reader.feed(changed + body + b"\0\n"), reader.quiet()):
                 if command == MESSAGE:
                     raws.append((number + len(raws), headers, content, self._dialect))
-        except FrameError:
+        except StompFrameError:
             pass
         return raws
 

@@ -20,7 +20,7 @@ from pyspark_mq.brokers import BROKERS
 from pyspark_mq.decode.stomp import Raw, StompBatch
 from pyspark_mq.decode.stomp_headers import parse
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, FrameError, FrameReader, UnreadableHeaders
+from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, FrameReader, StompFrameError, UnreadableHeaders
 from tests.support.decoding import Asked
 from tests.support.stomp_oracle import escape
 
@@ -58,7 +58,7 @@ class _Reader:
             for low, high in pairwise(places):
                 frames += self._reader.feed(data[low:high])
             frames += self._reader.quiet()
-        except FrameError as wrong:
+        except StompFrameError as wrong:
             return frames, str(wrong)
         return frames, ""
 

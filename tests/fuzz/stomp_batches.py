@@ -21,7 +21,7 @@ from pyspark_mq.decode.stomp_frames import Frames
 from pyspark_mq.decode.stomp_headers import value
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.sources.connections.message_id import MessageIds
-from pyspark_mq.sources.stomp.frames import MESSAGE, FrameError, FrameReader, UnreadableHeaders
+from pyspark_mq.sources.stomp.frames import MESSAGE, FrameReader, StompFrameError, UnreadableHeaders
 from tests.fuzz._blocks import block_rows, same_rows
 from tests.support.decoding import Asked
 
@@ -131,7 +131,7 @@ def _read(pieces: list[bytes], together_min: int, dialect: StompDialect) -> tupl
                     inbox.append((tag, *item[1:], dialect))
                 else:
                     others.append((tag, item))
-    except FrameError as wrong:
+    except StompFrameError as wrong:
         others.append((tag, str(wrong)))
     others.append(reader.rest)
     return inbox, handles, others

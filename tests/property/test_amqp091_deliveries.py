@@ -27,7 +27,7 @@ from pyspark_mq.decode.amqp091 import Amqp091Batch, as_text
 from pyspark_mq.decode.amqp091_properties import Raw, UnreadableDelivery, check, unreadable
 from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
 from pyspark_mq.dedup import IdSource, id_keys
-from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError
+from pyspark_mq.sources.amqp091.frames import Amqp091FrameError, DeliveryReader
 from tests.support.decoding import Asked
 
 CHANNEL = 1
@@ -195,7 +195,7 @@ def test_bytes_that_are_no_frames_end_in_one_kind_of_error(data: st.DataObject) 
         stream[data.draw(st.integers(0, len(stream) - 1))] = data.draw(st.integers(0, 255))
     stream += data.draw(st.binary(max_size=30))
     taken = Taken()
-    with suppress(FrameError):
+    with suppress(Amqp091FrameError):
         for chunk in chunked(bytes(stream), data.draw(st.lists(st.integers(0, 10**6), max_size=4))):
             taken.reader.feed(chunk)
     came = sum(len(raw[2]) + len(raw[3]) for raw in taken.raws) + sum(map(len, taken.others))
@@ -218,13 +218,13 @@ def test_bytes_that_are_no_frames_end_in_one_kind_of_error(data: st.DataObject) 
     ],
 )  # fmt: skip
 def test_frames_that_nobody_may_send_are_named(stream: bytes, words: str) -> None:
-    with pytest.raises(FrameError, match=words):
+    with pytest.raises(Amqp091FrameError, match=words):
         Taken().reader.feed(stream)
 
 
 def test_deliveries_before_a_broken_frame_are_handed_over() -> None:
     taken = Taken()
-    with pytest.raises(FrameError):
+    with pytest.raises(Amqp091FrameError):
         taken.reader.feed(b"".join(frames_of(1, False, b"\x00\x00", b"good", 1)) + bytes(20))
     assert [raw[3] for raw in taken.raws] == [b"good"]
 
@@ -407,7 +407,7 @@ def test_what_json_has_no_number_for_is_a_text_in_it() -> None:
 def test_a_delivery_that_lies_about_its_lengths_is_no_frame(arguments: bytes) -> None:
     method = struct.pack(">BHIHH", 1, CHANNEL, 4 + len(arguments), 60, 60) + arguments + b"\xce"
     taken = Taken()
-    with pytest.raises(FrameError, match="shorter"):
+    with pytest.raises(Amqp091FrameError, match="shorter"):
         taken.reader.feed(method + b"".join(frames_of(1, False, b"\x00\x00", b"body" * 80, 1)))
     assert taken.raws == []
 

@@ -23,7 +23,7 @@ from pyspark_mq.decode.stomp import FramesBatch, StompBatch
 from pyspark_mq.decode.stomp_frames import Frames, find_frames
 from pyspark_mq.decode.stomp_headers import parse, value
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.stomp.frames import FrameError, FrameReader, UnreadableHeaders
+from pyspark_mq.sources.stomp.frames import FrameReader, StompFrameError, UnreadableHeaders
 from tests.support.decoding import Asked
 from tests.support.effort import part_of
 from tests.support.stomp_oracle import Delivery, cut_by_stomp_py, headers_of
@@ -185,7 +185,7 @@ def read_with(reader: FrameReader, some: Sequence[bytes]) -> tuple[list[Any], st
         for piece in [*some, None]:
             for item in reader.quiet() if piece is None else reader.feed(piece):
                 frames += [("MESSAGE", *one) for one in item.cut()] if isinstance(item, Frames) else [item]
-    except FrameError as wrong:
+    except StompFrameError as wrong:
         return frames, str(wrong)
     return frames, ""
 

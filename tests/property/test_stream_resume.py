@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from pyspark_mq.streams.chunk import Chunk, Identity
-from pyspark_mq.streams.offsets import Place
+from pyspark_mq.streams.chunk import Chunk, ChunkIdentity
+from pyspark_mq.streams.offsets import StreamPosition
 from pyspark_mq.streams.resume import Found, Outcome, resume, unchanged
 from tests.support.effort import part_of
 
@@ -62,9 +62,11 @@ class Held:
     def __init__(self, member: Member) -> None:
         self.shown = member.log[member.trimmed : member.committed]
         self.low = self.shown[0].first if self.shown else 0
-        self.end = Place(self.shown[-1].end, self.shown[-1].chunk.identity) if self.shown else Place(0)
+        self.end = (
+            StreamPosition(self.shown[-1].end, self.shown[-1].chunk.identity) if self.shown else StreamPosition(0)
+        )
 
-    def end_after(self, first: Identity | None) -> Place:
+    def end_after(self, first: ChunkIdentity | None) -> StreamPosition:
         return replace(self.end, first=self.shown[0].chunk.identity) if self.shown else self.end
 
     def chunk(self, offset: int) -> Chunk:
@@ -202,14 +204,14 @@ class Query:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.rng = cluster, cluster.rng
-        self.place = Place(0)
-        self.logged: Place | None = None
+        self.place = StreamPosition(0)
+        self.logged: StreamPosition | None = None
         self.given: list[int] = []
         #: Records that it passed when no member that ran showed them.
         self.passed: set[int] = set()
         self.outcomes: Counter[Outcome] = Counter()
 
-    def _found(self, place: Place, views: list[Held]) -> Found:
+    def _found(self, place: StreamPosition, views: list[Held]) -> Found:
         one = [self.rng.choice(views)]
         found = resume(place, one)
         if found.outcome is not Outcome.SAME:
@@ -239,7 +241,7 @@ class Query:
         self.passed |= {number for offset, number in held if offset in skipped and number not in shown}
         self.place, self.logged = self.logged, None
 
-    def _read(self, begin: int, after: Place, views: list[Held]) -> bool:
+    def _read(self, begin: int, after: StreamPosition, views: list[Held]) -> bool:
         """Whether some member had all, up to the chunk that was planned; what retention took is left out."""
         for view in self.rng.sample(views, len(views)):
             if after.last is not None and unchanged(after, view) is None:
@@ -318,7 +320,7 @@ def held(*chunks: Written, trimmed: int = 0) -> Held:
 
 
 OLD = [Written(3 * at, (3 * at, 3 * at + 1, 3 * at + 2), 1_000 + 10 * at, 1) for at in range(6)]
-READ = Place(18, OLD[-1].chunk.identity, OLD[0].chunk.identity)
+READ = StreamPosition(18, OLD[-1].chunk.identity, OLD[0].chunk.identity)
 
 
 @pytest.mark.parametrize(("time_ms", "epoch"), [(900, 2), (2_000, 1), (2_000, 2)])
@@ -327,12 +329,12 @@ def test_a_chunk_is_newer_by_its_epoch_or_by_its_time(time_ms: int, epoch: int) 
     new = [Written(12 + 4 * at, (90 + at, 91 + at, 92 + at, 93 + at), time_ms + at, epoch) for at in range(3)]
     found = resume(READ, [held(*OLD[:4], *new)])
     assert found[:2] == (Outcome.CUT, 12)
-    assert found.stop == Place(12, OLD[3].chunk.identity)
+    assert found.stop == StreamPosition(12, OLD[3].chunk.identity)
 
 
 def test_a_lag_is_no_loss_though_the_clock_of_an_earlier_leader_was_ahead() -> None:
     before, last = Written(0, (0, 1, 2, 3), 1_050, 1), Written(4, (4, 5), 1_000, 2)
-    place = Place(6, last.chunk.identity, before.chunk.identity)
+    place = StreamPosition(6, last.chunk.identity, before.chunk.identity)
     assert resume(place, [held(before)]).outcome is Outcome.NOT_YET
     assert resume(place, [held(before, last)]).outcome is Outcome.SAME
 
@@ -345,9 +347,9 @@ def test_another_stream_begins_where_any_member_has_it(trimmed: tuple[int, int])
 
 def test_what_one_member_has_is_not_gone() -> None:
     views = [held(*OLD, trimmed=3), held(*OLD, trimmed=2), held(*OLD, trimmed=4)]
-    found = resume(Place(3, OLD[0].chunk.identity, OLD[0].chunk.identity), views)
+    found = resume(StreamPosition(3, OLD[0].chunk.identity, OLD[0].chunk.identity), views)
     assert found[:2] == (Outcome.GONE, 6)
-    assert resume(Place(9, OLD[2].chunk.identity, OLD[0].chunk.identity), views).outcome is Outcome.SAME
+    assert resume(StreamPosition(9, OLD[2].chunk.identity, OLD[0].chunk.identity), views).outcome is Outcome.SAME
 
 
 def test_nothing_is_known_of_members_that_are_not_named_or_know_nothing_yet() -> None:

@@ -17,7 +17,7 @@ from pyspark_mq.decode.amqp091 import Amqp091Batch
 from pyspark_mq.decode.amqp091_properties import Raw
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp091.errors import reason_of
-from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError
+from pyspark_mq.sources.amqp091.frames import Amqp091FrameError, DeliveryReader
 from pyspark_mq.sources.amqp091.session import Amqp091Session
 from pyspark_mq.sources.connections.session import QueueDepth, SessionLostError, SessionOptions, Sink
 from pyspark_mq.spark_source.options import parse_options
@@ -260,7 +260,7 @@ def told(pieces: Sequence[bytes], least: int, *, keeps: bool) -> tuple[Any, ...]
     try:
         for piece in pieces:
             reader.feed(piece)
-    except FrameError as wrong:
+    except Amqp091FrameError as wrong:
         session._ended(wrong)
     finally:
         session.close()

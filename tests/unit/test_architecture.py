@@ -546,3 +546,22 @@ def test_an_import_of_what_is_not_shipped_is_found(source: str) -> None:
 )
 def test_a_client_in_another_module_is_found(name: str, source: str) -> None:
     assert len(against_the_clients(name, imports_of(source))) == 1
+
+
+def test_the_name_of_a_class_exists_once() -> None:
+    assert named_twice(MODULES) == {}
+
+
+def named_twice(modules: Mapping[str, str]) -> dict[str, list[str]]:
+    """Names of classes that more than one module defines -> these modules."""
+    found: dict[str, list[str]] = {}
+    for module, source in modules.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(module)
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_a_class_that_exists_twice_is_found() -> None:
+    twice = {"a": "class Window: ...", "b": "def f():\n  class Window: ...", "c": "class Windows: ..."}
+    assert named_twice(twice) == {"Window": ["a", "b"]}

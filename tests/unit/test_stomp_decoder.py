@@ -14,7 +14,7 @@ from pyspark_mq.decode.stomp import ParsedBatch, StompBatch
 from pyspark_mq.decode.stomp_frames import Frames
 from pyspark_mq.decode.stomp_headers import parse, value
 from pyspark_mq.dedup import IdSource, id_keys
-from pyspark_mq.sources.stomp.frames import Frame, FrameError, FrameReader, UnreadableHeaders
+from pyspark_mq.sources.stomp.frames import Frame, FrameReader, StompFrameError, UnreadableHeaders
 from tests.support.decoding import Asked
 from tests.support.sockets import cuts
 from tests.support.stomp import block
@@ -70,7 +70,7 @@ def test_a_message_behind_any_number_of_heart_beats_is_read() -> None:
 def test_what_begins_no_frame_is_shown_alike_however_it_was_read(before: bytes, data: bytes, shown: bytes) -> None:
     for pieces in cuts(before + data):
         reader = FrameReader()
-        with pytest.raises(FrameError) as wrong:
+        with pytest.raises(StompFrameError) as wrong:
             read(reader, *pieces)
         assert str(wrong.value) == f"{shown!r} does not begin a frame of a STOMP server"
 
@@ -84,7 +84,7 @@ def test_how_long_headers_may_be_does_not_depend_on_how_they_were_read(
     for pieces in cuts(head + end + b"x\0MESSAGE\n"):
         assert len(read(FrameReader(), *pieces)) == 1
     for pieces in cuts(head + b"1" + end + b"x\0"):
-        with pytest.raises(FrameError, match="more than 30 bytes"):
+        with pytest.raises(StompFrameError, match="more than 30 bytes"):
             read(FrameReader(), *pieces)
 
 
@@ -171,7 +171,7 @@ def test_headers_that_are_no_text_stay_different() -> None:
     ],
 )
 def test_what_is_no_frame_is_an_error(data: bytes) -> None:
-    with pytest.raises(FrameError):
+    with pytest.raises(StompFrameError):
         frames(data)
 
 
@@ -210,7 +210,7 @@ def test_a_message_that_is_shorter_than_its_length_is_unreadable_once_the_broker
 def test_a_body_without_an_end_ends_the_session() -> None:
     reader = FrameReader()
     assert read(reader, b"MESSAGE\nack:1\n\nbody", b"\n", b"\n") == []
-    with pytest.raises(FrameError, match="no end"):
+    with pytest.raises(StompFrameError, match="no end"):
         list(reader.idle())
     assert list(FrameReader().idle()) == []
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_mq.streams.chunk import HEADER_BYTES, ChunkError, Identity, read_chunk
+from pyspark_mq.streams.chunk import HEADER_BYTES, ChunkError, ChunkIdentity, read_chunk
 from tests.support.effort import part_of
 
 FIXED = settings(derandomize=True, deadline=None, max_examples=part_of(200))
@@ -52,7 +52,7 @@ def records_of(data: bytes) -> list[bytes]:
 def test_a_chunk_says_what_it_is() -> None:
     found = read_chunk(b"..." + chunk(simple([b"a", b"bc"]), 2, 2), 3)
     assert (found.first, found.end, found.user) == (500, 502, True)
-    assert found.identity == Identity(500, 1_700, 3, found.crc)
+    assert found.identity == ChunkIdentity(500, 1_700, 3, found.crc)
     assert not read_chunk(chunk(simple([b"note"]), 1, 1, kind=1)).user
 
 

@@ -12,7 +12,7 @@ from pyspark_mq.errors import MqError
 from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.streams.access import Access
 from pyspark_mq.streams.chunk import ChunkError
-from pyspark_mq.streams.connection import Lost, Member, NoStream, StreamConnection
+from pyspark_mq.streams.connection import Member, NoStream, StreamConnection, StreamLost
 from tests.support.sockets import LIMIT_S, Pieces, cuts
 from tests.support.stream_peer import (
     AUTHENTICATE,
@@ -84,7 +84,7 @@ def told(monkeypatch: pytest.MonkeyPatch, pieces: Sequence[bytes]) -> tuple[Any,
                     subscription.want(1)
         finally:
             connection.close()
-    except (MqError, Lost, NoStream, ChunkError) as ended:
+    except (MqError, StreamLost, NoStream, ChunkError) as ended:
         return chunks, type(ended), str(ended)
 
 

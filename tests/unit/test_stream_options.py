@@ -13,8 +13,8 @@ from pyspark_mq.spark_source.datasource import MqDataSource
 from pyspark_mq.spark_source.option_table import OPTIONS
 from pyspark_mq.spark_source.stream_options import STREAM_OPTIONS, is_stream, parse_stream_options
 from pyspark_mq.streams.access import make_access
-from pyspark_mq.streams.chunk import Identity
-from pyspark_mq.streams.offsets import EARLIEST, LATEST, Place, decode, encode
+from pyspark_mq.streams.chunk import ChunkIdentity
+from pyspark_mq.streams.offsets import EARLIEST, LATEST, StreamPosition, decode, encode
 from pyspark_mq.streams.settings import Where
 
 GIVEN = {"broker": "rabbitmq", "url": "rabbitmq-stream://me:s3cret@host/", "stream": "events"}
@@ -104,7 +104,10 @@ def test_a_password_is_in_no_text() -> None:
 
 
 def test_an_offset_is_a_place_with_its_identity() -> None:
-    places = {"b": Place(7), "a": Place(500, Identity(480, 1_700, 3, 99), Identity(0, 1_600, 1, 7))}
+    places = {
+        "b": StreamPosition(7),
+        "a": StreamPosition(500, ChunkIdentity(480, 1_700, 3, 99), ChunkIdentity(0, 1_600, 1, 7)),
+    }
     offset = encode(OF, places)
     assert json.dumps(offset["at"]) == (
         '{"a": {"next": 500, "last": [480, 1700, 3, 99], "first": [0, 1600, 1, 7]}, '
@@ -127,7 +130,7 @@ def test_an_offset_is_a_place_with_its_identity() -> None:
 )
 def test_an_offset_that_is_none_is_refused(change: dict[str, Any], problem: str) -> None:
     with pytest.raises(CheckpointError, match=problem):
-        decode(OF, {**encode(OF, {"a": Place(1)}), **change})
+        decode(OF, {**encode(OF, {"a": StreamPosition(1)}), **change})
 
 
 def test_an_offset_of_queues_is_refused() -> None:

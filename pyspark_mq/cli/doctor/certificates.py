@@ -24,7 +24,7 @@ _EXPLICIT_VERSION = 0xA0
 _UTC_TIME = 0x17
 #: Years of two digits from here on are of the last century (RFC 5280, 4.1.2.5.1).
 _LAST_CENTURY = 50
-#: A certificate that ends within so many days is worth a warning.
+#: A certificate that expires within this many days gets a warning.
 _DAYS_LEFT = 30
 
 
@@ -112,7 +112,7 @@ def valid_until(der: bytes) -> datetime:
 
 
 def _element(data: bytes) -> tuple[int, bytes, bytes]:
-    """Tag and content of the first element, and what is behind it (DER, X.690, 8.1)."""
+    """Tag and content of the first element, and what follows it (DER, X.690, 8.1)."""
     tag, size, start = data[0], data[1], 2
     if size & 0x80:
         start += size & 0x7F

@@ -38,7 +38,7 @@ from pyspark_mq.spark_source.options import Options
 
 __all__ = ["check_version", "examine"]
 
-#: Of those that match a pattern, so many are looked at.
+#: How many of the queues that match a pattern are examined.
 _QUEUES_MAX = 20
 
 

@@ -21,17 +21,17 @@ from pyspark_mq.errors import MqError
 from pyspark_mq.sources.url import BrokerUrl, place_of
 from pyspark_mq.streams.access import Access, make_access
 from pyspark_mq.streams.chunk import Chunk, ChunkError
-from pyspark_mq.streams.connection import Lost, Member, NoStream, StreamConnection
-from pyspark_mq.streams.offsets import Place
+from pyspark_mq.streams.connection import Member, NoStream, StreamConnection, StreamLost
+from pyspark_mq.streams.offsets import StreamPosition
 from pyspark_mq.streams.settings import StreamSettings
 from pyspark_mq.streams.tail import Copy
 from pyspark_mq.streams.topology import located, persistently
 
 __all__ = ["examine_streams"]
 
-#: Of a super stream so many partitions are looked at.
+#: How many partitions of a super stream are examined.
 _PARTITIONS_MAX = 20
-#: Behind fewer messages a chunk, chunks cost more than messages do.
+#: With fewer messages per chunk, the chunks cost more than the messages.
 _CHUNK_RECORDS_MIN = 10
 _CHUNKS = 20
 
@@ -60,7 +60,7 @@ def _node(access: Access, url: BrokerUrl, settings: StreamSettings) -> Iterator[
             return
     try:
         connection = StreamConnection(access, Member(url.host, url.port), url)
-    except Lost as unavailable:
+    except StreamLost as unavailable:
         level = Level.WARNING if len(access.urls) > 1 else Level.PROBLEM
         advice = "start it, correct 'url', or enable plugin rabbitmq_stream there: its port is 5552 unless configured"
         yield Finding("login", level, str(unavailable), advice)
@@ -118,7 +118,7 @@ def _partition(
 ) -> Iterator[Finding]:
     yield _advertised(members, access)
 
-    def look(connection: StreamConnection) -> tuple[Place, Chunk | None, list[Chunk]]:
+    def look(connection: StreamConnection) -> tuple[StreamPosition, Chunk | None, list[Chunk]]:
         copy = Copy(connection, name, patient=True)
         end = copy.end
         if end.last is None:

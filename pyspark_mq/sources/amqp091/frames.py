@@ -22,7 +22,7 @@ from pyspark_mq.decode.batch import TOGETHER_MIN
 from pyspark_mq.decode.spans import Views
 from pyspark_mq.sources.connections.read_memory import ReadMemory
 
-__all__ = ["DeliveryReader", "FrameError"]
+__all__ = ["Amqp091FrameError", "DeliveryReader"]
 
 #: The least that may be negotiated as the largest frame (AMQP 0-9-1, constant frame-min-size).
 _FRAME_BYTES_MIN = 4096
@@ -31,7 +31,7 @@ _METHOD, _HEADER, _BODY, _END = 1, 2, 3, 0xCE
 #: Class basic, method deliver.
 _DELIVER = b"\x00\x3c\x00\x3c"
 _BASIC = 0x3C
-#: Of a frame: what is before its payload, and that with the octet behind it.
+#: Of a frame: what is before its payload, and that with the octet after it.
 _HEAD, _FRAMING = 7, 8
 #: Of a frame with a content header: what is before the properties.
 _CONTENT_HEAD = 19
@@ -42,14 +42,14 @@ _tag_and_bits = Struct(">QB").unpack_from
 _TAG_AND_BITS = 9
 #: Of the method of a delivery: its arguments are three short strings and nine octets.
 _METHOD_BYTES_MAX = 4 + 3 * 256 + _TAG_AND_BITS
-#: A read has enough deliveries to be looked at together if there are so many bytes for each.
+#: A read is decoded as a batch if its deliveries have this many bytes each, or fewer.
 _DELIVERY_BYTES = 100
 #: A delivery that has not come as a whole is left for the next read, which may have it among others, if it takes no
 #: more.
 _LEFT_BYTES_MAX = 64 << 10
 
 
-class FrameError(Exception):
+class Amqp091FrameError(Exception):
     """Malformed or forbidden frames: the connection cannot be read on."""
 
 
@@ -117,7 +117,7 @@ class DeliveryReader:
         """Take in as many bytes as were read into :meth:`room`.
 
         Raises:
-            FrameError: that is no frame.
+            Amqp091FrameError: that is no frame.
         """
         memory = self._memory
         memory.end += count
@@ -126,7 +126,7 @@ class DeliveryReader:
         try:
             memory.begin = self._cut(memory.view, memory.begin, memory.end)
         except (struct_error, IndexError) as short:
-            raise FrameError(f"a frame is shorter than what it holds: {short}") from None
+            raise Amqp091FrameError(f"a frame is shorter than what it holds: {short}") from None
         finally:
             self._hand_over()
         if memory.begin == memory.end:
@@ -159,13 +159,13 @@ class DeliveryReader:
                 return self._left(first, begun, at)
             kind, channel, length = _frame_head(data, at)
             if length > self._payload_max:
-                raise FrameError(f"a frame of {length} bytes, where at most {self._payload_max} were agreed on")
+                raise Amqp091FrameError(f"a frame of {length} bytes, where at most {self._payload_max} were agreed on")
             end = at + _FRAMING + length
             if end > size:
                 self._need = end - at
                 return self._left(first, begun, at)
             if data[end - 1] != _END:
-                raise FrameError(f"{bytes(data[at : min(end, at + 2 * _FRAMING)])!r} does not begin a frame")
+                raise Amqp091FrameError(f"{bytes(data[at : min(end, at + 2 * _FRAMING)])!r} does not begin a frame")
             if self._open is not None or kind != _METHOD or channel != own or data[at + 7 : at + 11] != _DELIVER:
                 if self._take(kind, channel, bytes(data[at:end])):
                     begun = -1
@@ -177,7 +177,7 @@ class DeliveryReader:
         """Take the method of a delivery, and all of it if it is here as a whole; return where the next frame begins."""
         behind = at + 12 + data[at + 11]
         if behind + _TAG_AND_BITS >= end:
-            raise FrameError("a delivery is shorter than its consumer tag says")
+            raise Amqp091FrameError("a delivery is shorter than its consumer tag says")
         tag, bits = _tag_and_bits(data, behind)
         where = bytes(data[behind + _TAG_AND_BITS : end - 1])
         at = end
@@ -224,15 +224,15 @@ class DeliveryReader:
         if kind == _HEADER and opened.properties is None:
             *_, class_id, _, opened.left = _content_head(frame)
             if class_id != _BASIC:
-                raise FrameError(f"a content header of class {class_id} follows a delivery")
+                raise Amqp091FrameError(f"a content header of class {class_id} follows a delivery")
             opened.properties = frame[_CONTENT_HEAD:-1]
         elif kind == _BODY and opened.properties is not None:
             opened.left -= len(frame) - _FRAMING
             if opened.left < 0:
-                raise FrameError("the body of a delivery is longer than announced")
+                raise Amqp091FrameError("the body of a delivery is longer than announced")
             opened.parts.append(frame[_HEAD:-1])
         else:
-            raise FrameError(f"a frame of type {kind} interrupts a delivery")
+            raise Amqp091FrameError(f"a frame of type {kind} interrupts a delivery")
         if not opened.left:
             self._open = None
             body = b"".join(opened.parts)

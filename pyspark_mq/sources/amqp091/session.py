@@ -4,7 +4,7 @@ pika's callback connection is driven directly: :meth:`Amqp091Session.run` runs i
 while on the keeper's thread. Compared to its blocking connection that saves a layer per message
 and gives back control over cancelling: the blocking one rejects what it has buffered.
 
-Acknowledgements are confirmed by a barrier, a passive queue.declare behind them on the same
+Acknowledgements are confirmed by a barrier, a passive queue.declare sent after them on the same
 channel: a channel handles its methods in order, so the answer says that the ones before were
 taken (measured on classic and quorum queues; on classic ones the disk may be half a second
 behind, which is what `settleGrace` is for). The answer also reports the depth of the queue.
@@ -31,7 +31,7 @@ from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MessageE
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sources.amqp091.client import Answer, Loop, PikaConnection
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_stated
-from pyspark_mq.sources.amqp091.frames import FrameError
+from pyspark_mq.sources.amqp091.frames import Amqp091FrameError
 from pyspark_mq.sources.amqp091.login import connection_parameters
 from pyspark_mq.sources.connections.session import Greeting, QueueDepth, Session, SessionLostError
 from pyspark_mq.sources.endpoint import exclusive_error
@@ -225,7 +225,7 @@ class Amqp091Session(Session):
         if not ascend.all():
             place = int(np.argmin(ascend))
             self._deliver(raws[:place])
-            self._ended(FrameError(f"delivery tag {tags[place]} comes behind {self._last_tag}"))
+            self._ended(Amqp091FrameError(f"delivery tag {tags[place]} comes behind {self._last_tag}"))
             return
         if isinstance(raws, list):
             for place, error in check(raws):
@@ -359,7 +359,7 @@ class Amqp091Session(Session):
         try:
             if connection.is_open:
                 connection.close()
-            # The answer to that is behind everything that was not read.
+            # The answer to that comes after everything that was not read.
             while not self.paused and not connection.is_closed and self.now_s() < deadline:
                 timer = self._loop.call_later(0.1, self._loop.stop)
                 self._loop.start()

@@ -73,7 +73,7 @@ class Amqp10Connection(Session):
 
     @abstractmethod
     def _look(self) -> None:
-        """Confirm what can be, behind a turn, and raise if something has been closed or taken back."""
+        """After a turn, confirm what can be confirmed, and raise if something has been closed or taken back."""
 
     # -- login
 
@@ -149,7 +149,7 @@ class Amqp10Connection(Session):
             try:
                 self._receive()
             finally:
-                self._pass_on()  # also before the end: a confirmation comes behind it
+                self._pass_on()  # also before the end: a confirmation comes after it
             send(self._transport, self._socket)
         except ssl.SSLError as error:
             # TLS 1.3 reports what it refuses with the first bytes after the handshake.

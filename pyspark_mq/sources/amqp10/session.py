@@ -10,8 +10,8 @@ deliveries, and its credit is topped up as they are settled. When too many bytes
 deliveries are left in the transport, whose incoming window closes (2.5.6).
 
 An acceptance is confirmed when the broker settles the delivery (2.6.12). Where a broker does not, the
-answer to a new link behind the acceptances is the confirmation: it says that they were processed, not
-that they are on disk. A delivery is settled here behind that, where the broker takes it apart, so that an
+answer to a new link after the acceptances is the confirmation: it says that they were processed, not
+that they are on disk. A delivery is settled here after that, where the broker takes it apart, so that an
 outcome it gives meanwhile is seen. One other than `accepted` ends the session: its message comes again.
 """
 

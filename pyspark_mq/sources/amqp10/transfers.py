@@ -26,8 +26,8 @@ _ATTACH, _TRANSFER = 0x12, 0x14
 _UINT = b"\x40\x43\x52\x70"
 #: Fields of a transfer, by their numbers.
 _NUMBER, _TAG, _MORE, _ABORTED = 1, 2, 5, 9
-#: Frames that are compared with the one before: so many at first, and twice as many as were like it after that. As
-#: many are looked at one by one behind one that was not.
+#: Frames that are compared with the one before: this many at first, and twice as many as were like it after that. The
+#: same number is examined one by one after one that was not.
 _ALIKE_MIN = 8
 #: A frame of nothing (2.4.5).
 _EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"
@@ -35,7 +35,7 @@ _unpack, _pack = Struct(">I").unpack_from, Struct(">I").pack
 
 
 class _Like(NamedTuple):
-    """A transfer whose payload was taken, from behind its size up to its payload; others differ where `free` is."""
+    """A transfer whose payload was taken, from after its size up to its payload; others differ where `free` is."""
 
     head: bytes
     octets: Any
@@ -51,7 +51,7 @@ class Transfers:
 
     Attributes:
         taken: for each message of the link that has come as a whole, in order: its payload, or None if proton has it.
-            Whoever takes the message from proton takes this as well. Behind all of them everything is proton's.
+            Whoever takes the message from proton takes this as well. After all of them, everything is proton's.
     """
 
     def __init__(self, link: str, frame_bytes_max: int) -> None:
@@ -223,7 +223,7 @@ def _flags(fields: bytes, count: int) -> tuple[bool, bool]:
     """Read `more` and `aborted` of a transfer.
 
     Args:
-        fields: those behind the delivery tag.
+        fields: those after the delivery tag.
         count: of all fields.
     """
     place, found = 0, {}

@@ -17,7 +17,7 @@ _LOG = logging.getLogger("pyspark_mq")
 #: restarted broker is not met by all of its clients at once.
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_LAST_S = 5.0
-#: Behind a session that was good: long enough not to spin, and no more, as what a rest takes is missing where the
+#: After a good session: just enough to avoid spinning, as the time of a rest is missing where the
 #: connection breaks again and again.
 _GOOD_REST_S = 0.02
 #: Sessions that the broker ends for a reason, with nothing confirmed, in a row. Half the delivery limit of
@@ -56,7 +56,7 @@ class Backoff:
         self._ends = 0
 
     def first_s(self) -> float:
-        """The shortest rest, behind a session that was good, or no worse than long: what was before counts no more.
+        """Return to the shortest rest, after a good session or one no worse than long: earlier failures are forgotten.
 
         A broker may end one after the other a moment after each confirmation.
         """

@@ -1,6 +1,6 @@
 """The connections of one queue, as the thread that Spark calls sees them.
 
-Keepers keep one session each alive, beside that thread, and emit events. :class:`Connections` reads those, knows which
+Keepers keep one session each alive, in their own threads, and emit events. :class:`Connections` reads them, knows which
 sessions live, their status and how many messages each may have been handed, asks them for things, and holds them to a
 number of bytes. Nothing above it touches a session: that is a number there.
 """
@@ -247,7 +247,7 @@ class Connections:
         self._ask(session, "extend" if strictly else "consume", window)
 
     def widen(self, window: int, *, strictly: bool = False) -> None:
-        """Let every session have at least so many."""
+        """Let every session have at least this many."""
         for number, session in self._live.items():
             if session.window < window:
                 self.set_window(number, window, strictly=strictly)
@@ -301,7 +301,7 @@ class Connections:
 
     @property
     def other_consumers(self) -> int:
-        """Consumers of the queue beside these, as the broker said last; 0 if it does not report them."""
+        """Return the number of other consumers of the queue, as the broker said last; 0 if it does not report them."""
         reported = self._reported()
         counted = max((depth.other_consumers + depth.own_consumers for depth in reported), default=0)
         return max(0, counted - sum(depth.own_consumers for depth in reported))

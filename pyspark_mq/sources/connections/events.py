@@ -1,7 +1,7 @@
 """Events of a connection, from its keeper through the worker to the query's thread.
 
 The order is that of what happened (rules 6 and 10): what was delivered before a confirmation, or before a word on the
-depth of the queue, is emitted before it, and nothing of a session is emitted behind its end.
+depth of the queue, is emitted before it, and nothing of a session is emitted after its end.
 """
 
 from __future__ import annotations

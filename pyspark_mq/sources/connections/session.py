@@ -74,7 +74,7 @@ class QueueDepth:
 
     Attributes:
         ready: messages waiting to be handed out.
-        other_consumers: those of the queue beside this session, as the broker sees it: also one whose
+        other_consumers: those of the queue other than this session, as the broker sees it: also one whose
             connection has died without the broker knowing.
         own_consumers: those of this session.
     """
@@ -273,7 +273,7 @@ class Session(ABC):
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
         """Acknowledge, and call `confirmed(number)` of the sink once the broker has taken it.
 
-        The confirmation comes behind what the broker had handed out before. Where nothing is to be acknowledged, it is
+        The confirmation comes after what the broker had handed out before. Where nothing is to be acknowledged, it is
         asked for all the same.
 
         Args:

@@ -40,7 +40,7 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class ReadPace:
     """The pace of reading a socket: a moment's rest where bytes come in small pieces, for fewer and larger reads.
 
-    It rests only behind a read that took all there was: TLS gives out a record at a time, however many have come.
+    It rests only after a read that took all there was: TLS gives out a record at a time, however many have come.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -50,7 +50,7 @@ class ReadPace:
         self._rests = False
 
     def read(self, count: int, opened: socket.socket) -> None:
-        """Take note that so many bytes were read, a moment ago."""
+        """Record that this many bytes were read just now."""
         now_s = self._now_s()
         self._bytes += count
         self._rests = False
@@ -126,7 +126,7 @@ class SocketLoop:
             self._wakeup_write.send(b"\0")
 
     def wait(self, timeout_s: float, *, reading: bool = True) -> bool:
-        """Wait until there is something to read, room for what is to be sent, or somebody wakes us; or for so long.
+        """Wait until there is something to read, room for what is to be sent, or a wake-up, at most for the timeout.
 
         Args:
             reading: end also for bytes that came in; errors and the end of the connection do in any case.
@@ -151,7 +151,7 @@ class SocketLoop:
         return reading or not any(event & ~select.POLLOUT for event in events.values())
 
     def read(self, maximum: int) -> bytes | None:
-        """Read at most so many bytes; None for nothing now, no bytes for the end of the connection.
+        """Read at most this many bytes; None for nothing now, no bytes for the end of the connection.
 
         Raises:
             OSError: the connection is broken.

@@ -6,7 +6,7 @@ took 4.8 to 6.2 µs of CPU a message where this takes 4.4, 5.5 to 6.1 over four 
 eight (6.5); and who makes a block is not at its socket, where heartbeats are due.
 
 **Order** (rules 6 and 10). One thread passes on everything. Before a confirmation, and before a word on the depth of
-the queue, it hands over what the session had received by then; behind the end of a session it hands over nothing of it.
+the queue, it hands over what the session had received by then; after the end of a session it hands over nothing of it.
 
 **Nothing is in flight unseen.** Connected time counts only while what was ready has come, and a worker may be slow, or
 stopped. So its progress mark says, every tenth of a second: all that came up to then was passed on. A worker that finds
@@ -58,7 +58,7 @@ _LARGE_ROUND_S = 0.06
 _LARGE_ROUND_ROWS = 200
 #: The progress mark is set at least so often.
 _PROGRESS_S = 0.1
-#: The worker does nothing for so long: its process was stopped, or had no turn. What came may be unread.
+#: If the worker does nothing for this long, its process was stopped, or had no turn. What came may be unread.
 _BREAK_S = TRANSIT_S
 #: A block is made in a small part of the time that counts as a break.
 _ROWS_MAX = 5_000
@@ -232,7 +232,7 @@ class Worker:
 
     def _round(self) -> int:
         """Pass on everything that is there; return how many deliveries that was."""
-        # Looked at before the events: it has stopped behind `Lost`, which a slow close reports late.
+        # Looked at before the events: it has stopped after `Lost`, which a slow close reports late.
         keepers = [kept.keeper for kept in list(self._kept.values())]
         ended = [keeper for keeper in keepers if keeper.ended and keeper.stopping.is_set()]
         rows = sum(map(self._pass_on, self._events.take()))

@@ -36,11 +36,11 @@ leave_out_own_lines("stomp.py")
 _SPEAKS = "STOMP"
 #: At a time; and at most, by a paused session that has to read now and then.
 _RECEIVE_BYTES, _LOOK_BYTES = 1 << 20, 256 << 10
-#: So many heartbeats of the broker in a row, and that far apart, within the body of a message are none of it.
+#: This many heartbeats in a row, this far apart, within the body of a message are not part of it.
 _BEATS_WITHIN = 3
 _BEAT_BYTES = 2
 _BEAT_S = 0.5
-#: When a text that could end here has been followed by nothing for so long, the broker is asked to prove it; one that
+#: When a text that could end here has been followed by nothing for this long, the broker is asked to prove it; one that
 #: does not answer within the other time is not to be asked.
 _QUIET_S = 0.002
 _PROOF_S = 30.0
@@ -203,7 +203,7 @@ class StompConnection(Session):
     def _prove_end(self) -> None:
         """Ask for proof that a text has come to its end.
 
-        A broker writes one frame after the other, so its answer to anything is behind all of the text. An empty
+        A broker writes one frame after the other, so its answer to anything comes after all of the text. An empty
         transaction is what it answers without a permission for it.
         """
         if self._proof_s > -math.inf:

@@ -49,7 +49,7 @@ class QueueInfo:
         return self._depth(self.messages, 0)
 
     def depth(self, own_consumers: int) -> QueueDepth:
-        """While a session has so many subscriptions."""
+        """While a session has this many subscriptions."""
         return self._depth(max(0, self.messages - self.handed_out), own_consumers)
 
     def _depth(self, ready: int, own: int) -> QueueDepth:

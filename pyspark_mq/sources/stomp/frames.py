@@ -2,7 +2,7 @@
 
 stomp.py has a reader of its own, which is not used, for what it did when measured (stomp.py 9.0):
 
-* two heartbeats that are read at once, as after a pause, make it drop the message behind them;
+* two heartbeats that are read at once, as after a pause, make it drop the message after them;
 * a body with NUL bytes takes it time quadratic in the size: each read copies all there is so far;
 * headers that are not UTF-8 are changed, so that different IDs may become equal.
 
@@ -25,7 +25,7 @@ from typing import TypeAlias
 from pyspark_mq.decode.stomp_frames import Frames, find_frames
 from pyspark_mq.decode.stomp_headers import UnreadableHeaders, value
 
-__all__ = ["COMMANDS", "MESSAGE", "Frame", "FrameError", "FrameReader", "UnreadableHeaders"]
+__all__ = ["COMMANDS", "MESSAGE", "Frame", "FrameReader", "StompFrameError", "UnreadableHeaders"]
 
 #: command, block of headers, body
 Frame: TypeAlias = "tuple[str, bytes, bytes]"
@@ -34,7 +34,7 @@ MESSAGE = "MESSAGE"
 #: What a server may send (STOMP 1.2, section "Server Frames").
 COMMANDS = frozenset({"CONNECTED", MESSAGE, "RECEIPT", "ERROR"})
 
-#: Headers of one message can be large, but what goes on for so long without an empty line is something else.
+#: Headers of one message can be large, but what goes on this long without an empty line is something else.
 _HEADER_BYTES_MAX = 16 * 1024 * 1024
 #: Their first lines, as they may be written, and the length of the longest.
 _FIRST_LINES = tuple(f"{command}{end}".encode() for command in COMMANDS for end in ("\n", "\r\n"))
@@ -45,14 +45,14 @@ _SHOWN_BYTES = 40
 _SHOWN_LINE = re.compile(rb"[^\n\0]{%d}|[^\n\0]*[\n\0]" % _SHOWN_BYTES)
 #: Of a read that what is left of the one before is put in front of.
 _JOINED_MIN = 16 << 10
-#: Messages that are tried to be looked at together at a time, and that are taken one by one behind failures.
+#: Messages that are tried to be looked at together at a time, and that are taken one by one after failures.
 _TRIED_MAX, _PAUSE_MAX = 1_000, 10_000
 _LENGTH_DIGITS_MAX = 15
 _NUL = 0
 _FIRST_LINE = b"MESSAGE\n"
 
 
-class FrameError(Exception):
+class StompFrameError(Exception):
     """The bytes that were received are not a STOMP frame."""
 
 
@@ -62,7 +62,7 @@ class FrameReader:
     Guarantee: it holds the bytes of one incomplete frame, and no more than have come of it.
 
     Args:
-        together_min: so many messages or more that have come at once are looked at together; 0 for never.
+        together_min: the least number of messages that are decoded as a batch when they have come at once; 0 for never.
         last: the header of which the last entry counts; empty for none.
     """
 
@@ -87,7 +87,7 @@ class FrameReader:
         """Yield frames that are complete with these bytes. Has to be used up before the next call.
 
         Raises:
-            FrameError: the bytes are something else.
+            StompFrameError: the bytes are something else.
         """
         if max(_JOINED_MIN, len(self._buffer)) <= len(data) and not self._malformed:
             # Messages are looked at together from the first on. To do it again takes no longer than what has come.
@@ -102,7 +102,7 @@ class FrameReader:
     def idle(self) -> Iterator[Frame | Frames]:
         """The broker has nothing more to send: a body that has begun is shorter than its length. Like :meth:`feed`.
 
-        Heartbeats come between frames. Within a body they are what is behind it.
+        Heartbeats come between frames. Within a body they belong after it.
         """
         if self._headers is None:
             return
@@ -113,7 +113,7 @@ class FrameReader:
         frames = list(self._cut(quiet=True))
         yield from frames
         if not frames:
-            raise FrameError(f"{came} bytes came of a body, and no end of it")
+            raise StompFrameError(f"{came} bytes came of a body, and no end of it")
 
     @property
     def inside(self) -> bool:
@@ -154,7 +154,7 @@ class FrameReader:
             else:  # the next is another one
                 self._alone = 1
             return found
-        if tried < least:  # so many are left of what was read
+        if tried < least:  # this many are left of what was read
             self._alone = max(1, tried)
         else:
             self._alone, self._pause = self._pause, min(_PAUSE_MAX, 2 * self._pause)
@@ -218,7 +218,7 @@ class FrameReader:
         buffer = self._buffer
         if not buffer.startswith(_FIRST_LINES):  # a port that speaks something else may never send an empty line
             if wrong := _SHOWN_LINE.match(buffer):
-                raise FrameError(f"{wrong[0].rstrip()!r} does not begin a frame of a STOMP server")
+                raise StompFrameError(f"{wrong[0].rstrip()!r} does not begin a frame of a STOMP server")
             return False
         # The end may have begun with what came before.
         since = max(0, self._scanned - 2)
@@ -229,7 +229,7 @@ class FrameReader:
         if returned >= 0:
             found, body = returned, returned + 3
         if (found if found >= 0 else len(buffer) - 2) > _HEADER_BYTES_MAX:
-            raise FrameError(f"the headers of a frame have more than {_HEADER_BYTES_MAX} bytes")
+            raise StompFrameError(f"the headers of a frame have more than {_HEADER_BYTES_MAX} bytes")
         if found < 0:
             self._scanned = len(buffer)
             return False
@@ -246,13 +246,13 @@ class FrameReader:
 
 
 def _behind_ends_of_lines(buffer: bytearray, position: int) -> int:
-    """Return where the next frame begins: there may be heartbeats, and ends of lines behind a frame."""
+    """Return where the next frame begins: there may be heartbeats, and line ends after a frame."""
     found = _ENDS_OF_LINES.match(buffer, position)
     return found.end() if found else position
 
 
 def _frame_follows(buffer: bytearray, position: int) -> bool | None:
-    """Return whether another frame begins there, behind ends of lines; None if not known yet."""
+    """Return whether another frame begins there, after line ends; None if not known yet."""
     start = _behind_ends_of_lines(buffer, position)
     begun = bytes(buffer[start : start + _FIRST_LINE_BYTES])
     if begun.startswith(_FIRST_LINES):

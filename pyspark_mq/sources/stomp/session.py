@@ -34,7 +34,7 @@ from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth,
 from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
 from pyspark_mq.sources.stomp.errors import subscribe_error
-from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, FrameError
+from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, StompFrameError
 from pyspark_mq.sources.stomp.settling import StompSettling
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -54,7 +54,7 @@ _QUIET_GROWTH = 4
 _WAKEUPS = 25
 #: Never true: the broker gives each message an ID of its own, which begins with "ID:".
 _NOTHING = "JMSMessageID='never'"
-#: A broker that does not answer a question for so long does not answer such questions.
+#: A broker that does not answer a question for this long does not answer such questions.
 _ANSWER_TIMEOUT_S = 5.0
 _ACK = "ack"
 #: A frame without a message, where a subscription that browses has come to the end (ActiveMQ Classic).
@@ -208,7 +208,7 @@ class StompSession(StompConnection):
         self._show_life()
 
     def _grant(self, window: int) -> int:
-        """The window header for so many messages more."""
+        """Return the window header for this many more messages."""
         self._window += window
         if not self._dialect.window_bytes:
             return window
@@ -270,7 +270,7 @@ class StompSession(StompConnection):
                         size += ROW_BYTES + len(headers) + len(body)
                     if self._end is not None:  # whether or not more has come with it
                         return
-        except FrameError as wrong:
+        except StompFrameError as wrong:
             # What is no frame belongs to no message: the next session begins with one.
             self._ended(str(wrong), stated=True)
         finally:
