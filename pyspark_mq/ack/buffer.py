@@ -8,7 +8,7 @@ from itertools import chain, islice
 from operator import eq
 from typing import Generic, TypeVar
 
-from pyspark_mq.ack.runs import Run
+from pyspark_mq.ack.runs import MessageRun
 
 __all__ = ["Buffer"]
 
@@ -30,7 +30,7 @@ class Buffer(Generic[K, P]):
         self._payloads: dict[K, P] = {}
         self._in_runs = 0
         self.order: deque[K] = deque()
-        self.runs: deque[Run[K, P]] = deque()
+        self.runs: deque[MessageRun[K, P]] = deque()
         self.weight = 0
 
     def __len__(self) -> int:
@@ -50,16 +50,16 @@ class Buffer(Generic[K, P]):
         first = map(self._payloads.__getitem__, self.order)
         return islice(chain(first, chain.from_iterable(run.payloads for run in self.runs)), limit)
 
-    def take_run(self) -> Run[K, P]:
+    def take_run(self) -> MessageRun[K, P]:
         """Take the oldest run."""
         run = self.runs.popleft()
         self._in_runs -= len(run)
         self.weight -= run.weight
         return run
 
-    def front(self, count: int) -> list[Run[K, P]]:
+    def front(self, count: int) -> list[MessageRun[K, P]]:
         """Return the runs of the oldest messages. One that has more is two runs from now on."""
-        runs: list[Run[K, P]] = []
+        runs: list[MessageRun[K, P]] = []
         for run in self.runs:
             if count <= 0:
                 break
@@ -72,9 +72,9 @@ class Buffer(Generic[K, P]):
             self.runs.insert(place + 1, rest)
         return runs
 
-    def spread(self, count: int) -> list[Run[K, P]]:
+    def spread(self, count: int) -> list[MessageRun[K, P]]:
         """Have the oldest messages be by themselves; the runs that they were, with keys in a list."""
-        spread: list[Run[K, P]] = []
+        spread: list[MessageRun[K, P]] = []
         while self.runs and len(self.order) < count:
             run = self.take_run()
             run.keys = [*run.keys]
@@ -86,7 +86,7 @@ class Buffer(Generic[K, P]):
         """Another payload of the same weight in place of the one that is there."""
         self._payloads[key] = payload
 
-    def put(self, keys: Collection[K], payloads: Sequence[P], run: Run[K, P] | None = None) -> None:
+    def put(self, keys: Collection[K], payloads: Sequence[P], run: MessageRun[K, P] | None = None) -> None:
         """Add new messages: as a run if it is given, or by themselves."""
         if run is not None:
             self.runs.append(run)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pyspark_mq.ack.planned import Epoch
-from pyspark_mq.ack.runs import Run
+from pyspark_mq.ack.runs import MessageRun
 from pyspark_mq.ack.table import State
 
 __all__ = ["Assigned", "DeliveredGroup", "Ended", "Group", "Whole", "sorted_by_state"]
@@ -30,7 +30,7 @@ class DeliveredGroup(Group[K], Generic[K, P]):
     session: int
     tags: Sequence[int]
     payloads: Sequence[P]
-    run: Run[K, P] | None = None
+    run: MessageRun[K, P] | None = None
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Assigned(Group[K], Generic[K, P]):
     """Messages that become a part of an epoch; and the runs that they are, if they are some."""
 
     epoch: Epoch[K, P]
-    runs: Sequence[Run[K, P]] = field(default=())
+    runs: Sequence[MessageRun[K, P]] = field(default=())
 
 
 @dataclass(slots=True)

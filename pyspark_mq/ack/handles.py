@@ -12,7 +12,7 @@ from itertools import chain, compress
 from operator import itemgetter, not_
 from typing import Any, Generic, TypeVar
 
-from pyspark_mq.ack.runs import Run, joined
+from pyspark_mq.ack.runs import MessageRun, joined
 
 __all__ = ["Acknowledgements", "Handles", "OpenDeliveries", "SessionAcks"]
 
@@ -192,14 +192,14 @@ class OpenDeliveries(Generic[K]):
         return parts
 
     def take_runs(
-        self, runs: Iterable[Run[K, Any]], below: Mapping[int, int]
+        self, runs: Iterable[MessageRun[K, Any]], below: Mapping[int, int]
     ) -> list[tuple[SessionAcks, Collection[K]]]:
         """Take the handles of runs, which only they have, as :meth:`take` does.
 
         Args:
             below: the same for the other runs.
         """
-        by_session: dict[int, list[Run[K, Any]]] = {}
+        by_session: dict[int, list[MessageRun[K, Any]]] = {}
         for run in runs:
             by_session.setdefault(run.session, []).append(run)
         parts: list[tuple[SessionAcks, Collection[K]]] = []

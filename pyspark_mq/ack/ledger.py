@@ -26,7 +26,7 @@ from pyspark_mq.ack.groups import Assigned, DeliveredGroup, Ended, Group, Whole,
 from pyspark_mq.ack.handles import Acknowledgements, OpenDeliveries, SessionAcks
 from pyspark_mq.ack.planned import Epoch, Planned, Taken
 from pyspark_mq.ack.remembered import Remembered
-from pyspark_mq.ack.runs import Run, joined, lowest_tags
+from pyspark_mq.ack.runs import MessageRun, joined, lowest_tags
 from pyspark_mq.ack.settling import Settling
 from pyspark_mq.ack.table import Action, Event, State, step
 from pyspark_mq.errors import InternalError
@@ -260,7 +260,7 @@ class Ledger(Generic[K, P]):
             epoch: number above all earlier ones.
         """
         planned: Epoch[K, P] = Epoch(epoch)
-        runs: Sequence[Run[K, P]] = ()
+        runs: Sequence[MessageRun[K, P]] = ()
         keys: Sequence[K]
         if self.received.order:
             for run in self.received.spread(count):
@@ -353,23 +353,25 @@ class Ledger(Generic[K, P]):
     # -- runs ------------------------------------------------------------------------------
 
     @property
-    def _runs(self) -> list[Run[K, P]]:
+    def _runs(self) -> list[MessageRun[K, P]]:
         return [*self.planned.runs, *self.received.runs]
 
-    def _as_run(self, session: int, tags: Sequence[int], keys: Sequence[K], payloads: Sequence[P]) -> Run[K, P] | None:
+    def _as_run(
+        self, session: int, tags: Sequence[int], keys: Sequence[K], payloads: Sequence[P]
+    ) -> MessageRun[K, P] | None:
         """Return deliveries as a run, if they are new messages, and it pays."""
         if len(keys) < self._run_min and not self.received.runs:
             return None
         if self._memory is None:
             if not isinstance(keys, range):  # as numbers of deliveries are, which repeat nothing
                 return None
-            return Run(session, tags, cast("Sequence[K]", keys), payloads, self._weigh(payloads), None)
+            return MessageRun(session, tags, cast("Sequence[K]", keys), payloads, self._weigh(payloads), None)
         if self.received.order or self.planned.has_single:
             distinct = set(keys)
             if not (self.received.knows_none_of(distinct) and self.planned.knows_none_of(distinct)):
                 return None
         digests = self._memory.hold(keys)
-        return None if digests is None else Run(session, tags, keys, payloads, self._weigh(payloads), digests)
+        return None if digests is None else MessageRun(session, tags, keys, payloads, self._weigh(payloads), digests)
 
     def _spread(self) -> None:
         """Have every message be by itself."""

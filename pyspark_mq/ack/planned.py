@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Generic, TypeVar
 
-from pyspark_mq.ack.runs import Run, joined
+from pyspark_mq.ack.runs import MessageRun, joined
 
 __all__ = ["Epoch", "Planned", "Taken"]
 
@@ -30,7 +31,7 @@ class Epoch(Generic[K, P]):
     missing: int = 0
     weight: int = 0
     unbound: bool = False
-    runs: Sequence[Run[K, P]] = ()
+    runs: Sequence[MessageRun[K, P]] = ()
 
     def __len__(self) -> int:
         return len(self.payloads) + sum(map(len, self.runs))
@@ -88,7 +89,11 @@ class Planned(Generic[K, P]):
         """All messages that are by themselves."""
         return list(self._epoch_of)
 
-    def payloads(self, epoch: int) -> list[Sequence[P]]:
+    def payloads(self, epoch: int) -> list[P]:
+        """The payloads that an epoch emits, in planned order."""
+        return list(chain.from_iterable(self.parts(epoch)))
+
+    def parts(self, epoch: int) -> list[Sequence[P]]:
         """The payloads that an epoch emits, in planned order: those of each run, or of all messages together."""
         found = self.epochs[epoch]
         if found.runs:
@@ -100,7 +105,7 @@ class Planned(Generic[K, P]):
         """Whether a message is by itself."""
         return bool(self._epoch_of)
 
-    def spread(self) -> list[Run[K, P]]:
+    def spread(self) -> list[MessageRun[K, P]]:
         """Have every message be by itself; the runs that they were, with keys in a list."""
         spread = self.runs
         for epoch in self.epochs.values():
@@ -112,7 +117,7 @@ class Planned(Generic[K, P]):
         return spread
 
     @property
-    def runs(self) -> list[Run[K, P]]:
+    def runs(self) -> list[MessageRun[K, P]]:
         """The runs of all epochs."""
         return [run for epoch in self.epochs.values() for run in epoch.runs]
 
@@ -120,7 +125,9 @@ class Planned(Generic[K, P]):
         """The messages of an epoch that have no payload yet, in planned order."""
         return [key for key, payload in self.epochs[epoch].payloads.items() if payload is None]
 
-    def put(self, epoch: Epoch[K, P], keys: Collection[K], taken: Taken[P], runs: Sequence[Run[K, P]] = ()) -> None:
+    def put(
+        self, epoch: Epoch[K, P], keys: Collection[K], taken: Taken[P], runs: Sequence[MessageRun[K, P]] = ()
+    ) -> None:
         """Add messages by themselves, or runs."""
         epoch.runs = runs
         epoch.payloads.update(zip(keys, taken.payloads, strict=True))

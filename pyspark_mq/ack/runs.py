@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Run", "joined"]
+__all__ = ["MessageRun", "joined"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 
 
 @dataclass(eq=False)
-class Run(Generic[K, P]):
+class MessageRun(Generic[K, P]):
     """Messages of one session, each with one delivery.
 
     Attributes:
@@ -38,14 +38,14 @@ class Run(Generic[K, P]):
     def __len__(self) -> int:
         return len(self.tags)
 
-    def split(self, count: int, weigh: Callable[[Sequence[P]], int]) -> tuple[Run[K, P], Run[K, P]]:
+    def split(self, count: int, weigh: Callable[[Sequence[P]], int]) -> tuple[MessageRun[K, P], MessageRun[K, P]]:
         """Return the first `count` messages and the others."""
         weight = weigh(self.payloads[:count])
         return self._part(slice(count), weight), self._part(slice(count, None), self.weight - weight)
 
-    def _part(self, places: slice, weight: int) -> Run[K, P]:
+    def _part(self, places: slice, weight: int) -> MessageRun[K, P]:
         digests = None if self.digests is None else self.digests[places]
-        return Run(self.session, self.tags[places], self.keys[places], self.payloads[places], weight, digests)
+        return MessageRun(self.session, self.tags[places], self.keys[places], self.payloads[places], weight, digests)
 
 
 def joined(parts: Sequence[Sequence[K]]) -> Sequence[K]:
@@ -56,7 +56,7 @@ def joined(parts: Sequence[Sequence[K]]) -> Sequence[K]:
     return joined_
 
 
-def lowest_tags(runs: Iterable[Run[Any, Any]]) -> dict[int, int]:
+def lowest_tags(runs: Iterable[MessageRun[Any, Any]]) -> dict[int, int]:
     """Return the lowest tag of runs, by session."""
     lowest: dict[int, int] = {}
     for run in runs:

@@ -299,7 +299,7 @@ class EpochSource:
         bytes_before = self._queues.planned_bytes
         planned = {queue.name: queue.plan(epoch, sizes.get(queue, 0)) for queue in self._queues}
         self._admission.planned()
-        file = self._memory.plan(epoch, planned, self._queues.by_name, self._begun, blind=blind)
+        file = self._memory.plan(epoch, planned, self._queues.ledgers, self._begun, blind=blind)
         self._last = Position(epoch, file, self._queues.broker_id)
         self._timings.planned(epoch, sum(sizes.values()), self._queues.planned_bytes - bytes_before)
         if self._settings.guarantee.acknowledges_first:
@@ -325,7 +325,7 @@ class EpochSource:
 
     def _hold(self, end: Position) -> None:
         """Keep what an epoch emits until it is committed: Spark may ask for it again."""
-        self._memory.plan_beside(end, self._queues.by_name)
+        self._memory.plan_beside(end, self._queues.ledgers)
         queues = self._queues.with_ended()
         self._begun[end.epoch] = list(dict.fromkeys([*self._memory.queues(end), *(queue.name for queue in queues)]))
         for queue in queues:

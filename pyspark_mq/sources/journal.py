@@ -13,8 +13,9 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from pyspark_mq.ack import Ledger
 from pyspark_mq.dedup import ByQueue, EpochFile, Key, Memory, QueueMemory, filed, is_content
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.position import JournalFiles, Position
@@ -31,17 +32,6 @@ _SECRET_BYTES = 32
 #: What is kept of an epoch besides its file: what was remembered when it was about to run, if it was planned blindly;
 #: that it is acknowledged; and records of what it was run without, by a number.
 _BESIDE, _ACKNOWLEDGED, _GIVEN_UP = "beside", "acknowledged", "given-up"
-
-
-class OpenQueue(Protocol):
-    """What a file has of a queue that may have an open epoch."""
-
-    @property
-    def unsettled(self) -> set[int]:
-        """Epochs of which an acknowledgement is not settled."""
-
-    def planned(self, epoch: int) -> Sequence[Key]:
-        """Return the IDs of an epoch, in order; none if it is committed or not of this queue."""
 
 
 class Recent(NamedTuple):
@@ -169,14 +159,14 @@ class Journal:
     # -- phase one
 
     def plan(
-        self, epoch: int, planned: ByQueue, open_: Mapping[str, OpenQueue], begun: Collection[int] = (),
+        self, epoch: int, planned: ByQueue, ledgers: Mapping[str, Ledger[Key, Any]], begun: Collection[int] = (),
         *, blind: bool = False,
     ) -> str:  # fmt: skip
         """Write the file of an epoch; its name.
 
         Args:
             planned: of each queue the keys, in order.
-            open_: the queues that may have an open epoch.
+            ledgers: of the queues that may have an open epoch.
             begun: epochs that Spark has run, and of which it says only after this plan that they are committed.
             blind: was that not shown of any?
 
@@ -190,7 +180,7 @@ class Journal:
             self._named.add(name)
         else:
             before = [self._open[number] for number in begun if number in self._open]
-            file = self._compose(epoch, [*planned], those, open_, begun, before)
+            file = self._compose(epoch, [*planned], those, ledgers, begun, before)
             name = self._files.put(file)
             self._written(name, file, before)
         self._open[epoch] = name
@@ -206,7 +196,7 @@ class Journal:
             found[queue] = self.known(queue).repeating(contents, but)
         return {queue: keys for queue, keys in found.items() if keys}
 
-    def plan_beside(self, end: Position, open_: Mapping[str, OpenQueue]) -> None:
+    def plan_beside(self, end: Position, ledgers: Mapping[str, Ledger[Key, Any]]) -> None:
         """Write down what is remembered, beside the file of an epoch if that was planned blindly.
 
         Raises:
@@ -219,8 +209,8 @@ class Journal:
             # By a former process, and read by this one.
             self._named.add(end.file)
             return
-        planned = {queue: keys for queue, reader in open_.items() if (keys := reader.planned(end.epoch))}
-        file = self._compose(end.epoch, self.queues(end), planned, open_, (), ())
+        planned = {queue: keys for queue, ledger in ledgers.items() if (keys := ledger.planned.keys(end.epoch))}
+        file = self._compose(end.epoch, self.queues(end), planned, ledgers, (), ())
         self._files.put(file, end.file, _BESIDE)
         self._written(end.file, file, ())
 
@@ -229,18 +219,18 @@ class Journal:
         epoch: int,
         queues: Sequence[str],
         planned: ByQueue,
-        open_: Mapping[str, OpenQueue],
+        ledgers: Mapping[str, Ledger[Key, Any]],
         begun: Iterable[int],
         kept: Iterable[str],
     ) -> EpochFile:
         memory, forgotten = self.memory, self.forgotten
-        held = {one for reader in open_.values() for one in reader.unsettled}
+        held = {one for ledger in ledgers.values() for one in ledger.settling.epochs}
         file = memory.compose(
             epoch,
             queues,
             planned,
             held,
-            {one: {queue: reader.planned(one) for queue, reader in open_.items()} for one in begun},
+            {one: {queue: ledger.planned.keys(one) for queue, ledger in ledgers.items()} for one in begun},
         )
         if self.forgotten > forgotten:
             _LOG.warning(
@@ -369,7 +359,7 @@ class NoJournal:
         """Write nothing."""
         return ""
 
-    def plan_beside(self, end: Position, open_: Mapping[str, OpenQueue]) -> None:
+    def plan_beside(self, end: Position, ledgers: Mapping[str, Ledger[Key, Any]]) -> None:
         """Write nothing."""
 
     def begin_commit(self, epoch: int) -> None:

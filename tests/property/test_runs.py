@@ -51,7 +51,7 @@ class Side:
             "planned": {
                 one: (
                     [*ledger.planned.keys(one)], ledger.planned.missing(one), epoch.weight,
-                    [payload for part in ledger.planned.payloads(one) for payload in part],
+                    ledger.planned.payloads(one),
                 )
                 for one, epoch in ledger.planned.epochs.items()
             },

@@ -54,7 +54,7 @@ def test_a_replay_of_what_was_received_before_has_the_planned_order() -> None:
     ledger.open_session(1)
     ledger.deliver(1, [1, 2], ["a", "b"], ["body of a", "body of b"])
     ledger.restore_planned(1, ["b", "a"])
-    assert ledger.planned.payloads(1) == [["body of b", "body of a"]]
+    assert ledger.planned.payloads(1) == ["body of b", "body of a"]
 
 
 @pytest.mark.parametrize("shows_start", [True, False])

@@ -68,7 +68,7 @@ def settle(ledger: Ledger[str, str], due: Acknowledgements | None, session: int 
 
 
 def emitted(ledger: Ledger[str, str], epoch: int) -> list[str]:
-    return [payload for part in ledger.planned.payloads(epoch) for payload in part]
+    return ledger.planned.payloads(epoch)
 
 
 def state(ledger: Ledger[str, str], key: str) -> State:

@@ -32,7 +32,7 @@ __all__ = [
     "BlockRows",
     "Metadata",
     "Row",
-    "Rows",
+    "RowRange",
     "Run",
     "block_schema",
     "make_block",
@@ -96,16 +96,16 @@ class Block:
         return len(self.sizes)
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> RowRange:
         """Return all rows."""
-        return Rows(self, range(len(self)))
+        return RowRange(self, range(len(self)))
 
 
 #: A block and the number of a row in it.
 Row: TypeAlias = "tuple[Block, int]"
 
 
-class Rows(Sequence[Row]):
+class RowRange(Sequence[Row]):
     """Neighbouring rows of a block."""
 
     __slots__ = ("block", "numbers")
@@ -124,10 +124,10 @@ class Rows(Sequence[Row]):
     @overload
     def __getitem__(self, place: int) -> Row: ...
     @overload
-    def __getitem__(self, place: slice) -> Rows: ...
-    def __getitem__(self, place: int | slice) -> Row | Rows:
+    def __getitem__(self, place: slice) -> RowRange: ...
+    def __getitem__(self, place: int | slice) -> Row | RowRange:
         if isinstance(place, slice):
-            return Rows(self.block, self.numbers[place])
+            return RowRange(self.block, self.numbers[place])
         return self.block, self.numbers[place]
 
 
@@ -237,7 +237,7 @@ class BlockRows:
         """Return the rows of some iterables, one after the other."""
         stretches: list[tuple[Block, Sequence[int]]] = []
         for rows in parts:
-            if isinstance(rows, Rows):
+            if isinstance(rows, RowRange):
                 stretches.append((rows.block, rows.numbers))
                 continue
             for block, group in groupby(rows, itemgetter(0)):

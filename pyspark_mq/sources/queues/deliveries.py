@@ -9,7 +9,7 @@ from weakref import ref
 
 from pyspark_mq.ack import Acknowledgements, Ledger
 from pyspark_mq.ack.copies import Copies
-from pyspark_mq.ack.runs import Run
+from pyspark_mq.ack.runs import MessageRun
 from pyspark_mq.dedup import OnMissing, SeenStore, TextKeys, is_content, key_text
 from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
 from pyspark_mq.sources.connections.block import Block, BlockRows, Row
@@ -78,7 +78,7 @@ class Deliveries:
         #: Small blocks that came, and their rows with the keys: those that are still held are put together.
         self._small: list[tuple[ref[Block], list[tuple[Any, int]]]] = []
         #: The same of runs.
-        self._small_runs: list[ref[Run[Any, Row]]] = []
+        self._small_runs: list[ref[MessageRun[Any, Row]]] = []
         #: Deliveries that a replay had no use for, by session.
         self._skipped: dict[int, int] = {}
         self._unconfirmed_since_s: float | None = None

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
+from pyspark_mq.ack import Ledger
 from pyspark_mq.ack.counters import Counters
+from pyspark_mq.dedup import Key
 from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
 from pyspark_mq.sources.connections.events import EventQueue
 from pyspark_mq.sources.connections.worker import Worker
@@ -171,9 +174,9 @@ class QueueGroup:
         return any(queue.is_open(epoch) for queue in self.with_ended())
 
     @property
-    def by_name(self) -> dict[str, QueueReader]:
-        """All that may have an open epoch, for the memory."""
-        return {queue.name: queue for queue in self.with_ended()}
+    def ledgers(self) -> dict[str, Ledger[Key, Any]]:
+        """Ledgers of all that may have an open epoch, for the memory."""
+        return {queue.name: queue.ledger for queue in self.with_ended()}
 
     @property
     def broker_id(self) -> str:

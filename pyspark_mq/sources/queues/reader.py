@@ -353,7 +353,7 @@ class QueueReader:
     def hold(self, epoch: int) -> None:
         """Keep what an epoch emits until it is committed: Spark may ask for it again."""
         if self.is_open(epoch):
-            self._emitted[epoch] = BlockRows.of(*self.ledger.planned.payloads(epoch))
+            self._emitted[epoch] = BlockRows.of(*self.ledger.planned.parts(epoch))
 
     def emitted(self, epoch: int) -> BlockRows:
         """The rows that are kept of an epoch, in planned order."""
@@ -412,11 +412,6 @@ class QueueReader:
         if self.settings.guarantee.identifies:
             self._replaying = True
             self.windows.begin_replay(epoch)
-
-    @property
-    def unsettled(self) -> set[int]:
-        """Epochs of which an acknowledgement is not settled."""
-        return self.ledger.settling.epochs
 
     def planned(self, epoch: int) -> Sequence[Key]:
         """Return the IDs of an epoch, in order; none if it is committed or not of this queue."""
