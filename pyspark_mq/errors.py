@@ -70,7 +70,7 @@ class MqError(Exception):
         return shown(super().__str__())
 
     def __str__(self) -> str:
-        """The text behind the short name."""
+        """The text after the short name."""
         return f"[mq:{self.short_name}] {self.text}"
 
 

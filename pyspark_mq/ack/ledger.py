@@ -49,12 +49,12 @@ class Ledger(Generic[K, P]):
     Not thread-safe: one thread calls it.
 
     Args:
-        grace_s: seconds behind a confirmation after which an answer settles (`settleGrace`).
+        grace_s: seconds after a confirmation from which on an answer settles (`settleGrace`).
         memory: knows the IDs of committed messages. None for the lower guarantees: the keys are then mere serial
             numbers of deliveries, and nothing is kept once an epoch is committed.
         copies: distinguishes messages that have no ID, by keys of its own; None where there are none.
         weigh: the bytes of payloads.
-        run_min: fewer new messages become a run only behind others; by themselves they cost less.
+        run_min: fewer new messages become a run only after other runs; one by one they cost less.
 
     Attributes:
         received: what is not planned yet, oldest first. To be looked at, as the next three are.

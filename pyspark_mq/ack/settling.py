@@ -91,7 +91,7 @@ class Settling(Generic[K]):
             self._batches[number, acks.session] = _Batch(keys, acks.deliveries, epoch)
 
     def asked(self, number: int, sessions: Iterable[int], now_s: float) -> None:
-        """Take note that sessions are asked something which they answer behind all that they were asked before."""
+        """Record that sessions were sent a request, which they answer after all earlier ones."""
         for session in sessions:
             self._asked[number, session] = now_s
 

@@ -102,7 +102,7 @@ class Digester:
 
 
 def from_bytes(data: bytes) -> Any:
-    """Return digests that stand one behind the other as an array."""
+    """Return concatenated digests as an array."""
     return np.frombuffer(data, _HALF).reshape(-1, 2)
 
 

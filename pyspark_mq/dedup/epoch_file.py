@@ -42,7 +42,7 @@ class EpochFile:
         epoch: its number.
         queues: names that were read.
         planned: keys of the epoch, in order.
-        blind: Spark (before 4.2) had not shown what is committed: nothing else is in it, but in the file beside it.
+        blind: Spark (before 4.2) had not shown what is committed: the rest is in the file written next to it.
         connected_s: seconds for which every connection of the query was up, over all its processes.
         left_so_far: messages that were left, over all processes.
         settled: epochs that were settled since the file before.

@@ -44,12 +44,12 @@ from pyspark_mq.dedup.shelf import Shelf
 
 __all__ = ["KEPT_EPOCHS", "Memory", "parted"]
 
-#: Files are kept for so many plans behind the last that names them. Spark keeps a hundred offsets by default
+#: Plans for which a file is kept after the last one that names it. Spark keeps a hundred offsets by default
 #: (`spark.sql.streaming.minBatchesToRetain`).
 KEPT_EPOCHS = 120
 #: Files that follow a base or a part, and messages in them.
 FOLLOWING_MAX, _FOLLOWING_MESSAGES_MAX = 32, 500_000
-#: Contents are forgotten after so many seconds of being connected, or when so many were left behind them.
+#: Contents are forgotten after this many connected seconds, or when this many were left after them.
 _CONTENTS_LEFT_S = 3_600.0
 _CONTENTS_LEFT = 500_000
 #: Contents that are known to repeat: the newest.

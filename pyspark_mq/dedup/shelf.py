@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 __all__ = ["Shelf"]
 
-#: A part has no more than this share of what may be remembered, nor than so many: a plan writes it in a moment.
+#: Bounds of a part: this share of what may be remembered, and this many digests, as a plan has to write it.
 _SHARE, _PART_MAX = 8, 262_144
 
 
@@ -14,7 +14,7 @@ class Shelf:
     """Batches in the order in which they came, and which files have them.
 
     Attributes:
-        maximum: digests behind a batch until it is forgotten.
+        maximum: a batch is forgotten when this many digests came after it.
         sizes: number of a batch -> digests, the oldest first.
         parts: file and batch of each part, the oldest first.
     """
@@ -41,7 +41,7 @@ class Shelf:
         return size
 
     def take_over(self) -> dict[int, int]:
-        """Take out the batches that have enough behind them; their sizes."""
+        """Take out the batches that enough others came after; their sizes."""
         over: dict[int, int] = {}
         while self.sizes:
             oldest = next(iter(self.sizes))
@@ -52,7 +52,7 @@ class Shelf:
         return over
 
     def to_join(self) -> list[int]:
-        """Find the batches that become a part: those behind the parts, and parts before them that are small."""
+        """Find the batches that become a part: those after the parts, and small parts before them."""
         there = {number for _, number in self.parts}
         joined = [number for number in self.sizes if number not in there]
         size = sum(self.sizes[number] for number in joined)

@@ -1,4 +1,4 @@
-"""Contract of a store of committed IDs beside the checkpoint.
+"""Contract of a store of committed IDs besides the checkpoint.
 
 The checkpoint alone makes a query exactly-once. A shared store adds what a checkpoint cannot
 know: IDs committed by another query on the same queue, or by this one before its checkpoint

@@ -4,7 +4,7 @@ An epoch takes what came while the one before ran, as with Spark's own source fo
 its size, so while a backlog flows in at full speed an epoch is given time to grow, up to half of the window; a trickle
 is not delayed. Once nothing comes for a moment it is planned as it is: brokers stand still while they take the
 acknowledgement of an epoch, and waiting for half of a window then cost a fifth of the rate on quorum queues. Nothing
-has come before the first epoch of a process, so that waits: a process that dies behind it, again and again, gives back
+has come before the first epoch of a process, so that waits: a process that dies after it, again and again, gives back
 a whole window, which ages all that it did not take. A bounded run (`Trigger.AvailableNow`) has an end for each queue
 besides, and gives no empty answer before they are reached, as that ends the query.
 
@@ -192,7 +192,7 @@ class Admission:
             flows = not patient and self._flows(came, timing.fill_step_s)
 
     def _flows(self, came: int, seconds: float) -> bool:
-        """Whether so many in so long are a backlog that flows in, at full speed. A trickle is not waited for."""
+        """Whether this rate is a backlog that flows in at full speed. A trickle is not waited for."""
         if came * self._timing.fill_step_s < self._timing.fill_step_messages * seconds:
             return False
         for queue in self._queues:

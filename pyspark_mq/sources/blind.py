@@ -2,8 +2,8 @@
 
 So it plans after a restart without showing what is committed, which it shows later: what was planned twice is taken out
 then. And it shows that an epoch is committed only after the next one is planned. (``MicroBatchExecution.scala`` and
-``PythonMicroBatchStream.scala`` of 4.0 and 4.1.) Everything that follows from this is here, and in the file beside that
-of such an epoch (:meth:`.Journal.plan_beside`).
+``PythonMicroBatchStream.scala`` of 4.0 and 4.1.) Everything that follows from this is here, and in the file next to
+that of such an epoch (:meth:`.Journal.plan_beside`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOT_SHOWN = frozenset({Shown.FRESH, Shown.BOUNDED})
 
 
 def limit_by_windows(queues: QueueGroup, limit: int | None) -> int:
-    """Leave room in the windows for the next epoch beside the one that waits to be acknowledged."""
+    """Leave room in the windows for the next epoch besides the one that waits to be acknowledged."""
     for queue in queues:
         queue.want(Moment.BLIND)
     windows = [queue.view.window or queue.view.next_window for queue in queues]
@@ -33,7 +33,7 @@ def needs_empty_epoch(queues: QueueGroup, shown: Shown, *, running: bool) -> boo
     The first answer of a process has to be one: Spark compares it with the committed offset, which the process does
     not know, and makes a batch of any other.
 
-    Or there is no room but that of an epoch which is acknowledged only behind the next one: a producer has sent its
+    Or an epoch takes all the room, and it is acknowledged only after the next one is planned: a producer has sent its
     messages many times and every window of a queue is taken, or the epoch is as large as may be held.
 
     Args:

@@ -20,7 +20,7 @@ LATEST shows its position as COMMIT does, as Spark writes the commit log before 
 COMMIT of that position first. ``EPOCHS`` has three kinds of it, by how that position stands to the last epoch here.
 
 From Spark 4.2 on an epoch is planned, begun and committed before the next is planned. Before, the next is planned while
-one runs: so BLIND plans beside an epoch that is begun, and LATEST cannot meet one.
+one runs: so BLIND plans while an epoch is begun, and LATEST cannot meet one.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """

@@ -4,7 +4,7 @@ One micro-batch is one epoch of a two-phase commit. :class:`EpochSource` is what
 replay, acknowledge. Which of them a call comes to is in the tables of :mod:`.calls`. Each queue has a
 :class:`.QueueReader`, which takes in what its sessions bring and has a ledger; an epoch goes over all queues, and
 :class:`.Admission` decides how much goes into it. All of it runs on the thread that Spark calls. Keepers work on
-beside it, so receiving and heartbeats go on while Spark is busy.
+in the background, so receiving and heartbeats go on while Spark is busy.
 
 Guarantee: with `exactly-once`, every message is in exactly one committed epoch, and an epoch that
 is asked for again after a crash has the same messages in the same order.

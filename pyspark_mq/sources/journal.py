@@ -2,7 +2,7 @@
 
 The file of an epoch is written once, durable before the offset that names it is returned. Spark before 4.2 has an epoch
 planned before it shows what is committed: such a *blind* file has what was planned and nothing else. When its epoch is
-about to run, a complete one is written beside it, of what remains, and whoever reads the one is given the other.
+about to run, a complete one is written next to it, of what remains, and a reader of the first is given the second.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Journal", "NoJournal", "Recent", "file_of", "planned_in", "remembere
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: A look counts as so many seconds of being connected at most.
+#: The most connected seconds that one look counts for.
 _LOOK_MAX_S = 1.0
 #: Of what digests are made with.
 _SECRET_BYTES = 32
@@ -52,7 +52,7 @@ def file_of(files: JournalFiles, name: str, *, complete: bool = False) -> EpochF
     """Read the file of an epoch, without what its epoch was run without.
 
     Args:
-        complete: a blind one does not do: its epoch was run, so there is one beside it.
+        complete: a blind one does not do: its epoch was run, so there is one next to it.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -197,7 +197,7 @@ class Journal:
         return {queue: keys for queue, keys in found.items() if keys}
 
     def plan_beside(self, end: Position, ledgers: Mapping[str, Ledger[Key, Any]]) -> None:
-        """Write down what is remembered, beside the file of an epoch if that was planned blindly.
+        """Write down what is remembered, next to the file of an epoch that was planned blindly.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -383,7 +383,7 @@ class NoJournal:
                 "'checkpointLocation' (or 'idLog') at the source, or run the query with 'exactly-once' until the epoch "
                 "is committed. Nothing was acknowledged"
             )
-        # What is known beside it, were it planned blindly, has to be there for whoever goes on from it.
+        # If it was planned blindly, the file next to it has to be there for whoever goes on from it.
         journal = Journal(self._settings, self._files)
         if journal.is_blind(end):
             journal.recall(start.file, start, committed=True)

@@ -37,7 +37,7 @@ class Position:
 
 
 class JournalFiles(Protocol):
-    """Storage of the journal's files, beside the checkpoint.
+    """Storage of the journal's files, next to the checkpoint.
 
     Everything raises CheckpointError where it cannot be done, in words for the user.
     """
@@ -73,7 +73,7 @@ class JournalFiles(Protocol):
 
 
 def shortened(text: str, maximum: int = _TEXT_MAX) -> str:
-    """Return a text of an offset, or its beginning and its digest if it takes more than so many characters there."""
+    """Return a text of an offset, or its beginning and its digest if it takes more characters than that there."""
     if len(json.dumps(text)) <= maximum + 2:
         return text
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()

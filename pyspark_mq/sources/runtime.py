@@ -23,7 +23,7 @@ __all__ = ["Runtime", "Task", "Threads", "begin_thread"]
 
 
 def begin_thread(name: str, work: Callable[[], None], died: Callable[[BaseException], None]) -> threading.Thread:
-    """Run something beside the caller, for as long as the process lives.
+    """Run something in the background, for as long as the process lives.
 
     Every thread of this package begins here, so that none dies in silence or on standard error: what ends one is passed
     to somebody who makes it an error of the query.
@@ -44,7 +44,7 @@ def begin_thread(name: str, work: Callable[[], None], died: Callable[[BaseExcept
 
 
 class Task(ABC):
-    """Something that goes on beside the caller.
+    """Something that goes on in the background.
 
     Attributes:
         died: the error that has ended it; None if it lives or has come to its end.
@@ -54,7 +54,7 @@ class Task(ABC):
 
     @abstractmethod
     def join(self, timeout_s: float) -> None:
-        """Wait for its end, for so long at most."""
+        """Wait for its end, for this time at most."""
 
     def check(self, where: str = "") -> None:
         """Raise if the task has died. For whoever relies on it.
@@ -103,11 +103,11 @@ class Runtime(ABC):
 
     @abstractmethod
     def sleep(self, seconds: float) -> None:
-        """Sleep for so long; tasks go on."""
+        """Sleep; tasks go on."""
 
     @abstractmethod
     def wait(self, event: threading.Event, seconds: float) -> None:
-        """Wait until the event is set, or for so long; tasks go on."""
+        """Wait until the event is set, or the time is over; tasks go on."""
 
     @abstractmethod
     def jitter(self) -> float:
@@ -115,7 +115,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def spawn(self, name: str, life: Iterator[float], interrupt: threading.Event) -> Task:
-        """Run `life` beside the caller until it is exhausted.
+        """Run `life` in the background until it is exhausted.
 
         Args:
             life: yields how many seconds to rest before it is resumed. It handles its own errors.

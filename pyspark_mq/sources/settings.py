@@ -103,7 +103,7 @@ class Settings:
         return (self,) if self.pattern is None else ()
 
     def of_queue(self, name: str, among: int) -> Settings:
-        """Return the settings of one queue of so many."""
+        """Return the settings of one queue of several."""
         shared = max(min(self.prefetch, PREFETCH_MIN), self.prefetch // among)
         return replace(
             self,

@@ -24,14 +24,14 @@ class Timing:
     leader_s: float = 1.0
     #: The first messages of a queue that is not empty are waited for.
     first_s: float = 2.0
-    #: An epoch is filled until so long after the last one, while a backlog flows in: five times what a trigger without
+    #: How long after the last one an epoch is filled, while a backlog flows in: five times what a trigger without
     #: rows takes on a machine with cores to spare. Where one takes longer, it is filled meanwhile.
     fill_s: float = 1.25
-    #: The first one for so long: the processes that run it are not there yet.
+    #: How long the first one is filled: the processes that run it are not there yet.
     first_fill_s: float = 3.0
     #: It is looked at so often: each look takes the interpreter away from the receiving thread.
     fill_step_s: float = 0.05
-    #: A backlog flows in while so many come with each look.
+    #: Messages of a look from which on a backlog flows in.
     fill_step_messages: int = 100
     #: With nothing else to do, confirmations are waited for, and looked for so often.
     confirm_s: float = 5.0

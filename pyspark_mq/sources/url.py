@@ -123,7 +123,7 @@ def redact(text: str) -> str:
     start = scheme.end() if scheme else 0
     user, at, place = text[start:].rpartition("@")
     place, parameters, _ = re.split(r"([?#]|$)", place, maxsplit=1)
-    # An '@' behind parameters may be one in a password among them.
+    # An '@' after parameters may be one in a password among them.
     shown = place if _PLACE.fullmatch(place) and not re.search("[?#]", user) else "***"
     return text[:start] + at.replace("@", "***@") + shown + (parameters and f"{parameters}***")
 

@@ -1,4 +1,4 @@
-"""Errors as Spark shows them: a traceback of the process in Python, and behind it the text."""
+"""Errors as Spark shows them: a traceback of the process in Python, followed by the text."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class _Remote(Folder):
         from pyarrow import fs  # noqa: PLC0415 - some installations are built without it
 
         self._system, path = fs.FileSystem.from_uri(_escaped(uri))
-        # A URI may go on behind its path, with parameters.
+        # A URI may go on after its path, with parameters.
         self._path = f"{path.rstrip('/')}/{below}".rstrip("/")
         self._select = fs.FileSelector(self._path, allow_not_found=True)
         # They have no folders, and need no right to make one.

@@ -1,6 +1,6 @@
 """The bytes of an epoch's file: one record batch of Arrow IPC, of one row, compressed with zstd.
 
-Keys are a list, as bytes: texts in UTF-8, and beside them which are no text, if any. Digests of a kind are one
+Keys are a list, as bytes: texts in UTF-8, with a list of which are no text, if any. Digests of a kind are one
 value, as they all have one width. The rest is a text of JSON, with what says where they belong.
 """
 

@@ -1,4 +1,4 @@
-"""The ID log: the files of the journal, beside the checkpoint (:mod:`pyspark_mq.sources.journal`).
+"""The ID log: the files of the journal, next to the checkpoint (:mod:`pyspark_mq.sources.journal`).
 
 Spark writes an offset into its log, into each progress report and into its event log, and prints it with an exception
 of the user's own. So the IDs of an epoch go into a file, durable before the offset is returned, and the offset has the

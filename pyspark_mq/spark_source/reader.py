@@ -149,7 +149,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     run.rows.move_to(written)
             return [partition]
         size, count = stream.size, sum(len(run.rows) for run in runs)
-        del batches, partition, stream  # they are not needed beside those of the halves
+        del batches, partition, stream  # they are not needed besides those of the halves
         if count > 1:
             halves = (0, count // 2), (count // 2, count)
             return [one for half in halves for one in self._partitions_of([*_between(runs, *half)], handover)]
@@ -191,7 +191,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _cuts(sizes: Any, parts: int, maximum: int) -> list[tuple[int, int]]:
-    """Ranges of about equal rows, each of at most so many bytes unless one message is more."""
+    """Ranges of about equal rows, each within a bound of bytes unless one message is more."""
     rows_max = -(-len(sizes) // parts)
     sums = np.append(0, np.cumsum(sizes))
     cuts: list[tuple[int, int]] = []

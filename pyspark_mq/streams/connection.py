@@ -78,7 +78,7 @@ class StreamConnection:
 
     def __init__(self, access: Access, member: Member, url: BrokerUrl) -> None:
         self._access, self._url = access, url
-        #: Who this is, as the broker says at login; behind a load balancer it may not be the node that was asked for.
+        #: Who this is, as the broker says at login; with a load balancer it may not be the node that was asked for.
         self.member = self.advertised = member
         self._socket: socket.socket | None = None
         self._buffer, self._at = b"", 0

@@ -2,7 +2,7 @@
 
 A :class:`Block` is what one session received in a row. Its columns are those that the query asks for, in the types it
 asks for, so a partition of an epoch is a slice of blocks. A row is known as (block, number of the row), which is what
-the ledger holds. Beside a new block goes what has to be known of each delivery when it is taken in, and not after:
+the ledger holds. With a new block goes what has to be known of each delivery when it is taken in, and not after:
 :class:`Metadata`.
 
 A block lives as long as one of its rows is referred to. So that a block of which hardly anything is kept does not stay

@@ -77,7 +77,7 @@ class EndOfRun:
     def awaits_confirmation(self) -> bool:
         """Whether a confirmation is still to be waited for.
 
-        It may lie behind messages for which there is no room; then it is left to the next run.
+        It may come after messages for which there is no room; then it is left to the next run.
         """
         now_s = self._runtime.monotonic_s()
         if not self._view.unconfirmed:

@@ -15,7 +15,7 @@ class Awaited:
 
     Args:
         keys: IDs in order.
-        gap_s: nothing comes for so long, and the window is doubled.
+        gap_s: seconds without a message after which the window is doubled.
     """
 
     def __init__(self, queue: QueueReader, epoch: int, keys: Sequence[Key], gap_s: float) -> None:

@@ -24,7 +24,7 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: What is kept of a block is copied if it is less than this part of it, in bytes.
 _KEPT_PARTS = 2
-#: Blocks of fewer rows and bytes are put together when there are so many of them: a block has a price of kilobytes.
+#: Smaller blocks are put together once this many came: each has a fixed price of kilobytes.
 _SMALL_ROWS = 64
 _SMALL_BYTES = 64 << 10
 _SMALL_BLOCKS = 64
@@ -45,7 +45,7 @@ class Deliveries:
         store: where committed IDs are shared, beyond the checkpoint.
         acknowledge: sends acknowledgements.
         copies: distinguishes messages that have no ID; None where none are distinguished.
-        take_back_s: wait for confirmations for so long before what was skipped is asked for again.
+        take_back_s: how long confirmations are waited for before what was skipped is asked for again.
 
     Attributes:
         taken_in: how many deliveries came in each open session.
@@ -283,7 +283,7 @@ class Deliveries:
             return
         if self._unconfirmed_since_s is None:
             self._unconfirmed_since_s = now_s
-        # Under load something is always unconfirmed; and over STOMP RabbitMQ confirms nothing behind what was skipped
+        # Under load something is always unconfirmed; and over STOMP RabbitMQ confirms nothing after what was skipped
         # over.
         if self._ledger.settling.unconfirmed() and now_s - self._unconfirmed_since_s < self._take_back_s:
             return

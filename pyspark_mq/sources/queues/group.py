@@ -28,7 +28,7 @@ __all__ = ["QueueGroup"]
 #: Bytes held, in terms of `maxBytesPerTrigger`: one epoch runs while the next one is filled.
 _BYTES_HELD_EPOCHS = 2
 #: A session that pauses for bytes goes on once less is held, in the same terms: the next epoch has come while one ran,
-#: and the one behind it is to come while that runs.
+#: and the one after it is to come while that runs.
 _BYTES_RESUMED_EPOCHS = 1.5
 
 
@@ -135,7 +135,7 @@ class QueueGroup:
             queue.open()
 
     def wait(self, seconds: float) -> None:
-        """Until something arrives, or for so long."""
+        """Wait until something arrives, or for this time."""
         self._runtime.wait(self._arrived, seconds)
         self._arrived.clear()
 
@@ -204,7 +204,7 @@ class QueueGroup:
 
     @property
     def full(self) -> bool:
-        """Whether epochs that are not acknowledged hold so many bytes that no session goes on."""
+        """Whether epochs that are not acknowledged hold too many bytes for any session to go on."""
         return self.paused and not self.buffered and not self._resumes
 
     def unconfirmed(self) -> bool:

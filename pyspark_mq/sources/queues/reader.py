@@ -5,14 +5,13 @@ another, and the same ID in two queues is two messages, as an exchange that copi
 :class:`~pyspark_mq.sources.epochs.EpochSource` takes all of them from epoch to epoch together.
 
 The contract. One thread calls everything here, and nothing blocks but :meth:`QueueReader.stop`, for a moment.
-:meth:`QueueReader.pump` is the one place where that thread takes in what happened beside it: openings and ends of
-sessions, deliveries, confirmations, in the order in which they happened. It has the ledger decide, and sends what the
-ledger makes due. An epoch is cut by :meth:`~QueueReader.plan`, held by :meth:`~QueueReader.hold` while Spark may ask
+:meth:`QueueReader.pump` is the one place where that thread takes in what happened in the background, in its order:
+sessions that opened and ended, deliveries, confirmations. It has the ledger decide, and sends what the ledger makes due. An epoch is cut by :meth:`~QueueReader.plan`, held by :meth:`~QueueReader.hold` while Spark may ask
 for it, and acknowledged by :meth:`~QueueReader.commit`. A process that goes on after another learns first what that
 had committed (:meth:`~QueueReader.adopt`) and left open (:meth:`~QueueReader.begin_replay`).
 
 What survives a crash is the journal, which has what :meth:`~QueueReader.plan` returns, and the store of seen IDs.
-Guarantee: a message is acknowledged only behind the commit of the epoch it was emitted in, or because its ID was.
+Guarantee: a message is acknowledged only after the commit of the epoch it was emitted in, or because its ID was.
 """
 
 from __future__ import annotations
@@ -170,7 +169,7 @@ class QueueReader:
         memory: knows what is committed; None for a guarantee without IDs.
 
     Attributes:
-        view: the queue as others see it. What is behind it is its own: `ledger`, `connections`, `connected`.
+        view: the queue as others see it. The parts are its own: `ledger`, `connections`, `connected`.
         ended: whether the queue is no longer there.
         taking: whether deliveries are taken. Before Spark has shown what is committed new and old look alike.
         last_sign_s: when a delivery or a confirmation last came; what is asked for its answer alone does not count.
@@ -318,7 +317,7 @@ class QueueReader:
             resumes: a session that pauses for bytes may go on.
         """
         self._bytes_max = most
-        # A replay's messages may be behind any others: then nobody pauses, and what is too much is skipped here.
+        # A replay's messages may come after any others: then nobody pauses, and what is too much is skipped here.
         left = most if self._replaying else max(0.0, most - self.held_bytes)
         self.connections.bound_bytes(left, resume=resumes or self._replaying)
 
@@ -426,7 +425,7 @@ class QueueReader:
         return self.ledger.planned.epochs[epoch].missing
 
     def ask_for_more(self, missing: int) -> bool:
-        """Widen windows that are full of other messages than so many planned ones; whether there are some."""
+        """Widen windows that are full of messages other than the missing ones; whether there are any."""
         return self.windows.double_taken(missing)
 
     def give_up(self, epoch: int) -> None:

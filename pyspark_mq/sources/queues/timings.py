@@ -41,7 +41,7 @@ class Timings:
             }
 
     def planned(self, epoch: int, messages: int, size: int) -> None:
-        """Note that it is cut, with bodies of so many bytes."""
+        """Note that it is cut, and the bytes of its bodies."""
         self._epoch = {
             "epoch": epoch,
             "messages": messages,

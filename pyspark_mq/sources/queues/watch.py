@@ -1,4 +1,4 @@
-"""Watches a queue beside its deliveries: its depth, other consumers, silence."""
+"""Watches what deliveries do not show of a queue: its depth, other consumers, silence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["BacklogWatch", "QueueWatches", "other_consumers"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: A depth is old after so many looks, where that is longer than :attr:`.Timing.old_depth_s`.
+#: Looks after which a depth is old, where that is longer than :attr:`.Timing.old_depth_s`.
 _LOOKS_MISSED = 2
 _OTHERS, _UNCONFIRMED = "others", "unconfirmed"
 
@@ -83,7 +83,7 @@ class BacklogWatch:
 
 
 def other_consumers(count: int) -> str:
-    """The warning about so many other consumers."""
+    """The warning about other consumers."""
     return (
         f"the broker reports {count} other consumer(s). What they are handed is missing here; a query that reads "
         "a queue twice, as a self-join does, sees each message on one side only. Give each reader a queue of "
@@ -92,7 +92,7 @@ def other_consumers(count: int) -> str:
 
 
 class QueueWatches:
-    """Watches one queue beside its deliveries. What the log says of it is said once.
+    """Watches what deliveries do not show of one queue. What the log says of it is said once.
 
     * Others that read it: each sees a part of it. For as long as a dead connection of our own may be counted, it may be
       that.
@@ -130,7 +130,7 @@ class QueueWatches:
         self._since_s.pop(session, None)
 
     def look(self, now_s: float, *, up: bool) -> None:
-        """Take note of how things are, behind all that came by now.
+        """Take note of how things are, after everything that came.
 
         Args:
             up: every receiver is connected, and deliveries are taken.

@@ -24,9 +24,9 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: Epochs that share a window, and its least messages: one runs, or waits to be acknowledged, while the next is filled.
 EPOCHS_IN_WINDOW = 2
-#: Until the first epoch after a restart is committed, beside what is expected again.
+#: Until the first epoch after a restart is committed, besides what is expected again.
 _FEW = 2_000
-#: Handed out to a replay beside its epoch, for what comes in between.
+#: Handed out to a replay besides its epoch, for what comes in between.
 _REPLAY_SPARE = 100
 
 
@@ -77,8 +77,8 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
     if size is Window.WIDE:
         return window
     if settings.endpoint.broker.counts_drops:
-        # No fewer for a small epoch: a quorum queue puts what comes back behind what has come back before, so that
-        # epoch may be behind all that its former processes were handed (RabbitMQ 3.10).
+        # No fewer for a small epoch: a quorum queue puts what comes back after what has come back before, so that
+        # epoch may come after all that its former processes were handed (RabbitMQ 3.10).
         few = max(_FEW, planned + _REPLAY_SPARE) if replays else max(_FEW, settings.min_messages) + expected
         window = min(window, math.ceil(few / settings.consumers))
     # An epoch comes again whole, whatever the prefetch is by now.
@@ -152,7 +152,7 @@ class Windows:
         """Whether nothing can come any more.
 
         Every window is taken; or some are, something may wait, and no other session has ever been handed anything:
-        beside a single active consumer the others get nothing.
+        next to a single active consumer the others get nothing.
         """
         taken = self._taken()
         others = self._connections.windows.keys() - taken
@@ -160,7 +160,7 @@ class Windows:
         return bool(taken) and (not others or (waits and not any(self._deliveries.taken_in[one] for one in others)))
 
     def double_taken(self, missing: int) -> bool:
-        """Ask for more where everything handed out is something else than so many planned messages; whether it was."""
+        """Ask for more where nothing that was handed out is one of the missing messages; whether that was so."""
         taken = self._taken()
         for session, window in taken.items():
             _LOG.warning(
