@@ -6,9 +6,10 @@ another, and the same ID in two queues is two messages, as an exchange that copi
 
 The contract. One thread calls everything here, and nothing blocks but :meth:`QueueReader.stop`, for a moment.
 :meth:`QueueReader.pump` is the one place where that thread takes in what happened in the background, in its order:
-sessions that opened and ended, deliveries, confirmations. It has the ledger decide, and sends what the ledger makes due. An epoch is cut by :meth:`~QueueReader.plan`, held by :meth:`~QueueReader.hold` while Spark may ask
-for it, and acknowledged by :meth:`~QueueReader.commit`. A process that goes on after another learns first what that
-had committed (:meth:`~QueueReader.adopt`) and left open (:meth:`~QueueReader.begin_replay`).
+sessions that opened and ended, deliveries, confirmations. It has the ledger decide, and sends what the ledger makes
+due. An epoch is cut by :meth:`~QueueReader.plan`, held by :meth:`~QueueReader.hold` while Spark may ask for it, and
+acknowledged by :meth:`~QueueReader.commit`. A process that goes on after another learns first what that had committed
+(:meth:`~QueueReader.adopt`) and left open (:meth:`~QueueReader.begin_replay`).
 
 What survives a crash is the journal, which has what :meth:`~QueueReader.plan` returns, and the store of seen IDs.
 Guarantee: a message is acknowledged only after the commit of the epoch it was emitted in, or because its ID was.
