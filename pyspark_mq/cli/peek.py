@@ -106,7 +106,7 @@ def rows_of(settings: Settings, batches: Iterable[DeliveryBatch]) -> list[dict[s
     ids, rows = MessageIds.of(settings), list[dict[str, Any]]()
     for batch in batches:
         columns: Mapping[str, list[Any]] = {
-            "messageId": ids.texts(ids.values(batch)),
+            "messageId": listed(ids.texts(ids.values(batch))),
             "body": batch.body().to_pylist(),
             "destination": [settings.endpoint.name] * len(batch),
             **{name: listed(make(batch)) for name, make in batch.columns.items()},
