@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from pyspark_mq.ack.buffer import MessageRun
 from pyspark_mq.ack.planned import Epoch
-from pyspark_mq.ack.runs import MessageRun
 from pyspark_mq.ack.table import State
 
 __all__ = ["Assigned", "DeliveredGroup", "Ended", "Group", "Whole", "sorted_by_state"]

@@ -12,7 +12,7 @@ from itertools import chain, compress
 from operator import itemgetter, not_
 from typing import Any, Generic, TypeVar
 
-from pyspark_mq.ack.runs import MessageRun, joined
+from pyspark_mq.ack.buffer import MessageRun, joined
 
 __all__ = ["Acknowledgements", "Handles", "OpenDeliveries", "SessionAcks"]
 

@@ -7,7 +7,7 @@ The table of :mod:`.table` decides, this module does what it says. Nearly every 
 committed with thousands of others, so a state is a container: the buffer (RECEIVED), the planned epochs (PLANNED), the
 memory (COMMITTED). Messages of one state that meet an event are a group: the transition is looked up once, its action
 is done, and the group goes into the container of the target state. New messages that came together stay together, as a
-*run* (:mod:`.runs`). When a delivery repeats a known ID, all runs are spread, and its block is sorted by state.
+*run* (:mod:`.buffer`). When a delivery repeats a known ID, all runs are spread, and its block is sorted by state.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
@@ -19,14 +19,13 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from itertools import islice
 from typing import Any, Generic, TypeVar, cast
 
-from pyspark_mq.ack.buffer import Buffer
+from pyspark_mq.ack.buffer import Buffer, MessageRun, joined, lowest_tags
 from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.ack.groups import Assigned, DeliveredGroup, Ended, Group, Whole, sorted_by_state
 from pyspark_mq.ack.handles import Acknowledgements, OpenDeliveries, SessionAcks
 from pyspark_mq.ack.planned import Epoch, Planned, Taken
 from pyspark_mq.ack.remembered import Remembered
-from pyspark_mq.ack.runs import MessageRun, joined, lowest_tags
 from pyspark_mq.ack.settling import Settling
 from pyspark_mq.ack.table import Action, Event, State, step
 from pyspark_mq.errors import InternalError

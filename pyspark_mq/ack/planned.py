@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Generic, TypeVar
 
-from pyspark_mq.ack.runs import MessageRun, joined
+from pyspark_mq.ack.buffer import MessageRun, joined
 
 __all__ = ["Epoch", "Planned", "Taken"]
 

@@ -5,6 +5,7 @@ from pyspark_mq.dedup.identity import (
     IdSource,
     Key,
     OnMissing,
+    TextKeys,
     content_digest,
     filed,
     id_keys,
@@ -12,7 +13,6 @@ from pyspark_mq.dedup.identity import (
     is_content,
     key_text,
 )
-from pyspark_mq.dedup.keys import TextKeys
 from pyspark_mq.dedup.memory import Memory
 from pyspark_mq.dedup.queue_memory import QueueMemory
 from pyspark_mq.dedup.store import CheckpointOnly, SeenStore

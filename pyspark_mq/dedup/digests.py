@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pyspark_mq.dedup.identity import ID_CHARS_MAX, Key
-from pyspark_mq.dedup.keys import as_text_keys
+from pyspark_mq.dedup.identity import ID_CHARS_MAX, Key, as_text_keys
 
 __all__ = ["DIGEST_BYTES", "Batches", "Digester", "from_bytes"]
 

@@ -38,8 +38,7 @@ import numpy as np
 
 from pyspark_mq.dedup.digests import DIGEST_BYTES, Batches, Digester, from_bytes
 from pyspark_mq.dedup.epoch_file import ByQueue, EpochFile, Snapshot
-from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES, Key, filed
-from pyspark_mq.dedup.keys import TextKeys
+from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES, Key, TextKeys, filed
 from pyspark_mq.dedup.shelf import Shelf
 
 __all__ = ["KEPT_EPOCHS", "Memory", "parted"]

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark_mq.dedup import ByQueue, EpochFile, Key
 from pyspark_mq.dedup.digests import from_bytes
 from pyspark_mq.dedup.epoch_file import Snapshot
-from pyspark_mq.dedup.keys import as_text_keys
+from pyspark_mq.dedup.identity import as_text_keys
 
 __all__ = ["decoded", "encoded"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from pyspark_mq.ack import Acknowledgements, Ledger
 from pyspark_mq.dedup import Memory, QueueMemory, TextKeys
-from pyspark_mq.dedup.keys import as_text_keys
+from pyspark_mq.dedup.identity import as_text_keys
 from tests.support.effort import part_of
 
 

@@ -61,7 +61,7 @@ NOT_SHIPPED = {
     "rich",
 }
 #: Where deliveries are rows of Arrow blocks, without Spark, and IDs are arrays; and who reads Delta's log.
-ARROW = ("decode.", "dedup.keys", "dedup.digests", "sources.connections.", "streams.", "sink.", "cli.sink")
+ARROW = ("decode.", "dedup.identity", "dedup.digests", "sources.connections.", "streams.", "sink.", "cli.sink")
 #: What streams share with queues, besides what both import below them.
 SHARED = ("sources.url", "sources.endpoint")
 #: What writing shares with reading: the way to a broker and its words, and nothing of sessions.

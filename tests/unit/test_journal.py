@@ -17,7 +17,7 @@ import pytest
 from pyspark_mq.dedup import Key, Memory, QueueMemory
 from pyspark_mq.dedup.digests import Batches, Digester, from_bytes
 from pyspark_mq.dedup.epoch_file import EpochFile, Snapshot
-from pyspark_mq.dedup.keys import TextKeys
+from pyspark_mq.dedup.identity import TextKeys
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.spark_source.id_file import decoded, encoded
 from tests.support.engine import At, Crashed

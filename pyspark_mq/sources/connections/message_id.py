@@ -11,7 +11,7 @@ import numpy as np
 
 from pyspark_mq.decode.batch import MESSAGE_ID, DeliveryBatch
 from pyspark_mq.dedup import IdSource, Key, OnMissing, TextKeys, id_keys, id_text
-from pyspark_mq.dedup.keys import as_text_keys
+from pyspark_mq.dedup.identity import as_text_keys
 from pyspark_mq.errors import MissingMessageIdError
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 

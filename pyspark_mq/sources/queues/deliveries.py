@@ -8,8 +8,8 @@ from typing import Any
 from weakref import ref
 
 from pyspark_mq.ack import Acknowledgements, Ledger
+from pyspark_mq.ack.buffer import MessageRun
 from pyspark_mq.ack.copies import Copies
-from pyspark_mq.ack.runs import MessageRun
 from pyspark_mq.dedup import OnMissing, SeenStore, TextKeys, is_content, key_text
 from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
 from pyspark_mq.sources.connections.block import Block, BlockRows, Row
