@@ -10,11 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, groupby, islice
 from operator import eq
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Buffer", "MessageRun", "joined", "lowest_tags"]
+__all__ = ["RUN_MIN", "SPREAD_MAX", "Buffer", "MessageRun", "joined", "lowest_tags"]
+
+#: Messages of a run, unless many others came before.
+RUN_MIN = 64
+#: Up to this many times `RUN_MIN` received messages are spread for a small block, as each small run has a price.
+SPREAD_MAX = 16
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
@@ -106,6 +111,21 @@ class Buffer(Generic[K, P]):
         self._in_runs -= len(run)
         self.weight -= run.weight
         return run
+
+    def join(self, small: Collection[MessageRun[K, P]], make: Callable[[Sequence[MessageRun[K, P]]], Any]) -> None:
+        """Make one run of neighbours that are from one session, of those that are given.
+
+        Args:
+            make: the run of several.
+        """
+        groups = groupby(self.runs, lambda run: (run.session, run in small))
+        joined_: deque[MessageRun[K, P]] = deque()
+        for (_, is_small), group in groups:
+            runs = [*group]
+            if is_small and len(runs) > 1:
+                runs = [make(runs)]
+            joined_.extend(runs)
+        self.runs = joined_
 
     def front(self, count: int) -> list[MessageRun[K, P]]:
         """Return the runs of the oldest messages. One that has more is two runs from now on."""

@@ -38,8 +38,8 @@ _DIGEST, _KEY = 16, 24
 _FIRST = bytes(_KEY - _DIGEST)
 #: In place of the digest of what is not distinguished at all.
 _NAMELESS = bytes(_DIGEST)
-#: Messages without a proof until those are looked through that are not held any more.
-_UNPROVED_MIN = 4_096
+#: Notes until those are dropped whose messages are not held or remembered any more.
+_NOTED_MIN = 4_096
 
 
 class Look(Protocol):
@@ -77,7 +77,7 @@ class Copies:
         self._again: dict[bytes, int] = {}
         #: Messages that came without a proof that they are new.
         self._unproved: set[bytes] = set()
-        self._unproved_max = _UNPROVED_MIN
+        self._noted_max = _NOTED_MIN
         self.ambiguous = 0
 
     # -- a delivery ------------------------------------------------------------------------
@@ -193,7 +193,10 @@ class Copies:
     def expect(self, keys: Iterable[Any]) -> None:
         """Take note that messages were committed that have no handle to be acknowledged by: they will come."""
         for key in _contents(keys):
-            self._waiting.get(key[:_DIGEST], {}).pop(key, None)
+            waiting = self._waiting.get(key[:_DIGEST], {})
+            waiting.pop(key, None)
+            if not waiting:
+                self._waiting.pop(key[:_DIGEST], None)
             self._coming[key[:_DIGEST]] += 1
 
     def recognise(self, keys: Sequence[Any]) -> set[Any]:
@@ -255,10 +258,26 @@ class Copies:
 
     def sweep(self, look: Look) -> None:
         """Forget what is noted of messages that are not held any more, if there is much."""
-        if len(self._unproved) > self._unproved_max:
-            state_of = look.states(self._unproved)
-            self._unproved = {key for key in self._unproved if state_of(key) is not State.UNSEEN}
-            self._unproved_max = _UNPROVED_MIN + 2 * len(self._unproved)
+        noted = (self._unproved, self._again, self._waiting, self._coming)
+        if sum(map(len, noted)) <= self._noted_max:
+            return
+        state_of = look.states(self._unproved)
+        self._unproved = {key for key in self._unproved if state_of(key) is not State.UNSEEN}
+        digests = {*self._again, *self._waiting, *self._coming}
+        remembered = {key[:_DIGEST] for key in self._memory.contents_among(digests)[0]}
+        state_of = look.states({digest + _FIRST for digest in self._again})
+        for digest in [one for one in self._again if one not in remembered]:
+            if state_of(digest + _FIRST) is State.UNSEEN:
+                del self._again[digest]
+        for digest in [one for one in self._coming if one not in remembered]:
+            del self._coming[digest]
+        planned = look.states({key for keys in self._waiting.values() for key in keys})
+        for digest, keys in [*self._waiting.items()]:
+            self._waiting[digest] = {key: None for key in keys if planned(key) is State.PLANNED}
+            if not self._waiting[digest]:
+                del self._waiting[digest]
+        noted = (self._unproved, self._again, self._waiting, self._coming)
+        self._noted_max = _NOTED_MIN + 2 * sum(map(len, noted))
 
 
 def _contents(keys: Iterable[Any]) -> Iterator[bytes]:

@@ -8,7 +8,6 @@ committed with thousands of others, so a state is a container: the buffer (RECEI
 memory (COMMITTED). Messages of one state that meet an event are a group: the transition is looked up once, its action
 is done, and the group goes into the container of the target state. New messages that came together stay together, as a
 *run* (:mod:`.buffer`). When a delivery repeats a known ID, all runs are spread, and its block is sorted by state.
-
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
 
@@ -19,7 +18,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from itertools import islice
 from typing import Any, Generic, TypeVar, cast
 
-from pyspark_mq.ack.buffer import Buffer, MessageRun, joined, lowest_tags
+from pyspark_mq.ack.buffer import RUN_MIN, SPREAD_MAX, Buffer, MessageRun, joined, lowest_tags
 from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.ack.groups import Assigned, DeliveredGroup, Ended, Group, Whole, sorted_by_state
@@ -36,16 +35,12 @@ K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 
 
-#: Messages of a run, unless others came before.
-RUN_MIN = 64
 #: Actions after which a message is in another container, though its state may be the same.
 _REPLACING = frozenset({Action.FORGET, Action.REPLAN})
 
 
 class Ledger(Generic[K, P]):
-    """Deliveries and their two phases, for one queue.
-
-    Not thread-safe: one thread calls it.
+    """Deliveries and their two phases, for one queue. One thread calls it.
 
     Args:
         grace_s: seconds after a confirmation from which on an answer settles (`settleGrace`).
@@ -53,7 +48,7 @@ class Ledger(Generic[K, P]):
             numbers of deliveries, and nothing is kept once an epoch is committed.
         copies: distinguishes messages that have no ID, by keys of its own; None where there are none.
         weigh: the bytes of payloads.
-        run_min: fewer new messages become a run only after other runs; one by one they cost less.
+        run_min: fewer new messages become a run only after many others; one by one they cost less.
 
     Attributes:
         received: what is not planned yet, oldest first. To be looked at, as the next three are.
@@ -262,8 +257,7 @@ class Ledger(Generic[K, P]):
         runs: Sequence[MessageRun[K, P]] = ()
         keys: Sequence[K]
         if self.received.order:
-            for run in self.received.spread(count):
-                self._open[run.session].hold(run.tags, run.keys)
+            self._by_themselves(self.received.spread(count))
             keys = tuple(islice(self.received.order, count))
         else:
             runs = self.received.front(count)
@@ -338,8 +332,8 @@ class Ledger(Generic[K, P]):
         due = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, epoch)
         if self._memory is not None:
             self._memory.committed(epoch, keys, [run.digests for run in ready.runs])
-            if ready.runs:
-                self._memory.hold_only([run.digests for run in self._runs])
+        if ready.runs:
+            self._hold_runs()
         return due
 
     def confirm(self, number: int, session: int, now_s: float) -> None:
@@ -359,7 +353,7 @@ class Ledger(Generic[K, P]):
         self, session: int, tags: Sequence[int], keys: Sequence[K], payloads: Sequence[P]
     ) -> MessageRun[K, P] | None:
         """Return deliveries as a run, if they are new messages, and it pays."""
-        if len(keys) < self._run_min and not self.received.runs:
+        if len(keys) < self._run_min and len(self.received) < SPREAD_MAX * self._run_min:
             return None
         if self._memory is None:
             if not isinstance(keys, range):  # as numbers of deliveries are, which repeat nothing
@@ -374,11 +368,19 @@ class Ledger(Generic[K, P]):
 
     def _spread(self) -> None:
         """Have every message be by itself."""
-        runs = self.planned.spread() + self.received.spread(len(self.received))
-        for run in runs:
+        self._by_themselves(self.planned.spread() + self.received.spread(len(self.received)))
+
+    def _by_themselves(self, spread: Sequence[MessageRun[K, P]]) -> None:
+        """Hold the deliveries of runs that were spread."""
+        for run in spread:
             self._open[run.session].hold(run.tags, run.keys)
-        if runs and self._memory is not None:
-            self._memory.hold_only([])
+        if spread:
+            self._hold_runs()
+
+    def _hold_runs(self) -> None:
+        """Have the memory hold what is in runs, and nothing else."""
+        if self._memory is not None:
+            self._memory.hold_only([run.digests for run in self._runs])
 
     # -- the engine: what the table says is done here, and nowhere else ----------------------
 

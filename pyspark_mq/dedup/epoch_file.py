@@ -58,6 +58,7 @@ class EpochFile:
         contents: what was left of contents by then; `repeats`: those that are known to repeat.
         gone: files that are named no more, by the plan that was the last to name them, the oldest first.
         state: of Spark's log, in the first file of a process.
+        without: records of what the epoch is run without that were there when this was written: it is without these.
         secret: of all digests (:class:`.Digester`), in hexadecimal digits. The same in all files that name each other.
     """
 
@@ -84,6 +85,7 @@ class EpochFile:
     repeats: Any = field(default_factory=lambda: from_bytes(b""))
     gone: Sequence[Sequence[str]] = ()
     state: str = ""
+    without: int = 0
     secret: str = ""
 
     @property

@@ -63,18 +63,23 @@ def file_of(files: JournalFiles, name: str, *, complete: bool = False) -> EpochF
     given_up = _given_up(files, name, kept)
     if not given_up:
         return file
+    before = _given_up(files, name, kept, file.without) if file.without else {}
     return replace(
-        file, planned={queue: _without(keys, given_up.get(queue, ())) for queue, keys in file.planned.items()}
+        file,
+        planned={
+            queue: _without(keys, Counter(given_up.get(queue, ())) - Counter(before.get(queue, ())))
+            for queue, keys in file.planned.items()
+        },
     )
 
 
-def _given_up(files: JournalFiles, name: str, kept: Iterable[str]) -> ByQueue:
-    """Look up what an epoch was run without (rule 15). Each record has what the one before has."""
-    records = [part for part in kept if part.startswith(_GIVEN_UP)]
+def _given_up(files: JournalFiles, name: str, kept: Iterable[str], first: int | None = None) -> ByQueue:
+    """Look up what an epoch was run without (rule 15), by the first records or by all. Each has those before it."""
+    records = [part for part in kept if part.startswith(_GIVEN_UP)][:first]
     return files.read(name, records[-1]).planned if records else {}
 
 
-def _without(keys: Sequence[Key], gone: Iterable[Key]) -> list[Key]:
+def _without(keys: Sequence[Key], gone: Mapping[Key, int]) -> list[Key]:
     """Take keys out. Of equal contents the last ones go, as those that come take the first places."""
     counts = Counter(gone)
     kept: list[Key] = []
@@ -205,13 +210,16 @@ class Journal:
         if not self.is_blind(end):
             return
         self._named.discard(end.file)  # it is not forgotten by this: its epoch is about to run
-        if _BESIDE in self._files.parts(end.file):
+        kept = self._files.parts(end.file)
+        if _BESIDE in kept:
             # By a former process, and read by this one.
             self._named.add(end.file)
             return
         planned = {queue: keys for queue, ledger in ledgers.items() if (keys := ledger.planned.keys(end.epoch))}
         file = self._compose(end.epoch, self.queues(end), planned, ledgers, (), ())
-        self._files.put(file, end.file, _BESIDE)
+        # What is planned by now is without what was given up.
+        without = sum(part.startswith(_GIVEN_UP) for part in kept)
+        self._files.put(replace(file, without=without), end.file, _BESIDE)
         self._written(end.file, file, ())
 
     def _compose(
@@ -271,7 +279,9 @@ class Journal:
         if file_of(self._files, end.file).blind:
             # It may have what was committed before: IDs are known by the ledger.
             planned = {
-                queue: _without(keys, self.known(queue).recognise(contents, Counter(self._coming.get(queue, ()))))
+                queue: _without(
+                    keys, Counter(self.known(queue).recognise(contents, Counter(self._coming.get(queue, ()))))
+                )
                 for queue, keys in planned.items()
                 for contents in [[key for key in keys if is_content(key)]]
             }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_mq.dedup import IdSource
+from pyspark_mq.ack import Acknowledgements, Ledger
+from pyspark_mq.ack.copies import Copies
+from pyspark_mq.dedup import IdSource, Memory, QueueMemory, content_digest
 from tests.support.decoding import Asked
 from tests.support.engine import At
 from tests.support.simulation import _identities
@@ -395,3 +397,82 @@ def test_half_a_surrogate_pair_in_json_stops_no_query() -> None:
     one.publish("else")
     one.trigger()
     assert "else" in one.scene.query.emitted
+
+
+# -- what is noted of contents is bounded -------------------------------------------------------
+
+
+class _Noted:
+    """A ledger of messages without IDs, 100 at a time; and the notes that it keeps of them."""
+
+    def __init__(self) -> None:
+        self.memory = Memory(1_000, 1_000, b"secret")
+        queue = QueueMemory(self.memory, "orders")
+        self.copies = Copies(queue, proves=True)
+        self.ledger: Ledger[bytes, bytes] = Ledger(grace_s=0.0, memory=queue, copies=self.copies, weigh=len)
+        self.now_s = 0.0
+        self._tags = dict[int, int]()
+
+    def deliver(self, session: int, turn: int, *, flagged: bool) -> Acknowledgements | None:
+        if session not in self.ledger.sessions:
+            self.ledger.open_session(session)
+        digests = [content_digest(b"", b"%d of %d" % (number, turn)) for number in range(100)]
+        keys, committed = self.copies.name(session, digests, [not flagged] * 100, self.ledger)
+        first = self._tags.get(session, 0) + 1
+        self._tags[session] = first + 99
+        return self.ledger.deliver(session, range(first, first + 100), keys, [b""] * 100, committed)
+
+    def settle(self, due: Acknowledgements | None) -> None:
+        assert due is not None
+        for number in (due.number, -due.number):
+            self.now_s += 1
+            for part in due.parts:
+                self.ledger.settling.asked(number, [part.session], self.now_s)
+                self.ledger.confirm(number, part.session, self.now_s)
+
+    def compose(self, epoch: int) -> None:
+        file = self.memory.compose(epoch, ["orders"], {}, self.ledger.settling.epochs, {})
+        self.memory.written(f"file-{epoch}", file)
+
+    @property
+    def count(self) -> int:
+        copies = self.copies
+        return sum(map(len, (copies._waiting, copies._coming, copies._again, copies._unproved)))
+
+
+def test_nothing_is_noted_of_what_was_committed_before_it_came_again() -> None:
+    noted = _Noted()
+    for turn in range(1, 101):
+        noted.deliver(2 * turn, turn, flagged=False)
+        noted.ledger.plan(turn, 100)
+        noted.ledger.lose(2 * turn)  # the connection ends while Spark runs the epoch
+        assert noted.ledger.commit(turn) is None
+        noted.settle(noted.deliver(2 * turn + 1, turn, flagged=True))
+        noted.compose(turn)
+        noted.ledger.lose(2 * turn + 1)
+    assert noted.count == 0
+
+
+def test_what_came_again_in_a_session_that_lives_is_noted_within_a_bound() -> None:
+    noted = _Noted()
+    for turn in range(1, 151):
+        noted.deliver(1 + turn, turn, flagged=False)
+        noted.deliver(1, turn, flagged=True)  # the other session is half open: its messages go to this one
+        noted.ledger.lose(1 + turn)
+        assert len(noted.ledger.plan(turn, 100)) == 100
+        noted.settle(noted.ledger.commit(turn))
+        noted.compose(turn)
+    assert noted.count < 9_000
+
+
+def test_what_never_comes_again_is_noted_within_a_bound() -> None:
+    noted = _Noted()
+    for turn in range(1, 151):
+        noted.deliver(turn, turn, flagged=False)
+        noted.ledger.plan(turn, 100)
+        noted.ledger.lose(turn)
+        noted.ledger.commit(turn)
+        noted.compose(turn)
+        noted.memory.connected_s += 7_200  # nothing came for two hours
+        noted.memory.forget_contents()
+    assert noted.count < 9_000

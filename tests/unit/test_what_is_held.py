@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from pyspark_mq.ack import Ledger
+from pyspark_mq.dedup import Memory, OnMissing, QueueMemory
 from pyspark_mq.sources.connections.block import Block
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
 from pyspark_mq.sources.queues.reader import QueueReader
@@ -130,3 +132,54 @@ def test_queues_that_come_and_go_leave_nothing_with_the_worker() -> None:
         reader.stop()
         reader.stop()
     assert not worker._kept
+
+
+def test_what_is_held_is_bounded_though_a_rest_is_always_by_itself() -> None:
+    memory = QueueMemory(Memory(1_000, 1_000, b"secret"), "a")
+    ledger: Ledger[str, str] = Ledger(grace_s=5.0, memory=memory)
+    ledger.open_session(1)
+    numbers = iter(range(1, 1_000_000))
+
+    def deliver(count: int) -> None:
+        tags = [next(numbers) for _ in range(count)]
+        ledger.deliver(1, tags, [f"id-{tag}" for tag in tags], [""] * count)
+
+    deliver(10)  # by itself, as it is few
+    for epoch in range(1, 100):
+        while len(ledger.received) < 250:
+            deliver(100)
+        ledger.plan(epoch, 100)
+        ledger.commit(epoch)
+    assert ledger.received.runs
+    assert len(memory._held) <= len(ledger.received)
+
+
+def test_a_trickle_behind_a_large_block_is_no_run_for_each_message() -> None:
+    scene = Scene("a", min_messages=100_000)
+    (queue,) = scene.queues
+    for turn in range(1_500):
+        queue.publish(b"", f"large-{turn}")
+    scene.receive(0.1)
+    (reader,) = scene.readers
+    assert reader.ledger.received.runs
+    for turn in range(300):
+        queue.publish(b"", f"m{turn}")
+        scene.receive(0.1)
+    assert len(reader.ledger.received) == 1_800
+    assert len(reader.ledger.received.runs) < 100
+    keys = [key for run in reader.ledger.received.runs for key in run.keys]
+    assert [*reader.ledger.received.order, *keys] == [f"large-{n}" for n in range(1_500)] + [
+        f"m{n}" for n in range(300)
+    ]
+
+
+def test_a_refused_message_does_not_make_its_neighbours_duplicates() -> None:
+    scene = Scene("a", on_missing=OnMissing.REJECT)
+    (queue,) = scene.queues
+    for turn in range(300):
+        queue.publish(b"", None if turn == 150 else f"m{turn}")
+    scene.receive(0.5)
+    scene.query.drain()
+    counters = scene.query.source.counters()
+    assert len(scene.query.emitted) == 299
+    assert (counters.rejected, counters.reused_ids, counters.duplicates_dropped) == (1, 0, 0)

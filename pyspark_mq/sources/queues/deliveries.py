@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Callable, Collection, Sequence
+from itertools import chain
 from typing import Any
 from weakref import ref
 
+import numpy as np
+
 from pyspark_mq.ack import Acknowledgements, Ledger
-from pyspark_mq.ack.buffer import MessageRun
+from pyspark_mq.ack.buffer import MessageRun, joined
 from pyspark_mq.ack.copies import Copies
 from pyspark_mq.dedup import OnMissing, SeenStore, TextKeys, is_content, key_text
 from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
@@ -133,8 +137,9 @@ class Deliveries:
         ledger = self._ledger
         buffered = len(ledger.received)
         self._acknowledge(ledger.deliver(session, tags, keys, rows, elsewhere))
-        if len(ledger.received) - buffered < len(block):
-            places = ledger.held(keys, rows)
+        taken = len(ledger.received) - buffered
+        if taken < len(block):
+            places = range(len(keys)) if taken == len(keys) else ledger.held(keys, rows)
             if self._exact and len(places) < len(keys):
                 dropped = set(range(len(keys))).difference(places)
                 self._note_reused(
@@ -142,7 +147,11 @@ class Deliveries:
                 )
             kept = [(keys[place], rows[place]) for place in places]
             if _KEPT_PARTS * sum(block.sizes[row] for _, (_, row) in kept) < sum(block.sizes):
-                self._join(kept)  # the rest would stay in memory with them
+                # The rest would stay in memory with them.
+                self._join(kept)
+                if taken == len(keys) and ledger.received.runs:
+                    run = ledger.received.runs[-1]
+                    run.payloads = BlockRows.of(run.payloads).joined().rows
                 return
         self._join_small(block, keys, rows)
 
@@ -216,14 +225,9 @@ class Deliveries:
             self._ledger.exchange([pairs[place][0] for place in places], block.rows)
 
     def _join_runs(self) -> None:
-        """Have small runs that are still held refer to rows of one block."""
-        runs, self._small_runs = [run for one in self._small_runs if (run := one())], []
-        if not runs:
-            return
-        rows, at = BlockRows.of(*(run.payloads for run in runs)).joined().rows, 0
-        for run in runs:
-            run.payloads = rows[at : at + len(run)]
-            at += len(run)
+        """Make one run of small ones that are still held, and one block of theirs."""
+        small, self._small_runs = {run for one in self._small_runs if (run := one())}, []
+        self._ledger.received.join(small, _joined)
 
     def _refused(self, event: Delivered) -> dict[int, str]:
         """Rows that are rejected, and why.
@@ -290,6 +294,19 @@ class Deliveries:
         for session, number in list(self._skipped.items()):
             del self._skipped[session]
             self._connections.renew(session, f"{number} messages that a replay had no use for are asked for again")
+
+
+def _joined(runs: Sequence[MessageRun[Any, Row]]) -> MessageRun[Any, Row]:
+    """Make one run of neighbours."""
+    keys = joined([run.keys for run in runs])
+    return MessageRun(
+        runs[0].session,
+        array("q", chain.from_iterable(run.tags for run in runs)),
+        TextKeys([keys.array]) if isinstance(keys, TextKeys) else keys,
+        BlockRows.of(*(run.payloads for run in runs)).joined().rows,
+        sum(run.weight for run in runs),
+        None if runs[0].digests is None else np.concatenate([run.digests for run in runs]),
+    )
 
 
 def _without(
