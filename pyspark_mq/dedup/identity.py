@@ -83,11 +83,12 @@ class TextKeys(Sequence[str]):
         chunks: arrays of strings without nulls; slices share their memory.
     """
 
-    __slots__ = ("_length", "chunks")
+    __slots__ = ("_bounds", "_length", "chunks")
 
     def __init__(self, chunks: Sequence[pa.Array]) -> None:
         self.chunks = chunks
         self._length = sum(map(len, chunks))
+        self._bounds: tuple[int, int] | None = None
 
     def __eq__(self, other: object) -> bool:
         """Whether another sequence has the same keys."""
@@ -97,11 +98,12 @@ class TextKeys(Sequence[str]):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The bytes of the shortest and of the longest."""
-        sizes = [pc.min_max(pc.binary_length(chunk)) for chunk in self.chunks if len(chunk)]
-        return min((one["min"].as_py() for one in sizes), default=0), max(
-            (one["max"].as_py() for one in sizes), default=0
-        )
+        """The bytes of the shortest and of the longest. Both keys and texts of a block ask for them."""
+        if self._bounds is None:
+            every = [pc.min_max(pc.binary_length(chunk)).values() for chunk in self.chunks if len(chunk)]
+            sizes = [size.as_py() for some in every for size in some]
+            self._bounds = min(sizes, default=0), max(sizes, default=0)
+        return self._bounds
 
     @property
     def array(self) -> pa.Array:
