@@ -1,4 +1,4 @@
-# All that a developer runs. Arguments go through ARGS: make test ARGS="-k ledger -x"
+# All that a developer runs. Arguments go through ARGS: make test ARGS="-k in_flight -x"
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 ARGS ?=
@@ -29,7 +29,7 @@ demo: ready-demo ## Watch it survive a kill: BROKER=rabbitmq PROTOCOL=stomp, or 
 demo-cluster: ready-demo ## The same on a standalone cluster of Spark: two workers, of which one is killed in the middle
 	$(BIN)/python -m testbed.demo --cluster $(if $(BROKER),--broker $(BROKER)) $(if $(PROTOCOL),--protocol $(PROTOCOL)) $(ARGS)
 
-test: ready ## Run every test once, against brokers of their own: each law on each protocol, in minutes
+test: ready ## Run every test once, against brokers of their own: each contract test on each protocol, in minutes
 	$(BIN)/python -m pytest --numprocesses 5 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-all: ready ## Run every test on every broker and protocol
@@ -44,14 +44,14 @@ spec: ready ## Check the specification in dev/spec/ with TLC; writes docs/report
 fuzz: ready-python ## Fuzz the decoders against oracles of their own: ARGS="--minutes 60", ARGS="amqp10 --seed 7"
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-matrix: ready ## Run laws, failure matrix and a storm on every broker and protocol; writes docs/reports/compatibility.md
+matrix: ready ## Run contract tests, failure matrix and a chaos test on every broker and protocol; writes docs/reports/compatibility.md
 	$(BIN)/python -m tests.matrix $(ARGS)
 
 spark-matrix: ready ## Run the tests in real Sparks of each version, from PyPI; writes docs/reports/spark.md
 	$(BIN)/python -m tests.spark_matrix $(ARGS)
 
 soak: ready ## Kill everything at random, count what arrives, have it judged; ARGS="--folder ..." goes on; also --cluster, --periodic
-	$(BIN)/python -m testbed.storm.soak $(ARGS)
+	$(BIN)/python -m testbed.chaos.soak $(ARGS)
 
 compare: ready ## The same faults for this source, Flink's RMQSource and Hazelcast: ARGS="--readers flink --faults 5"
 	$(BIN)/python -m testbed.comparison $(ARGS)

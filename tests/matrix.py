@@ -1,8 +1,10 @@
-"""The compatibility matrix: ``make matrix``. Laws and failure matrix on every cell, storms, and a page of it all.
+"""The compatibility matrix: ``make matrix``. Contract tests and failure matrix on every matrix entry, chaos tests, and
+a page of it all.
 
-What each cell gave is kept beside the page, in `docs/matrix/<cell>.json`, with its date, so that cells can be run one
-by one, on any machine, and the page is written from all of them. Storms of clusters are run by themselves, by ``make
-soak`` with ``--cluster --report docs/matrix/<cluster>[<version>]-<protocol>.cluster.json``, and are on the page too.
+What each matrix entry gave is kept beside the page, in `docs/matrix/<entry>.json`, with its date, so that matrix
+entries can be run one by one, on any machine, and the page is written from all of them. Chaos tests of clusters are
+run by themselves, by ``make soak`` with ``--cluster --report
+docs/matrix/<cluster>[<version>]-<protocol>.cluster.json``, and are on the page too.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testbed.chaos.faults import FAULTS
+from testbed.chaos.page import PROTOCOLS, TITLES
 from testbed.clusters.factory import CLUSTERS
 from testbed.process import NodeError
-from testbed.storm.faults import FAULTS
-from testbed.storm.page import PROTOCOLS, TITLES
-from tests.support.cells import ALL_CELLS, STORM_CELLS, Cell, cell_node
+from tests.support.entries import ALL_ENTRIES, CHAOS_ENTRIES, MatrixEntry, entry_node
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGE = _ROOT / "docs" / "reports" / "compatibility.md"
@@ -32,46 +34,46 @@ _WORK = _ROOT / "build" / "matrix"
 
 @dataclass
 class Result:
-    """What one cell gave.
+    """What one matrix entry gave.
 
     Attributes:
-        cell: which.
+        matrix entry: which.
         version: of the broker; empty if it could not be started.
-        date: when laws and failure matrix were run.
-        obstacle: why the cell could not run; empty if it could.
-        tests: law -> outcome -> reason -> how many tests.
-        storm: counts of the storm; empty if there was none.
-        problem: what did not end as it should, beside what tests and storm tell.
+        date: when contract tests and failure matrix were run.
+        obstacle: why the matrix entry could not run; empty if it could.
+        tests: contract -> outcome -> reason -> how many tests.
+        chaos test: counts of the chaos test; empty if there was none.
+        problem: what did not end as it should, beside what tests and chaos test tell.
     """
 
-    cell: Cell
+    entry: MatrixEntry
     version: str = ""
     date: str = ""
     obstacle: str = ""
     tests: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    storm: dict[str, Any] = field(default_factory=dict)
+    chaos: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
 
     @property
     def holds(self) -> bool:
         """Did everything that ran pass?"""
         failed = any("failed" in outcomes for outcomes in self.tests.values())
-        return not failed and not self.problem and bool(self.storm.get("holds", True))
+        return not failed and not self.problem and bool(self.chaos.get("holds", True))
 
 
 def main() -> int:
-    """Run the chosen cells and write the page; 0 if everything that ran passed."""
+    """Run the chosen matrix entries and write the page; 0 if everything that ran passed."""
     arguments = _arguments()
     for folder in (_WORK, _KEPT):
         folder.mkdir(parents=True, exist_ok=True)
     if not arguments.page_only:
-        _run([cell for cell in ALL_CELLS if cell.name in arguments.cells], arguments)
-    results = [_result(cell) for cell in ALL_CELLS]
+        _run([entry for entry in ALL_ENTRIES if entry.name in arguments.entries], arguments)
+    results = [_result(entry) for entry in ALL_ENTRIES]
     clusters = _clusters()
     _PAGE.write_text(page(results, clusters), "utf-8")
     print(f"written: {_PAGE.relative_to(_ROOT)}")
-    broken = [result.cell.name for result in results if not result.holds]
-    broken += [f"{storm['cluster']} over {storm['protocol']}" for storm in clusters if not storm["holds"]]
+    broken = [result.entry.name for result in results if not result.holds]
+    broken += [f"{chaos['cluster']} over {chaos['protocol']}" for chaos in clusters if not chaos["holds"]]
     if broken:
         print(f"failed: {', '.join(broken)}")
     return 1 if broken else 0
@@ -80,90 +82,94 @@ def main() -> int:
 # -- running ----------------------------------------------------------------------------------
 
 
-def _run(wanted: Sequence[Cell], arguments: argparse.Namespace) -> None:
-    if arguments.laws:
-        _add_laws(wanted, arguments)
+def _run(wanted: Sequence[MatrixEntry], arguments: argparse.Namespace) -> None:
+    if arguments.contract:
+        _add_contract(wanted, arguments)
         return
-    cells = [cell for cell in wanted if _can_run(cell, storm_only=arguments.storms_only)]
-    if not cells:
+    entries = [entry for entry in wanted if _can_run(entry, chaos_only=arguments.chaos_only)]
+    if not entries:
         return
-    if not arguments.storms_only:
-        whole = _run_tests(cells, arguments)
-        for cell in cells:
-            _tell(cell, date=time.strftime("%Y-%m-%d", time.gmtime()), tests=_outcomes_of(cell))
+    if not arguments.chaos_only:
+        whole = _run_tests(entries, arguments)
+        for entry in entries:
+            _tell(entry, date=time.strftime("%Y-%m-%d", time.gmtime()), tests=_outcomes_of(entry))
             if not whole:
-                _tell(cell, problem="the tests did not run to their end")
-    for cell in cells:
-        if arguments.faults and cell in STORM_CELLS:
-            storm = _run_storm(cell, arguments)
-            _tell(cell, **{"storm": storm} if storm else {"problem": "the storm did not run to its end"})
+                _tell(entry, problem="the tests did not run to their end")
+    for entry in entries:
+        if arguments.faults and entry in CHAOS_ENTRIES:
+            chaos = _run_chaos(entry, arguments)
+            _tell(entry, **{"chaos": chaos} if chaos else {"problem": "the chaos test did not run to its end"})
 
 
-def _add_laws(cells: Sequence[Cell], arguments: argparse.Namespace) -> None:
-    """Run some files, and put what their laws gave beside what is kept of these cells, whose date stays."""
-    for cell in cells:
-        _report(cell).unlink(missing_ok=True)
-    _run_tests(cells, arguments, *arguments.laws)
-    for cell in cells:
-        _tell(cell, tests={**_kept(cell).get("tests", {}), **_outcomes_of(cell)})
+def _add_contract(entries: Sequence[MatrixEntry], arguments: argparse.Namespace) -> None:
+    """Run some files, and put what their contract tests gave beside what is kept of these matrix entries, whose date
+    stays."""
+    for entry in entries:
+        _report(entry).unlink(missing_ok=True)
+    _run_tests(entries, arguments, *arguments.contract)
+    for entry in entries:
+        _tell(entry, tests={**_kept(entry).get("tests", {}), **_outcomes_of(entry)})
 
 
-def _can_run(cell: Cell, *, storm_only: bool) -> bool:
-    """Forget what is known of a cell, or of its storm, and see whether its broker starts."""
-    known = _kept(cell)
-    keep = ("version", "date", "tests") if storm_only else ()
-    _file(cell).write_text(json.dumps({name: known[name] for name in keep if name in known}), "utf-8")
-    for file in (_report(cell), _storm_report(cell)):
+def _can_run(entry: MatrixEntry, *, chaos_only: bool) -> bool:
+    """Forget what is known of a matrix entry, or of its chaos test, and see whether its broker starts."""
+    known = _kept(entry)
+    keep = ("version", "date", "tests") if chaos_only else ()
+    _file(entry).write_text(json.dumps({name: known[name] for name in keep if name in known}), "utf-8")
+    for file in (_report(entry), _chaos_report(entry)):
         file.unlink(missing_ok=True)
     try:
-        with cell_node(cell.broker, cell.version) as node:
-            _tell(cell, **{} if storm_only and "version" in known else {"version": node.version})
+        with entry_node(entry.broker, entry.version) as node:
+            _tell(entry, **{} if chaos_only and "version" in known else {"version": node.version})
     except NodeError as absent:
-        _tell(cell, obstacle=str(absent).splitlines()[0])
-        print(f"{cell.name}: cannot run: {absent}", flush=True)
+        _tell(entry, obstacle=str(absent).splitlines()[0])
+        print(f"{entry.name}: cannot run: {absent}", flush=True)
         return False
     return True
 
 
-def _tell(cell: Cell, **facts: Any) -> None:
-    _file(cell).write_text(json.dumps({**_kept(cell), **facts}, indent=1) + "\n", "utf-8")
+def _tell(entry: MatrixEntry, **facts: Any) -> None:
+    _file(entry).write_text(json.dumps({**_kept(entry), **facts}, indent=1) + "\n", "utf-8")
 
 
-def _kept(cell: Cell) -> dict[str, Any]:
-    file = _file(cell)
+def _kept(entry: MatrixEntry) -> dict[str, Any]:
+    file = _file(entry)
     known: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
     return known
 
 
-def _outcomes_of(cell: Cell) -> dict[str, dict[str, dict[str, int]]]:
-    """Law -> outcome -> reason -> tests, of the run that has just ended."""
-    report = _report(cell)
+def _outcomes_of(entry: MatrixEntry) -> dict[str, dict[str, dict[str, int]]]:
+    """Contract -> outcome -> reason -> tests, of the run that has just ended."""
+    report = _report(entry)
     tests: dict[str, dict[str, dict[str, int]]] = {}
     for line in report.read_text("utf-8").splitlines() if report.exists() else ():
         told = json.loads(line)
         reason = "" if told["outcome"] == "passed" else " ".join((told["reason"] or told["test"]).split())
-        reasons = tests.setdefault(told["law"], {}).setdefault(told["outcome"], {})
+        reasons = tests.setdefault(told["contract"], {}).setdefault(told["outcome"], {})
         reasons[reason] = reasons.get(reason, 0) + 1
     return tests
 
 
-def _run_tests(cells: Sequence[Cell], arguments: argparse.Namespace, *files: str) -> bool:
-    """Laws and failure matrix, or some files of them; False if that broke off."""
+def _run_tests(entries: Sequence[MatrixEntry], arguments: argparse.Namespace, *files: str) -> bool:
+    """Contract tests and failure matrix, or some files of them; False if that broke off."""
     began = time.monotonic()
-    which = ["--cells", ",".join(cell.name for cell in cells), "--thorough", "--matrix-report", str(_WORK)]
+    which = ["--entries", ",".join(entry.name for entry in entries), "--thorough", "--matrix-report", str(_WORK)]
     side_by_side = ["--numprocesses", str(arguments.processes), "--dist", "loadgroup"]
-    code = _program("pytest", "-q", *(files or ("tests/laws", "tests/faults")), *which, *side_by_side)
-    print(f"laws and failure matrix of {len(cells)} cells in {time.monotonic() - began:.0f} s", flush=True)
+    code = _program("pytest", "-q", *(files or ("tests/contract", "tests/faults")), *which, *side_by_side)
+    print(
+        f"contract tests and failure matrix of {len(entries)} matrix entries in {time.monotonic() - began:.0f} s",
+        flush=True,
+    )
     return code in (0, 1)  # 1: tests have failed, which the report tells
 
 
-def _run_storm(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a storm counted; nothing if that broke off."""
-    report = _storm_report(cell)
+def _run_chaos(entry: MatrixEntry, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a chaos test counted; nothing if that broke off."""
+    report = _chaos_report(entry)
     size = ["--messages", str(arguments.messages), "--rate", str(arguments.rate), "--faults", str(arguments.faults)]
-    place = ["--broker", cell.broker, "--protocol", cell.protocol, "--version", cell.version]
-    place += ["--quorum"] if cell.kind == "quorum" else []
-    _program("testbed.storm.soak", *place, *size, "--report", str(report))
+    place = ["--broker", entry.broker, "--protocol", entry.protocol, "--version", entry.version]
+    place += ["--quorum"] if entry.kind == "quorum" else []
+    _program("testbed.chaos.soak", *place, *size, "--report", str(report))
     counted: dict[str, Any] = json.loads(report.read_text("utf-8")) if report.exists() else {}
     return counted
 
@@ -175,28 +181,28 @@ def _program(module: str, *arguments: str) -> int:
     ).returncode
 
 
-def _file(cell: Cell) -> Path:
-    return _KEPT / f"{cell.name}.json"
+def _file(entry: MatrixEntry) -> Path:
+    return _KEPT / f"{entry.name}.json"
 
 
-def _report(cell: Cell) -> Path:
-    return _WORK / f"{cell.name}.jsonl"
+def _report(entry: MatrixEntry) -> Path:
+    return _WORK / f"{entry.name}.jsonl"
 
 
-def _storm_report(cell: Cell) -> Path:
-    return _WORK / f"{cell.name}.storm.json"
+def _chaos_report(entry: MatrixEntry) -> Path:
+    return _WORK / f"{entry.name}.chaos.json"
 
 
 # -- reading and writing ----------------------------------------------------------------------
 
 
-def _result(cell: Cell) -> Result:
-    known = _kept(cell)
-    return Result(cell, **known) if known else Result(cell, obstacle="not run")
+def _result(entry: MatrixEntry) -> Result:
+    known = _kept(entry)
+    return Result(entry, **known) if known else Result(entry, obstacle="not run")
 
 
 def _clusters() -> list[dict[str, Any]]:
-    """What the storms of clusters counted, in the order of brokers and protocols."""
+    """What the chaos tests of clusters counted, in the order of brokers and protocols."""
     names = [name for cluster in CLUSTERS for name in (cluster, *sorted(_versions(cluster)))]
     files = [_KEPT / f"{name}-{protocol}.cluster.json" for name in names for protocol in PROTOCOLS]
     return [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
@@ -210,41 +216,48 @@ def _versions(cluster: str) -> set[str]:
 
 def page(results: Sequence[Result], clusters: Sequence[dict[str, Any]]) -> str:
     """The page as Markdown."""
-    laws = list(dict.fromkeys(law for result in results for law in result.tests))
+    contracts = list(dict.fromkeys(contract for result in results for contract in result.tests))
     notes: list[str] = []
     ran = [result for result in results if not result.obstacle]
     lines = [
         "# Compatibility",
         "",
-        "Written by `make matrix` from what it saw; not by hand. Every law and every row of the failure matrix is",
-        "a set of tests against a real broker (`tests/laws`, `tests/faults`), the same for all. A number is how many",
+        "Written by `make matrix` from what it saw; not by hand. Every contract and every row of the failure matrix is",
+        "a set of tests against a real broker (`tests/contract`, `tests/faults`), the same for all. A number is how",
+        "many",
         "of them passed; `-` is for those of another protocol, or newer than the run, and why there is a no is in the",
         "notes. `on` is the date. All of it is in `docs/matrix` as",
         "JSON.",
         "",
-        "## Cells",
+        "## Matrix entries",
         "",
-        *_table(["cell", "broker", "protocol", "queue", "laws and faults", "on", "storm"], map(_cell_row, results)),
+        *_table(
+            ["entry", "broker", "protocol", "queue", "contract tests and faults", "on", "chaos"],
+            map(_entry_row, results),
+        ),
         "",
-        "Storms are for one cell of each broker and protocol.",
+        "Chaos tests are for one matrix entry of each broker and protocol.",
         "",
-        "## Laws and failure matrix",
+        "## Contract tests and failure matrix",
         "",
-        *_table(["", *(_short(result.cell) for result in ran)], ([law, *_outcomes(law, ran, notes)] for law in laws)),
+        *_table(
+            ["", *(_short(result.entry) for result in ran)],
+            ([contract, *_outcomes(contract, ran, notes)] for contract in contracts),
+        ),
         "",
         *(f"{number}. {note}" for number, note in enumerate(notes, start=1)),
         "",
-        "## Storms",
+        "## Chaos tests",
         "",
         "A publisher, a Spark job that writes parquet, a proxy in between that cuts, cuts in mid-frame, narrows the",
         "link to 100 kB/s and goes silent, `kill -9` for the driver, the JVM, the Python worker and the broker, and",
-        "SIGSTOP for 15 s for worker and broker, in turn. `make soak`, with an outside judge over the history of it.",
+        "SIGSTOP for 15 s for worker and broker, in turn. `make soak`, with an outside checker over the history of it.",
         "",
-        *_table(_STORM_HEAD, (_storm_row(result) for result in ran if result.storm)),
+        *_table(_CHAOS_HEAD, (_chaos_row(result) for result in ran if result.chaos)),
         "",
         "Faults by kind:",
         "",
-        *_table(["", *_storm_names(ran)], _storm_faults(ran)),
+        *_table(["", *_chaos_names(ran)], _chaos_faults(ran)),
         "",
         *_clusters_section(clusters),
     ]
@@ -255,8 +268,8 @@ def _clusters_section(clusters: Sequence[dict[str, Any]]) -> list[str]:
     if not clusters:
         return []
     kinds: dict[str, dict[str, None]] = {}
-    for storm in clusters:
-        kinds.setdefault(storm["cluster"], {}).update(dict.fromkeys(map(str.strip, storm["faults"])))
+    for chaos in clusters:
+        kinds.setdefault(chaos["cluster"], {}).update(dict.fromkeys(map(str.strip, chaos["faults"])))
     return [
         "## Clusters",
         "",
@@ -275,14 +288,14 @@ def _clusters_section(clusters: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _cluster_row(storm: dict[str, Any]) -> list[str]:
-    sent, lost, twice, left = (storm[name] for name in ("messages sent", "lost", "duplicated", "left in the queue"))
-    dropped = storm["duplicates recognised and dropped"]
-    numbers = [sent, lost, twice + storm["unexpected"], left, storm["faults in all"], storm["reconnects"], dropped]
-    name, _, kind = storm["cluster"].partition(", ")
-    place = [f"{name} {storm['version']}, {kind}", PROTOCOLS[storm["protocol"]]]
-    problem = f"**{storm['problem']}**" if storm["problem"] else f"{storm['seconds']} s"
-    return [*place, *(f"{number:,}" for number in numbers), problem, storm["date"]]
+def _cluster_row(chaos: dict[str, Any]) -> list[str]:
+    sent, lost, twice, left = (chaos[name] for name in ("messages sent", "lost", "duplicated", "left in the queue"))
+    dropped = chaos["duplicates recognised and dropped"]
+    numbers = [sent, lost, twice + chaos["unexpected"], left, chaos["faults in all"], chaos["reconnects"], dropped]
+    name, _, kind = chaos["cluster"].partition(", ")
+    place = [f"{name} {chaos['version']}, {kind}", PROTOCOLS[chaos["protocol"]]]
+    problem = f"**{chaos['problem']}**" if chaos["problem"] else f"{chaos['seconds']} s"
+    return [*place, *(f"{number:,}" for number in numbers), problem, chaos["date"]]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -290,26 +303,26 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
 
 
-def _short(cell: Cell) -> str:
-    return f"`{cell.name}`"
+def _short(entry: MatrixEntry) -> str:
+    return f"`{entry.name}`"
 
 
-def _cell_row(result: Result) -> list[str]:
-    cell = result.cell
-    broker = f"{TITLES[cell.broker]} {result.version or cell.version}".strip()
-    row = [_short(cell), broker, PROTOCOLS[cell.protocol], cell.kind or "default"]
+def _entry_row(result: Result) -> list[str]:
+    entry = result.entry
+    broker = f"{TITLES[entry.broker]} {result.version or entry.version}".strip()
+    row = [_short(entry), broker, PROTOCOLS[entry.protocol], entry.kind or "default"]
     if result.obstacle:
         return [*row, result.obstacle if result.obstacle == "not run" else f"cannot run: {result.obstacle}", "", ""]
     passed, failed = (
         sum(sum(outcomes.get(kind, {}).values()) for outcomes in result.tests.values()) for kind in ("passed", "failed")
     )
-    storm = "-" if not result.storm else "holds" if result.storm["holds"] else "**failed**"
+    chaos = "-" if not result.chaos else "holds" if result.chaos["holds"] else "**failed**"
     wrong = [f"**{failed} failed**"] * bool(failed) + [f"**{result.problem}**"] * bool(result.problem)
-    return [*row, ", ".join([f"{passed} passed", *wrong]), result.date, storm]
+    return [*row, ", ".join([f"{passed} passed", *wrong]), result.date, chaos]
 
 
-def _outcomes(law: str, results: Sequence[Result], notes: list[str]) -> list[str]:
-    return [_outcome(result.tests.get(law, {}), notes) for result in results]
+def _outcomes(contract: str, results: Sequence[Result], notes: list[str]) -> list[str]:
+    return [_outcome(result.tests.get(contract, {}), notes) for result in results]
 
 
 def _outcome(outcomes: dict[str, dict[str, int]], notes: list[str]) -> str:
@@ -328,8 +341,8 @@ def _note(reason: str, notes: list[str]) -> int:
     return notes.index(reason) + 1
 
 
-_STORM_HEAD = [
-    "cell",
+_CHAOS_HEAD = [
+    "entry",
     "date",
     "broker",
     "Spark",
@@ -343,40 +356,40 @@ _STORM_HEAD = [
 ]
 
 
-def _storm_row(result: Result) -> list[str]:
-    storm = result.storm
-    sent, lost, twice, left = (storm[name] for name in ("messages sent", "lost", "duplicated", "left in the queue"))
-    dropped = storm["duplicates recognised and dropped"]
-    numbers = [sent, lost, twice + storm["unexpected"], left, storm["faults in all"], dropped]
-    ran = [storm.get("date", ""), storm["version"], storm.get("spark", "")]
-    return [_short(result.cell), *ran, *(f"{number:,}" for number in numbers), f"{storm['seconds']} s"]
+def _chaos_row(result: Result) -> list[str]:
+    chaos = result.chaos
+    sent, lost, twice, left = (chaos[name] for name in ("messages sent", "lost", "duplicated", "left in the queue"))
+    dropped = chaos["duplicates recognised and dropped"]
+    numbers = [sent, lost, twice + chaos["unexpected"], left, chaos["faults in all"], dropped]
+    ran = [chaos.get("date", ""), chaos["version"], chaos.get("spark", "")]
+    return [_short(result.entry), *ran, *(f"{number:,}" for number in numbers), f"{chaos['seconds']} s"]
 
 
-def _storm_names(results: Sequence[Result]) -> list[str]:
-    return [_short(result.cell) for result in results if result.storm]
+def _chaos_names(results: Sequence[Result]) -> list[str]:
+    return [_short(result.entry) for result in results if result.chaos]
 
 
-def _storm_faults(results: Sequence[Result]) -> Iterable[list[str]]:
-    storms = [result.storm for result in results if result.storm]
-    kinds = dict.fromkeys(kind for storm in storms for kind in storm if kind in FAULTS)
-    return ([kind, *(str(storm.get(kind, "-")) for storm in storms)] for kind in kinds)
+def _chaos_faults(results: Sequence[Result]) -> Iterable[list[str]]:
+    reports = [result.chaos for result in results if result.chaos]
+    kinds = dict.fromkeys(kind for chaos in reports for kind in chaos if kind in FAULTS)
+    return ([kind, *(str(chaos.get(kind, "-")) for chaos in reports)] for kind in kinds)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make matrix", description=__doc__)
-    names = [cell.name for cell in ALL_CELLS]
-    parser.add_argument("--cells", type=lambda text: text.split(","), default=names, help=f"of {','.join(names)}")
-    parser.add_argument("--messages", type=int, default=200_000, help="of each storm")
-    parser.add_argument("--faults", type=int, default=30, help="of each storm; 0 for no storm")
-    parser.add_argument("--rate", type=int, default=1_000, help="messages a second in the storms")
-    parser.add_argument("--storms-only", action="store_true", help="keep what laws and failure matrix gave before")
+    names = [entry.name for entry in ALL_ENTRIES]
+    parser.add_argument("--entries", type=lambda text: text.split(","), default=names, help=f"of {','.join(names)}")
+    parser.add_argument("--messages", type=int, default=200_000, help="of each chaos test")
+    parser.add_argument("--faults", type=int, default=30, help="of each chaos test; 0 for no chaos test")
+    parser.add_argument("--rate", type=int, default=1_000, help="messages a second in the chaos tests")
+    parser.add_argument("--chaos-only", action="store_true", help="keep what earlier tests gave")
     parser.add_argument("--processes", type=int, default=2, help="that run tests side by side")
-    parser.add_argument("--laws", nargs="+", help="files of tests: only these, beside what earlier runs gave")
+    parser.add_argument("--contract", nargs="+", help="files of tests: only these, beside what earlier runs gave")
     parser.add_argument("--page-only", action="store_true", help="write the page from what earlier runs left")
     arguments = parser.parse_args()
-    unknown = set(arguments.cells) - set(names)
+    unknown = set(arguments.entries) - set(names)
     if unknown:
-        parser.error(f"--cells: there is no {', '.join(sorted(unknown))}")
+        parser.error(f"--matrix entries: there is no {', '.join(sorted(unknown))}")
     return arguments
 
 

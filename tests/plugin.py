@@ -26,9 +26,9 @@ from testbed.brokers.rabbitmq import RabbitNode
 from testbed.distributions import TLA_TOOLS, fetch, find_java
 from testbed.process import NodeError
 from testbed.spark.class_archive import use_archive
-from tests.support.cells import ALL_CELLS, CELLS, Cell, LiveCell, cell_node
 from tests.support.certificates import Certificates, make_certificates
-from tests.support.memory_cell import MEMORY_CELL, MemoryCell, MemoryNode
+from tests.support.entries import ALL_ENTRIES, ENTRIES, LiveEntry, MatrixEntry, entry_node
+from tests.support.memory_entry import MEMORY_CELL, MemoryEntry, MemoryNode
 
 #: For each JVM that a test starts, brokers as well. They live for a minute, and never get back what optimising costs:
 #: with these Spark and brokers are there after half the CPU time.
@@ -36,23 +36,29 @@ JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 #: Folders of tests with neither Spark nor broker, the quickest first.
 _QUICKEST = ("unit", "property")
-#: Modules whose tests `make test` runs on one cell of each protocol.
+#: Modules whose tests `make test` runs on one matrix entry of each protocol.
 _ON_EVERY_PROTOCOL = (
-    "laws.test_alone",
-    "laws.test_amqp10_peer",
-    "laws.test_session",
-    "laws.test_sink",
-    "laws.test_topics",
-    "laws.test_unreadable",
+    "contract.test_alone",
+    "contract.test_amqp10_peer",
+    "contract.test_session",
+    "contract.test_sink",
+    "contract.test_topics",
+    "contract.test_unreadable",
 )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    names = ", ".join(cell.name for cell in (MEMORY_CELL, *ALL_CELLS))
-    parser.addoption("--cells", default="", help=f"run laws and failure matrix on these only, comma-separated: {names}")
-    parser.addoption("--all", action="store_true", help="every test on every cell, as `make test-all` does")
-    parser.addoption("--thorough", action="store_true", help="the thorough tests on all cells too, which takes long")
-    parser.addoption("--matrix-report", help="folder where to append what the laws gave to <cell>.jsonl")
+    names = ", ".join(entry.name for entry in (MEMORY_CELL, *ALL_ENTRIES))
+    parser.addoption(
+        "--entries", default="", help=f"run contract tests and failure matrix on these only, comma-separated: {names}"
+    )
+    parser.addoption("--all", action="store_true", help="every test on every matrix entry, as `make test-all` does")
+    parser.addoption(
+        "--thorough", action="store_true", help="the thorough tests on all matrix entries too, which takes long"
+    )
+    parser.addoption(
+        "--matrix-report", help="folder where to append what the contract tests gave to <matrix entry>.jsonl"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -63,17 +69,17 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis.settings.register_profile(name, deadline=None)
     hypothesis.settings.load_profile("all" if config.getoption("--all") else "some")
     config.addinivalue_line(
-        "markers", "thorough: in memory, with --all on AMQP 0-9-1 too, with --thorough on every cell"
+        "markers", "thorough: in memory, with --all on AMQP 0-9-1 too, with --thorough on every matrix entry"
     )
-    config.addinivalue_line("markers", "protocols(*names): run on cells of these protocols only")
+    config.addinivalue_line("markers", "protocols(*names): run on matrix entries of these protocols only")
     config.addinivalue_line("markers", "network: not on the queue in memory, which has no sockets")
     config.addinivalue_line("markers", "whole: with --all only; what it covers is used by other tests anyway")
     config.addinivalue_line(
-        "markers", "sampled: with --all on one cell of each protocol, as what it covers is above the brokers"
+        "markers", "sampled: with --all on one matrix entry of each protocol, as what it covers is above the brokers"
     )
-    config.addinivalue_line("markers", "law(name): the row of the compatibility matrix a test belongs to")
+    config.addinivalue_line("markers", "contract(name): the row of the compatibility matrix a test belongs to")
     config.addinivalue_line(
-        "markers", "writes: on cells whose queues are written to, which leaves out the queue in memory"
+        "markers", "writes: on matrix entries whose queues are written to, which leaves out the queue in memory"
     )
     config.addinivalue_line("markers", "untraced: what it does is not in the specification")
 
@@ -91,57 +97,59 @@ def _leave_nothing(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "cell" in metafunc.fixturenames:
+    if "entry" in metafunc.fixturenames:
         only = metafunc.definition.get_closest_marker("protocols")
-        cells = [cell for cell in _chosen(metafunc.config) if only is None or cell.protocol in only.args]
+        entries = [entry for entry in _chosen(metafunc.config) if only is None or entry.protocol in only.args]
         if metafunc.definition.get_closest_marker("writes"):
-            cells = [cell for cell in cells if is_written(cell)]
+            entries = [entry for entry in entries if is_written(entry)]
         if metafunc.definition.get_closest_marker("network"):
-            cells = [cell for cell in cells if cell != MEMORY_CELL]
+            entries = [entry for entry in entries if entry != MEMORY_CELL]
         if metafunc.definition.get_closest_marker("thorough") and not metafunc.config.getoption("--thorough"):
-            cells = [
-                cell for cell in cells if cell == MEMORY_CELL or (cell.protocol == AMQP_0_9_1 and _everything(metafunc))
+            entries = [
+                entry
+                for entry in entries
+                if entry == MEMORY_CELL or (entry.protocol == AMQP_0_9_1 and _everything(metafunc))
             ]
-        sampled = bool(metafunc.definition.get_closest_marker("sampled")) and not metafunc.config.getoption("--cells")
+        sampled = bool(metafunc.definition.get_closest_marker("sampled")) and not metafunc.config.getoption("--entries")
         everything = _everything(metafunc)
         if sampled or not everything:
             turn = _functions(metafunc.module).index(metafunc.function.__name__)
             every_protocol = everything or metafunc.module.__name__.endswith(_ON_EVERY_PROTOCOL)
-            cells = dealt(turn, cells, every_protocol=every_protocol)
-        metafunc.parametrize("cell", cells, indirect=True, ids=[cell.name for cell in cells], scope="function")
+            entries = dealt(turn, entries, every_protocol=every_protocol)
+        metafunc.parametrize("entry", entries, indirect=True, ids=[entry.name for entry in entries], scope="function")
 
 
-def is_written(cell: Cell) -> bool:
+def is_written(entry: MatrixEntry) -> bool:
     """Whether a sink writes there: not over STOMP to RabbitMQ, nor over AMQP 1.0 before its version 4."""
-    if cell.broker != "rabbitmq":
-        return cell != MEMORY_CELL
-    return cell.protocol == AMQP_0_9_1 or (cell.protocol == AMQP_1_0 and cell.version.startswith("4"))
+    if entry.broker != "rabbitmq":
+        return entry != MEMORY_CELL
+    return entry.protocol == AMQP_0_9_1 or (entry.protocol == AMQP_1_0 and entry.version.startswith("4"))
 
 
 def _everything(metafunc: pytest.Metafunc) -> bool:
-    """Was everything asked for, or somebody's own choice of cells?"""
-    return bool(metafunc.config.getoption("--all") or metafunc.config.getoption("--cells"))
+    """Was everything asked for, or somebody's own choice of matrix entries?"""
+    return bool(metafunc.config.getoption("--all") or metafunc.config.getoption("--entries"))
 
 
 def _functions(module: Any) -> list[str]:
     return [name for name in vars(module) if name.startswith("test_")]
 
 
-def dealt(turn: int, cells: Sequence[Cell], *, every_protocol: bool) -> list[Cell]:
-    """The cells of one test in a run that is not of everything.
+def dealt(turn: int, entries: Sequence[MatrixEntry], *, every_protocol: bool) -> list[MatrixEntry]:
+    """The matrix entries of one test in a run that is not of everything.
 
-    The queue in memory has all tests. The real cells are dealt the tests of a module one after the other, so that
-    each has some of every kind, and neighbours, which are of one kind, are on different brokers.
+    The queue in memory has all tests. The real matrix entries are dealt the tests of a module one after the other, so
+    that each has some of every kind, and neighbours, which are of one kind, are on different brokers.
 
     Args:
         turn: the test's place in its module.
-        cells: those it could run on.
-        every_protocol: on one cell of each protocol; otherwise on one cell.
+        matrix entries: those it could run on.
+        every_protocol: on one matrix entry of each protocol; otherwise on one matrix entry.
     """
-    real = [cell for cell in cells if cell != MEMORY_CELL]
-    hands = [[cell for cell in real if cell.protocol == name] for name in SESSIONS] if every_protocol else [real]
+    real = [entry for entry in entries if entry != MEMORY_CELL]
+    hands = [[entry for entry in real if entry.protocol == name] for name in SESSIONS] if every_protocol else [real]
     mine = [hand[turn * _step(len(hand)) % len(hand)] for hand in hands if hand]
-    return [cell for cell in cells if cell == MEMORY_CELL or cell in mine]
+    return [entry for entry in entries if entry == MEMORY_CELL or entry in mine]
 
 
 def _step(count: int) -> int:
@@ -151,21 +159,21 @@ def _step(count: int) -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before the groups are looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test that no chosen cell has is none, rather than one that is skipped."""
+    """A test that no chosen matrix entry has is none, rather than one that is skipped."""
     empty = [item for item in items if any("empty parameter set" in _told(mark) for mark in item.iter_markers("skip"))]
-    if not config.getoption("--all") and not config.getoption("--cells"):
+    if not config.getoption("--all") and not config.getoption("--entries"):
         empty += [item for item in items if item.get_closest_marker("whole")]
     config.hook.pytest_deselected(items=empty)
     left_out = set(empty)
     items[:] = [item for item in items if item not in left_out]
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_shared(item)))
-    # Workers take group after group: what may take long first, so that none is left with it at the end. Cells wait more
-    # than they compute, other groups do not: in turn, so that at any time there is some of both.
+    # Workers take group after group: what may take long first, so that none is left with it at the end. Matrix entries
+    # wait more than they compute, other groups do not: in turn, so that at any time there is some of both.
     together = {shared: list(group) for shared, group in groupby(sorted(items, key=_shared), _shared)}
     groups = sorted(together.values(), key=_length, reverse=True)
-    of_cells, others = ([group for group in groups if bool(_cell(group[0])) is one] for one in (True, False))
-    items[:] = chain.from_iterable(chain.from_iterable(zip_longest(others, of_cells, fillvalue=())))
+    of_entries, others = ([group for group in groups if bool(_entry(group[0])) is one] for one in (True, False))
+    items[:] = chain.from_iterable(chain.from_iterable(zip_longest(others, of_entries, fillvalue=())))
 
 
 def _length(group: list[pytest.Item]) -> tuple[float, bool, int, int]:
@@ -190,44 +198,44 @@ def _shared(item: pytest.Item) -> str:
     module = item.nodeid.partition("::")[0]
     if "spark" in getattr(item, "fixturenames", ()):
         return "spark" if module.endswith("test_spark.py") else "another spark"
-    return _cell(item) or module
+    return _entry(item) or module
 
 
-def _cell(item: pytest.Item) -> str:
-    """The cell that it runs on, if it does."""
+def _entry(item: pytest.Item) -> str:
+    """The matrix entry that it runs on, if it does."""
     parameters = getattr(item, "callspec", None)
-    return str(parameters.params["cell"].name) if parameters is not None and "cell" in parameters.params else ""
+    return str(parameters.params["entry"].name) if parameters is not None and "entry" in parameters.params else ""
 
 
 def _told(mark: pytest.Mark) -> str:
     return str(mark.kwargs.get("reason", ""))
 
 
-def _chosen(config: pytest.Config) -> list[Cell]:
-    wanted = [name for name in config.getoption("--cells").split(",") if name]
-    known = {cell.name: cell for cell in (MEMORY_CELL, *ALL_CELLS)}
+def _chosen(config: pytest.Config) -> list[MatrixEntry]:
+    wanted = [name for name in config.getoption("--entries").split(",") if name]
+    known = {entry.name: entry for entry in (MEMORY_CELL, *ALL_ENTRIES)}
     unknown = set(wanted) - set(known)
     if unknown:
-        raise pytest.UsageError(f"--cells: unknown {sorted(unknown)}; known are {', '.join(known)}")
-    return [known[name] for name in wanted] if wanted else [MEMORY_CELL, *CELLS]
+        raise pytest.UsageError(f"--matrix entries: unknown {sorted(unknown)}; known are {', '.join(known)}")
+    return [known[name] for name in wanted] if wanted else [MEMORY_CELL, *ENTRIES]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     report = yield
     folder = item.config.getoption("--matrix-report")
-    law = item.get_closest_marker("law")
+    contract = item.get_closest_marker("contract")
     parameters = getattr(item, "callspec", None)
-    cell = parameters.params.get("cell") if parameters is not None else None
-    if folder and law is not None and cell is not None and (report.when == "call" or report.outcome != "passed"):
+    entry = parameters.params.get("entry") if parameters is not None else None
+    if folder and contract is not None and entry is not None and (report.when == "call" or report.outcome != "passed"):
         line = {
-            "law": law.args[0],
+            "contract": contract.args[0],
             "test": item.name,
             "outcome": report.outcome,
             "reason": _reason(report),
             "seconds": round(report.duration, 2),
         }
-        with (Path(folder) / f"{cell.name}.jsonl").open("a", encoding="utf-8") as lines:
+        with (Path(folder) / f"{entry.name}.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
     return report
 
@@ -258,7 +266,7 @@ class Nodes:
         key = broker, version
         if key not in self._nodes:
             try:
-                self._nodes[key] = cell_node(broker, version, tls=self._tls)
+                self._nodes[key] = entry_node(broker, version, tls=self._tls)
             except NodeError as absent:
                 missing(str(absent))
         node = self._nodes[key]
@@ -297,13 +305,13 @@ def nodes(certificates: Certificates) -> Iterator[Nodes]:
 
 
 @pytest.fixture
-def cell(request: pytest.FixtureRequest) -> Iterator[LiveCell]:
+def entry(request: pytest.FixtureRequest) -> Iterator[LiveEntry]:
     """A broker, a protocol, and an empty queue of the test's own."""
-    wanted: Cell = request.param
+    wanted: MatrixEntry = request.param
     if wanted == MEMORY_CELL:
-        live: LiveCell = MemoryCell(wanted, MemoryNode())
+        live: LiveEntry = MemoryEntry(wanted, MemoryNode())
     else:
-        live = LiveCell(wanted, request.getfixturevalue("nodes").get(wanted.broker, wanted.version))
+        live = LiveEntry(wanted, request.getfixturevalue("nodes").get(wanted.broker, wanted.version))
     with live:
         yield live
 

@@ -38,7 +38,7 @@ _WORK = _ROOT / "build" / "spark"
 _UV = Path(sys.executable).with_name("uv")
 _KEPT = _ROOT / "docs" / "matrix"
 _TESTS = ("tests/integration/test_spark.py", "tests/integration/test_sink.py")
-_STORM = ["--messages", "30000", "--faults", "12"]
+_CHAOS = ["--messages", "30000", "--faults", "12"]
 _BEGIN, _END = "<!-- written by make spark-matrix -->", "<!-- end -->"
 
 
@@ -144,18 +144,18 @@ def run_driver(_version: str, python: Path) -> dict[str, Any]:
     return {"passed": matrix.passed, "problem": ""}
 
 
-def run_storm(version: str, python: Path) -> dict[str, Any]:
+def run_chaos(version: str, python: Path) -> dict[str, Any]:
     """A short soak."""
-    report = _WORK / f"{version}.storm.json"
+    report = _WORK / f"{version}.chaos.json"
     report.unlink(missing_ok=True)
-    _program(python, "testbed.storm.soak", *_STORM, "--report", str(report))
+    _program(python, "testbed.chaos.soak", *_CHAOS, "--report", str(report))
     return json.loads(report.read_text("utf-8")) if report.exists() else {"holds": False, "faults in all": 0}
 
 
 _PARTS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     "tests": run_tests,
     "driver": run_driver,
-    "storm": run_storm,
+    "chaos": run_chaos,
 }
 
 
@@ -188,11 +188,11 @@ def _tell(version: str, **facts: Any) -> None:
 
 
 def _holds(told: dict[str, Any]) -> bool:
-    tests, driver, storm = (told.get(part) for part in _PARTS)
+    tests, driver, chaos = (told.get(part) for part in _PARTS)
     return (
         (tests is None or not tests["failed"])
         and (driver is None or not driver["problem"])
-        and (storm is None or bool(storm["holds"]))
+        and (chaos is None or bool(chaos["holds"]))
     )
 
 
@@ -208,40 +208,40 @@ def table(known: dict[str, dict[str, Any]]) -> list[str]:
     """What was run on each version, as Markdown."""
     rows: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
         ("Python, Java", lambda told: f"{told['python']}, {told['java']}" if told.get("python") else "not run"),
-        ("tests with a real Spark", lambda told: _said(told, "tests", _tests_cell)),
-        ("driver killed at five points", lambda told: _said(told, "driver", _driver_cell)),
-        ("storm: faults; sent, lost, twice, left", lambda told: _said(told, "storm", _storm_cell)),
+        ("tests with a real Spark", lambda told: _said(told, "tests", _tests_entry)),
+        ("driver killed at five points", lambda told: _said(told, "driver", _driver_entry)),
+        ("chaos test: faults; sent, lost, twice, left", lambda told: _said(told, "chaos", _chaos_entry)),
     ]
     return [
         "| | " + " | ".join(f"Spark {version}" for version in known) + " |",
         "|---|" + "---|" * len(known),
-        *(f"| {name} | " + " | ".join(cell(told) for told in known.values()) + " |" for name, cell in rows),
+        *(f"| {name} | " + " | ".join(entry(told) for told in known.values()) + " |" for name, entry in rows),
     ]
 
 
-def _said(told: dict[str, Any], part: str, cell: Callable[[dict[str, Any]], str]) -> str:
+def _said(told: dict[str, Any], part: str, entry: Callable[[dict[str, Any]], str]) -> str:
     if told.get("obstacle"):
         return f"cannot run: {told['obstacle'].splitlines()[0]}"
-    return f"{cell(told[part])}; {told[part]['date']}" if part in told else "not run"
+    return f"{entry(told[part])}; {told[part]['date']}" if part in told else "not run"
 
 
-def _tests_cell(tests: dict[str, Any]) -> str:
+def _tests_entry(tests: dict[str, Any]) -> str:
     skipped = sum(tests["skipped"].values())
     failed = f", **{len(tests['failed'])} failed**" if tests["failed"] else ""
     apply = "does not apply" if skipped == 1 else "do not apply"
     return f"{tests['passed']} passed{failed}" + (f", {skipped} {apply}" if skipped else "")
 
 
-def _driver_cell(driver: dict[str, Any]) -> str:
+def _driver_entry(driver: dict[str, Any]) -> str:
     return f"**failed** after {len(driver['passed'])}" if driver["problem"] else f"{len(POINTS)} held"
 
 
-def _storm_cell(storm: dict[str, Any]) -> str:
-    if "messages sent" not in storm:
+def _chaos_entry(chaos: dict[str, Any]) -> str:
+    if "messages sent" not in chaos:
         return "**failed**"
     names = ("messages sent", "lost", "duplicated", "left in the queue")
-    counts = ", ".join(f"{storm[name]:,}" for name in names)
-    return ("" if storm["holds"] else "**failed** ") + f"{storm['faults in all']}; {counts}"
+    counts = ", ".join(f"{chaos[name]:,}" for name in names)
+    return ("" if chaos["holds"] else "**failed** ") + f"{chaos['faults in all']}; {counts}"
 
 
 def _arguments() -> argparse.Namespace:

@@ -23,7 +23,7 @@ from testbed.brokers.node import Node
 
 __all__ = ["Sink"]
 
-_CELLS = {
+_ENTRIES = {
     "rabbitmq 0-9-1": ("rabbitmq", "", AMQP_0_9_1),
     "rabbitmq-4.3 1.0": ("rabbitmq", "4.3", AMQP_1_0),
     "activemq 1.0": ("activemq", "", AMQP_1_0),
@@ -40,47 +40,47 @@ class Sink(Part):
 
     name = "sink"
     help = "Writing to each broker over each protocol, beside the bare client."
-    turn_keys = ("cell", "body_bytes", "tasks", "who")
+    turn_keys = ("entry", "body_bytes", "tasks", "who")
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--messages", type=int, default=20_000, help="of a turn with small bodies, %(default)s")
         parser.add_argument("--rounds", type=int, default=3, help="that count; there is a warm-up before")
         parser.add_argument("--bodies", default="200,4096", help="bytes of a body, comma-separated")
         parser.add_argument("--tasks", default="1,2", help="at a time, comma-separated")
-        parser.add_argument("--cells", default=",".join(_CELLS), help="comma-separated, %(default)s")
+        parser.add_argument("--entries", default=",".join(_ENTRIES), help="comma-separated, %(default)s")
 
     def measure(self, args: argparse.Namespace, say: Say) -> dict[str, Any]:
         found: list[dict[str, Any]] = []
-        for cell in args.cells.split(","):
-            broker, version, protocol = _CELLS[cell]
+        for entry in args.entries.split(","):
+            broker, version, protocol = _ENTRIES[entry]
             with make_node(broker, version) as node:
                 for size in map(int, args.bodies.split(",")):
                     messages = args.messages if size < 1_000 else args.messages // 2
                     for tasks in map(int, args.tasks.split(",")):
-                        say(f"{cell}, {size} bytes, {tasks} task(s)")
+                        say(f"{entry}, {size} bytes, {tasks} task(s)")
                         turns: dict[str, list[dict[str, float]]] = {who: [] for who in _WHO}
                         for _ in range(args.rounds + 1):
                             for who, some in turns.items():
                                 some.append(_turn(node, broker, protocol, who, tasks, messages, size))
                         found += [
-                            {"cell": cell, "body_bytes": size, "tasks": tasks, "who": who, "turns": some[1:]}
+                            {"entry": entry, "body_bytes": size, "tasks": tasks, "who": who, "turns": some[1:]}
                             for who, some in turns.items()
                         ]
         return {"turns": found}
 
     def tables(self, results: Mapping[str, Any]) -> list[Table]:
         medians = {
-            (one["cell"], one["body_bytes"], one["tasks"], one["who"]): {
+            (one["entry"], one["body_bytes"], one["tasks"], one["who"]): {
                 name: statistics.median(turn[name] for turn in one["turns"]) for name in ("rate", "cpu_us")
             }
             for one in results["turns"]
         }
         rows = []
-        for cell, size, tasks in dict.fromkeys(key[:3] for key in medians):
-            bare, own, conversion = (medians[cell, size, tasks, who] for who in _WHO)
+        for entry, size, tasks in dict.fromkeys(key[:3] for key in medians):
+            bare, own, conversion = (medians[entry, size, tasks, who] for who in _WHO)
             rates = (f"{bare['rate']:,.0f}", f"{own['rate']:,.0f}", f"{own['rate'] / bare['rate']:.2f}")
             cpu = (f"{bare['cpu_us']:.1f}", f"{own['cpu_us']:.1f}", f"{conversion['cpu_us']:.1f}")
-            rows.append([cell, f"{size:,}", str(tasks), *rates, *cpu])
+            rows.append([entry, f"{size:,}", str(tasks), *rates, *cpu])
         headings = ("", "bytes", "tasks", "client/s", "sink/s", "of it", "µs client", "µs sink", "of that rows and IDs")
         note = "Medians. Client, sink and broker share the cores of this machine, and have the same window."
         return [Table("Messages a second written, and CPU µs a message", headings, rows, (note,))]

@@ -1,1 +1,1 @@
-"""Private brokers, publishers, a faulty network, storms: for tests, demo, soak and benchmark. Not shipped."""
+"""Private brokers, publishers, a faulty network, chaos tests: for tests, demo, soak and benchmark. Not shipped."""

@@ -1,6 +1,6 @@
-"""Acknowledging: the life of a delivery as a table, and the ledger that walks it. Pure."""
+"""Acknowledging: the life of a delivery as a table, and the in-flight table that walks it. Pure."""
 
-from pyspark_mq.ack.ledger import Acknowledgements, Ledger, SessionAcks
+from pyspark_mq.ack.in_flight import Acknowledgements, InFlightTable, SessionAcks
 from pyspark_mq.ack.table import TRANSITIONS, Action, Event, IllegalEventError, State, step
 
 __all__ = [
@@ -9,7 +9,7 @@ __all__ = [
     "Action",
     "Event",
     "IllegalEventError",
-    "Ledger",
+    "InFlightTable",
     "SessionAcks",
     "State",
     "step",

@@ -2,7 +2,7 @@
 
 Nearly every message comes once, is planned with its neighbours and committed with them. As long as that is so, a block
 of them is one object: no key, tag or payload is looked at by itself. The first event that means a single message of a
-run, or a delivery that may repeat one, has the ledger *spread* it into its containers by message.
+run, or a delivery that may repeat one, has the in-flight table *spread* it into its containers by message.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ class MessageRun(Generic[K, P]):
     tags: Sequence[int]
     keys: Sequence[K]
     payloads: Sequence[P]
-    weight: int
+    size_bytes: int
     digests: Any
 
     def __len__(self) -> int:
         return len(self.tags)
 
-    def split(self, count: int, weigh: Callable[[Sequence[P]], int]) -> tuple[MessageRun[K, P], MessageRun[K, P]]:
+    def split(self, count: int, size_of: Callable[[Sequence[P]], int]) -> tuple[MessageRun[K, P], MessageRun[K, P]]:
         """Return the first `count` messages and the others."""
-        weight = weigh(self.payloads[:count])
-        return self._part(slice(count), weight), self._part(slice(count, None), self.weight - weight)
+        size_bytes = size_of(self.payloads[:count])
+        return self._part(slice(count), size_bytes), self._part(slice(count, None), self.size_bytes - size_bytes)
 
-    def _part(self, places: slice, weight: int) -> MessageRun[K, P]:
+    def _part(self, places: slice, size_bytes: int) -> MessageRun[K, P]:
         digests = None if self.digests is None else self.digests[places]
-        return MessageRun(self.session, self.tags[places], self.keys[places], self.payloads[places], weight, digests)
+        return MessageRun(
+            self.session, self.tags[places], self.keys[places], self.payloads[places], size_bytes, digests
+        )
 
 
 def joined(parts: Sequence[Sequence[K]]) -> Sequence[K]:
@@ -80,13 +82,13 @@ class Buffer(Generic[K, P]):
         runs: those that came after them.
     """
 
-    def __init__(self, weigh: Callable[[Sequence[P]], int]) -> None:
-        self._weigh = weigh
+    def __init__(self, size_of: Callable[[Sequence[P]], int]) -> None:
+        self._size_of = size_of
         self._payloads: dict[K, P] = {}
         self._in_runs = 0
         self.order: deque[K] = deque()
         self.runs: deque[MessageRun[K, P]] = deque()
-        self.weight = 0
+        self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._payloads) + self._in_runs
@@ -109,7 +111,7 @@ class Buffer(Generic[K, P]):
         """Take the oldest run."""
         run = self.runs.popleft()
         self._in_runs -= len(run)
-        self.weight -= run.weight
+        self.size_bytes -= run.size_bytes
         return run
 
     def join(self, small: Collection[MessageRun[K, P]], make: Callable[[Sequence[MessageRun[K, P]]], Any]) -> None:
@@ -137,7 +139,7 @@ class Buffer(Generic[K, P]):
             count -= len(run)
         if count < 0:
             place = len(runs) - 1
-            runs[-1], rest = runs[-1].split(len(runs[-1]) + count, self._weigh)
+            runs[-1], rest = runs[-1].split(len(runs[-1]) + count, self._size_of)
             self.runs[place] = runs[-1]
             self.runs.insert(place + 1, rest)
         return runs
@@ -161,10 +163,10 @@ class Buffer(Generic[K, P]):
         if run is not None:
             self.runs.append(run)
             self._in_runs += len(run)
-            self.weight += run.weight
+            self.size_bytes += run.size_bytes
             return
         self._payloads.update(zip(keys, payloads, strict=True))
-        self.weight += self._weigh(payloads)
+        self.size_bytes += self._size_of(payloads)
         self.order.extend(keys)
 
     def take(self, keys: Collection[K]) -> tuple[list[P], int]:
@@ -172,17 +174,17 @@ class Buffer(Generic[K, P]):
         first = all(map(eq, keys, self.order))
         if first and len(keys) == len(self._payloads):
             held = list(self._payloads.values())
-            weight = self._weigh(held) if self.runs else self.weight
+            size_bytes = self._size_of(held) if self.runs else self.size_bytes
             self._payloads = {}
-            self.weight -= weight
+            self.size_bytes -= size_bytes
             self.order.clear()
-            return held, weight
+            return held, size_bytes
         held = list(map(self._payloads.pop, keys))
-        weight = self._weigh(held)
-        self.weight -= weight
+        size_bytes = self._size_of(held)
+        self.size_bytes -= size_bytes
         if first:
             for _ in keys:
                 self.order.popleft()
         else:
             self.order = deque(self._payloads)
-        return held, weight
+        return held, size_bytes

@@ -29,7 +29,7 @@ class Epoch(Generic[K, P]):
     number: int
     payloads: dict[K, P | None] = field(default_factory=dict)
     missing: int = 0
-    weight: int = 0
+    size_bytes: int = 0
     unbound: bool = False
     runs: Sequence[MessageRun[K, P]] = ()
 
@@ -49,7 +49,7 @@ class Taken(Generic[P]):
     """
 
     payloads: Sequence[P | None] = ()
-    weight: int = 0
+    size_bytes: int = 0
     missing: int = 0
     unbound: bool = False
 
@@ -57,8 +57,8 @@ class Taken(Generic[P]):
 class Planned(Generic[K, P]):
     """Planned epochs, by number and by message."""
 
-    def __init__(self, weigh: Callable[[Sequence[P]], int]) -> None:
-        self._weigh = weigh
+    def __init__(self, size_of: Callable[[Sequence[P]], int]) -> None:
+        self._size_of = size_of
         self._epoch_of: dict[K, Epoch[K, P]] = {}
         self.epochs: dict[int, Epoch[K, P]] = {}
 
@@ -75,8 +75,8 @@ class Planned(Generic[K, P]):
         return self._epoch_of.keys().isdisjoint(keys)
 
     @property
-    def weight(self) -> int:
-        return sum(epoch.weight for epoch in self.epochs.values())
+    def size_bytes(self) -> int:
+        return sum(epoch.size_bytes for epoch in self.epochs.values())
 
     def keys(self, epoch: int) -> Sequence[K]:
         """The messages of an epoch, in order; none if it is committed or unknown."""
@@ -132,7 +132,7 @@ class Planned(Generic[K, P]):
         epoch.runs = runs
         epoch.payloads.update(zip(keys, taken.payloads, strict=True))
         epoch.missing += taken.missing
-        epoch.weight += taken.weight
+        epoch.size_bytes += taken.size_bytes
         epoch.unbound |= taken.unbound
         self._epoch_of.update(dict.fromkeys(keys, epoch))
 
@@ -143,11 +143,11 @@ class Planned(Generic[K, P]):
             epoch = self._epoch_of.pop(key)
             payload = epoch.payloads.pop(key)
             taken.append(payload)
-            missing, weight = (1, 0) if payload is None else (0, self._weigh([payload]))
+            missing, size_bytes = (1, 0) if payload is None else (0, self._size_of([payload]))
             epoch.missing -= missing
-            epoch.weight -= weight
+            epoch.size_bytes -= size_bytes
             total.missing += missing
-            total.weight += weight
+            total.size_bytes += size_bytes
             total.unbound |= epoch.unbound or payload is None
         return total
 
@@ -171,7 +171,7 @@ class Planned(Generic[K, P]):
             epoch.missing -= 1
             filled.setdefault(epoch.number, []).append(payload)
         for number, came in filled.items():
-            self.epochs[number].weight += self._weigh(came)
+            self.epochs[number].size_bytes += self._size_of(came)
         return others
 
     def exchange(self, key: K, payload: P) -> None:

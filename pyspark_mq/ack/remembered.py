@@ -1,4 +1,4 @@
-"""What a ledger asks the memory of its query, and what it says to it."""
+"""What an in-flight table asks the memory of its query, and what it says to it."""
 
 from __future__ import annotations
 

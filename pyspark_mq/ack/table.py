@@ -3,10 +3,10 @@
 Two rules for this file. Everything that decides what an event does to a message stands in
 ``TRANSITIONS``; and nothing here knows about brokers, Spark, threads or time.
 
-The ledger holds messages of one state in one container. For each event it looks the transition
+The in-flight table holds messages of one state in one container. For each event it looks the transition
 up once for each container that meets it, does the action, and moves the messages into the
 container of the target state. It has no other way to move a message, so a wrong row here is a
-wrong ledger: ``tests/unit/test_table_mutations.py`` changes every row in every way and has each
+wrong in-flight table: ``tests/unit/test_table_mutations.py`` changes every row in every way and has each
 change noticed.
 
 Theory
@@ -34,7 +34,7 @@ How long an ID is remembered is decided for many together (:mod:`pyspark_mq.dedu
 nothing that happens to a single message ends it.
 
 One action acknowledges, and every row that has it leads to COMMITTED: that is rule 1.
-``tests/unit/test_table.py`` reads it from the table, and the ledger refuses a row that breaks it.
+``tests/unit/test_table.py`` reads it from the table, and the in-flight table refuses a row that breaks it.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
@@ -72,7 +72,7 @@ class Event(Enum):
 
 
 class Action(Enum):
-    """An action that a transition asks of the ledger."""
+    """An action that a transition asks of the in-flight table."""
 
     NOTHING = "nothing"
     KEEP = "keep"  #: hold payload and handle
@@ -85,7 +85,7 @@ class Action(Enum):
 
 
 class IllegalEventError(InternalError):
-    """An event that cannot happen in this state. The ledger is left as it was."""
+    """An event that cannot happen in this state. The in-flight table is left as it was."""
 
     def __init__(self, state: State, event: Event) -> None:
         self.state = state

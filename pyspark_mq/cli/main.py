@@ -21,7 +21,7 @@ from typing import Any
 from pyspark_mq import __version__
 from pyspark_mq.admin.checks import Level
 from pyspark_mq.cli.checkpoint import place_of, read_checkpoint
-from pyspark_mq.cli.doctor.look import examine
+from pyspark_mq.cli.doctor.examine import examine
 from pyspark_mq.cli.doctor.report import as_json, summary, worst
 from pyspark_mq.cli.doctor.report import written as written_section
 from pyspark_mq.cli.doctor.streams import examine_streams

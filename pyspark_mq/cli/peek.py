@@ -17,7 +17,7 @@ from pyspark_mq.decode.batch import DeliveryBatch, listed
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.connections.protocols import session_class
-from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, SessionOptions, Sink
+from pyspark_mq.sources.connections.session import Greeting, ReceiveBuffer, Session, SessionLostError, SessionOptions
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["arrivals", "consuming", "make_session", "open_first", "peek", "received", "rows_of"]
@@ -62,7 +62,7 @@ def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
 def make_session(settings: Settings, *, browses: bool = False) -> Session:
     """Make a session with the queue of a query."""
     options = SessionOptions(settings.on_unreadable is not OnUnreadable.FAIL, browses)
-    return session_class(settings.endpoint.protocol)(settings.endpoint, 1, Sink(), options)
+    return session_class(settings.endpoint.protocol)(settings.endpoint, 1, ReceiveBuffer(), options)
 
 
 def open_first(session: Session, settings: Settings) -> Greeting:
@@ -94,7 +94,7 @@ def arrivals(session: Session, maximum: int, patience_s: float) -> Iterator[Deli
     while maximum and time.monotonic() - received_s < patience_s:
         with session.endpoint.hiding():
             session.run(_TURN_S)
-        if items := session.sink.take():
+        if items := session.buffer.take():
             received_s = time.monotonic()
             batch = session.batches.of(items)[:maximum]
             maximum -= len(batch)

@@ -35,7 +35,7 @@ from pyspark_mq.decode.amqp091_properties import (
     is_table,
     string,
 )
-from pyspark_mq.decode.batch import INT32_MAX, INT64_MAX, Column, DeliveryBatch, Picked, Unreadable, listed
+from pyspark_mq.decode.batch import INT32_MAX, INT64_MAX, Column, DeliveryBatch, DictionaryColumn, Unreadable, listed
 from pyspark_mq.decode.spans import Views, binary, decimals, distinct, joined, maps, numbers, text
 from pyspark_mq.dedup import IdSource, TextKeys
 
@@ -194,7 +194,7 @@ class Amqp091Batch(DeliveryBatch):
         """The ID, and the time, which the column does not have if it is no number of seconds."""
         return [*zip(super().given(), listed(numbers(*self.numbers("timestamp"))), strict=True)]
 
-    def unmarked(self) -> list[bool]:
+    def not_redelivered(self) -> list[bool]:
         """Whether neither the flag of basic.deliver is set, nor the header of dead letters is there."""
         spans = zip(self.redelivered, *self.spans[:2].tolist(), strict=True)
         return [not flagged and _DEATHS not in bytes(self.data[begin:end]) for flagged, begin, end in spans]
@@ -276,13 +276,13 @@ class Amqp091Batch(DeliveryBatch):
             found.append(_Header(head[1:-1], kind, begins, at))
         return found if (at == field.ends).all() else None
 
-    def of_header(self, name: bytes, meaning: Callable[[object], Any]) -> Picked:
+    def of_header(self, name: bytes, meaning: Callable[[object], Any]) -> DictionaryColumn:
         """Return what one of the headers means."""
         known = self.tables[0] if self._headers is None else [one.name for one in self._headers]
         if not any(name in one for one in known):
             return self.nothing()
         tables, rows = self.tables
-        return Picked([meaning(header(table, name)) for table in tables], rows)
+        return DictionaryColumn([meaning(header(table, name)) for table in tables], rows)
 
     def properties(self) -> Any:
         """Return headers as maps of texts."""
@@ -290,7 +290,7 @@ class Amqp091Batch(DeliveryBatch):
         if found is not None:
             return found
         tables, rows = self.tables
-        return Picked(list(map(_pairs, tables)), rows)
+        return DictionaryColumn(list(map(_pairs, tables)), rows)
 
     def _common_headers(self) -> Any:
         """Return headers as an array of Arrow; None if those have to be looked at one by one."""
@@ -346,11 +346,11 @@ class Amqp091Batch(DeliveryBatch):
             return self.nothing()
         return list(map(_expiration_us, self.texts("expiration").to_pylist(), self.timestamps_us().to_pylist()))
 
-    def delivery_counts(self) -> Picked:
+    def delivery_counts(self) -> DictionaryColumn:
         """Return how often each was handed out."""
         counts, rows = self.of_header(_DELIVERY_COUNT, lambda count: count)
         meanings = [_delivery_count(count, flag) for count in counts for flag in (False, True)]
-        return Picked(meanings, 2 * rows + self.flagged)
+        return DictionaryColumn(meanings, 2 * rows + self.flagged)
 
     def persistent(self) -> pa.Array:
         """Return which are. Without the field a message is transient (RabbitMQ); of one that cannot be read it may be
@@ -360,10 +360,10 @@ class Amqp091Batch(DeliveryBatch):
         known[list(self.unreadable)] = False
         return numbers((modes == _PERSISTENT) & present, known | present)
 
-    def routing(self, part: int) -> Picked:
+    def routing(self, part: int) -> DictionaryColumn:
         """Return exchanges (0), or routing keys (1)."""
         places, rows = self.places()
-        return Picked([_routing(where)[part] for where in places], rows)
+        return DictionaryColumn([_routing(where)[part] for where in places], rows)
 
     columns: ClassVar[Mapping[str, Column]] = MappingProxyType(
         {

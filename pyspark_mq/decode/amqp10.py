@@ -16,13 +16,20 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from pyspark_mq.decode.amqp10_columns import COLUMN_TYPES, PADDING, UNMARKED, Messages, WalkedGroup, walked_groups
+from pyspark_mq.decode.amqp10_columns import (
+    COLUMN_TYPES,
+    NOT_REDELIVERED,
+    PADDING,
+    Messages,
+    WalkedGroup,
+    walked_groups,
+)
 from pyspark_mq.decode.amqp10_message import (
     COLUMNS,
     Raw,
     UnreadableMessage,
     id_of,
-    is_unmarked,
+    is_not_redelivered,
     lasting,
     property_of,
     unreadable_of,
@@ -106,8 +113,8 @@ class ReadBatch(Amqp10Batch):
             made[place] = content_digest(b"", lasting(self.raws[place].body))
         return made
 
-    def unmarked(self) -> list[bool]:
-        return list(map(is_unmarked, self.raws))
+    def not_redelivered(self) -> list[bool]:
+        return list(map(is_not_redelivered, self.raws))
 
     def column(self, name: str) -> pa.Array:
         if name == "messageId":
@@ -171,8 +178,8 @@ class WalkedBatch(Amqp10Batch):
         texts = pa.types.is_string(found.type) and not found.null_count
         return TextKeys([found]) if texts else list(found.to_pylist())
 
-    def unmarked(self) -> list[bool]:
-        return list(self.group.column(UNMARKED).to_pylist())
+    def not_redelivered(self) -> list[bool]:
+        return list(self.group.column(NOT_REDELIVERED).to_pylist())
 
     def column(self, name: str) -> pa.Array:
         return self.body() if name == "body" else self.group.column(name)

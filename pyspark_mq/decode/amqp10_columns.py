@@ -21,21 +21,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_mq.decode.amqp10_message import COLUMNS, Named, Raw, is_unmarked
+from pyspark_mq.decode.amqp10_message import COLUMNS, Named, Raw, is_not_redelivered
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.decode.amqp10_walk import Walk, Walked, prefix_of
 from pyspark_mq.decode.batch import INT64_MAX
 from pyspark_mq.decode.spans import binary, decimals, distinct, is_ascii, text
 
-__all__ = ["COLUMN_TYPES", "PADDING", "TIMESTAMP", "UNMARKED", "Messages", "WalkedGroup", "walked_groups"]
+__all__ = ["COLUMN_TYPES", "NOT_REDELIVERED", "PADDING", "TIMESTAMP", "Messages", "WalkedGroup", "walked_groups"]
 
 #: Padding after the last message, so that reading a number needs no bounds check.
 PADDING = bytes(16)
 #: For fewer the walk takes longer than reading them one by one.
 _WALKED_MIN = 16
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-#: What nothing marks as delivered before (:meth:`.DeliveryBatch.unmarked`), as a column that nobody is shown.
-UNMARKED = "unmarked"
+#: What nothing marks as delivered before (:meth:`.DeliveryBatch.not_redelivered`), as a column that nobody is shown.
+NOT_REDELIVERED = "not_redelivered"
 #: Columns of a message, by its bytes alone.
 COLUMN_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
     {
@@ -61,7 +61,7 @@ COLUMN_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
         "deliveryCount": pa.int32(),
     }
 )
-_TYPES = {**COLUMN_TYPES, UNMARKED: pa.bool_()}
+_TYPES = {**COLUMN_TYPES, NOT_REDELIVERED: pa.bool_()}
 #: Beginnings that are looked for; messages with others are read one by one.
 _ROUNDS = 4
 
@@ -172,7 +172,7 @@ def _walked(messages: Messages, reader: SectionReader) -> tuple[WalkedGroup | No
     if source.malformed.any():
         return None, rows[source.malformed]
     constants = {name: COLUMNS[name]([like])[0] for name in _OF_THE_BEGINNING}
-    constants[UNMARKED] = is_unmarked(like)
+    constants[NOT_REDELIVERED] = is_not_redelivered(like)
     return WalkedGroup(rows, columns, constants, walked.body_begins, walked.body_begins + walked.body_lengths), rows
 
 

@@ -21,7 +21,7 @@ from pyspark_mq.decode.batch import INT32_MAX, INT64_MAX, UNREADABLE_PROPERTY, C
 
 __all__ = [
     "COLUMNS", "DEATHS", "JMS_KIND", "ROUTING", "Named", "Raw", "Sections", "UnreadableMessage", "body_bytes", "id_of",
-    "is_unmarked", "json_text", "lasting", "property_of", "text", "unreadable_of",
+    "is_not_redelivered", "json_text", "lasting", "property_of", "text", "unreadable_of",
 ]  # fmt: skip
 
 #: Message annotation with the kind of a JMS message ("AMQP JMS Mapping", 3.2.1), and the property made of it.
@@ -202,7 +202,7 @@ def _delivery_count(before: int, redelivered: bool) -> int | None:
     return before + 1 if (before or not redelivered) and before < INT32_MAX else None
 
 
-def is_unmarked(raw: Raw) -> bool:
+def is_not_redelivered(raw: Raw) -> bool:
     """Whether nothing marks it as delivered before, or as a dead letter."""
     return not raw.of.redelivered and not raw.of.died and type(raw) is not UnreadableMessage
 

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INT32_MAX", "INT64_MAX", "MESSAGE_ID", "ROW_BYTES", "TOGETHER_MIN", "UNREADABLE_PROPERTY", "Column",
-    "DeliveryBatch", "Picked", "Unreadable", "array_of", "listed",
+    "DeliveryBatch", "DictionaryColumn", "Unreadable", "array_of", "listed",
 ]  # fmt: skip
 
 #: Name in `properties` under which the row of an unreadable message says why it is one.
 UNREADABLE_PROPERTY = "unreadable"
-#: Bytes that a delivery takes next to its content: its place in a block, in the ledger and in an epoch. Measured: 290
-#: of one that is received, 330 of one that is planned.
+#: Bytes that a delivery takes next to its content: its place in a block, in the in-flight table and in an epoch.
+#: Measured: 290 of one that is received, 330 of one that is planned.
 ROW_BYTES = 330
 #: Fewer deliveries are read one by one in the same time (measured: 30 to 40 over each protocol).
 TOGETHER_MIN = 40
@@ -77,7 +77,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
-class Picked(NamedTuple):
+class DictionaryColumn(NamedTuple):
     """A column of which many rows have the same value.
 
     Attributes:
@@ -91,7 +91,7 @@ class Picked(NamedTuple):
 
 def listed(column: Any) -> list[Any]:
     """Return a column of :attr:`DeliveryBatch.columns` as a list, however it was made."""
-    if isinstance(column, Picked):
+    if isinstance(column, DictionaryColumn):
         return [column.values[row] for row in column.rows.tolist()]
     if not isinstance(column, pa.Array):
         return list(column)
@@ -105,7 +105,7 @@ def listed(column: Any) -> list[Any]:
 
 def array_of(values: Any, kind: pa.DataType) -> pa.Array:
     """Return a column of :attr:`DeliveryBatch.columns` as an array of a type."""
-    if isinstance(values, Picked):
+    if isinstance(values, DictionaryColumn):
         if values.values == [None]:
             return pa.nulls(len(values.rows), kind)
         return array_of(values.values, kind).take(pa.array(values.rows))
@@ -134,9 +134,9 @@ class DeliveryBatch(ABC):
     unreadable: Mapping[int, Unreadable] = {}
     #: Properties that are no part of the content of a message.
     passing: ClassVar[frozenset[str]] = PASSING_HEADERS
-    #: column name -> function from a batch to its column: an array of Arrow, :class:`Picked`, or a list of values: str,
-    #: int, bool, a list of (str, str or None) pairs for `properties`, microseconds since 1970 for timestamps; None for
-    #: nothing. `messageId`, `body` and `destination` are not among them. What is not here is null.
+    #: column name -> function from a batch to its column: an array of Arrow, :class:`DictionaryColumn`, or a list of
+    #: values: str, int, bool, a list of (str, str or None) pairs for `properties`, microseconds since 1970 for
+    #: timestamps; None for nothing. `messageId`, `body` and `destination` are not among them. What is not here is null.
     columns: ClassVar[Mapping[str, Column]]
 
     @classmethod
@@ -186,7 +186,7 @@ class DeliveryBatch(ABC):
         return self.taken(np.arange(len(self))[places])
 
     @property
-    def weight(self) -> int:
+    def size_bytes(self) -> int:
         """Bytes of deliveries as they came, headers and all, and `ROW_BYTES` more for each."""
         return int(self.sizes.sum()) + ROW_BYTES * len(self)
 
@@ -235,13 +235,13 @@ class DeliveryBatch(ABC):
         return [*self.ids(MESSAGE_ID)]
 
     @abstractmethod
-    def unmarked(self) -> list[bool]:
+    def not_redelivered(self) -> list[bool]:
         """Whether nothing marks each as delivered before, or as a dead letter."""
 
     def hidden(self) -> list[str]:
         """Return values that hide the ID that the broker has given; usually there are none."""
         return []
 
-    def nothing(self) -> Picked:
+    def nothing(self) -> DictionaryColumn:
         """Return a column of nulls."""
-        return Picked([None], np.zeros(len(self), np.int64))
+        return DictionaryColumn([None], np.zeros(len(self), np.int64))

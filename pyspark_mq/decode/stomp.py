@@ -24,7 +24,7 @@ from pyspark_mq.decode.batch import (
     UNREADABLE_PROPERTY,
     Column,
     DeliveryBatch,
-    Picked,
+    DictionaryColumn,
     Unreadable,
 )
 from pyspark_mq.decode.spans import binary, distinct, joined, maps, text
@@ -132,7 +132,7 @@ class StompBatch(DeliveryBatch):
         ids = [None] * len(self) if is_the_brokers else self.ids(MESSAGE_ID)
         return [*zip(ids, self.values("timestamp"), strict=True)]
 
-    def unmarked(self) -> list[bool]:
+    def not_redelivered(self) -> list[bool]:
         return [not one and death is None for one, death in zip(self.redelivered, self.values("x-death"), strict=True)]
 
     def hidden(self) -> list[str]:
@@ -177,7 +177,7 @@ class StompBatch(DeliveryBatch):
         uncounted = pc.if_else(self.has("redelivered", "true"), pa.scalar(None, pa.int64()), 1)
         return pc.coalesce(pc.add(counts, 1), uncounted)
 
-    def routing(self, part: int) -> Picked:
+    def routing(self, part: int) -> DictionaryColumn:
         """Return exchanges (0), or routing keys (1), as `destination` has them.
 
         RabbitMQ writes them in `rabbit_stomp_util:format_destination`.
@@ -185,7 +185,7 @@ class StompBatch(DeliveryBatch):
         if not self.dialect.routed:
             return self.nothing()
         destinations, rows = distinct(self.text("destination"))
-        return Picked([_routing(where)[part] for where in destinations], rows)
+        return DictionaryColumn([_routing(where)[part] for where in destinations], rows)
 
     def first_of(self, names: Sequence[str], read: Callable[[StompBatch, str], pa.Array]) -> Any:
         """Return the first of several headers that has a value."""

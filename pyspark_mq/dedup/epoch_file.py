@@ -42,7 +42,7 @@ class EpochFile:
         epoch: its number.
         queues: names that were read.
         planned: keys of the epoch, in order.
-        blind: Spark (before 4.2) had not shown what is committed: the rest is in the file written next to it.
+        without_start: Spark (before 4.2) had not shown what is committed: the rest is in the file written next to it.
         connected_s: seconds for which every connection of the query was up, over all its processes.
         left_so_far: messages that were left, over all processes.
         settled: epochs that were settled since the file before.
@@ -65,7 +65,7 @@ class EpochFile:
     epoch: int = 0
     queues: Sequence[str] = ()
     planned: ByQueue = field(default_factory=dict)
-    blind: bool = False
+    without_start: bool = False
     connected_s: float = 0.0
     left_so_far: int = 0
     settled: Sequence[int] = ()

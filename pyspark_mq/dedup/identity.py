@@ -5,7 +5,7 @@ not: an ID of a megabyte would go into every offset, and an ID that is not text 
 there. Strings and digests never meet, so no producer can forge the one with the other.
 
 A message without an ID is known by its content: in files by a digest of :data:`CONTENT_DIGEST_BYTES`. In a process
-:mod:`pyspark_mq.ack.copies` appends an ordinal of eight bytes to it, which distinguishes equal ones. No other
+:mod:`pyspark_mq.ack.content_matcher` appends an ordinal of eight bytes to it, which distinguishes equal ones. No other
 keys have these lengths.
 """
 

@@ -16,7 +16,7 @@ __all__ = ["QueueMemory"]
 
 
 class QueueMemory:
-    """The memory as the ledger of one queue knows it."""
+    """The memory as the in-flight table of one queue knows it."""
 
     def __init__(self, memory: Memory, queue: str) -> None:
         self._memory = memory

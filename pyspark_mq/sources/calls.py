@@ -9,8 +9,8 @@ Theory
 Spark never says what it has done: its calls prove it. Two things are known at any moment, and each has a table.
 
 *What Spark has shown.* A process begins without knowing what is committed. A call that names a position shows it, and
-is the moment to learn what a former process left behind; only BLIND names none. A bounded run keeps to the queues that
-it began with. ``SHOWING`` says what a call does first.
+is the moment to learn what a former process left behind; only WITHOUT_START names none. A bounded run keeps to the
+queues that it began with. ``SHOWING`` says what a call does first.
 
 *Where the epoch is that the call is about.* Of PAYLOAD and COMMIT that is the one at their position, of the others the
 last one here, from which it would go on. ``EPOCHS`` says what becomes of it. For one that is not here PAYLOAD is a
@@ -20,7 +20,7 @@ LATEST shows its position as COMMIT does, as Spark writes the commit log before 
 COMMIT of that position first. ``EPOCHS`` has three kinds of it, by how that position stands to the last epoch here.
 
 From Spark 4.2 on an epoch is planned, begun and committed before the next is planned. Before, the next is planned while
-one runs: so BLIND plans while an epoch is begun, and LATEST cannot meet one.
+one runs: so WITHOUT_START plans while an epoch is begun, and LATEST cannot meet one.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
@@ -38,10 +38,10 @@ __all__ = [
     "SHOWING",
     "Act",
     "Call",
+    "Committed",
     "EpochPlace",
     "First",
     "IllegalCallError",
-    "Shown",
     "latest_at",
     "show",
     "step",
@@ -55,17 +55,17 @@ class Call(Enum):
     LATEST = "latest"  #: `latestOffset(start)`; for an epoch, from the last one here
     BEHIND = "latest, from an earlier epoch"
     BEYOND = "latest, from a later epoch"
-    BLIND = "latest, without a start"  #: before Spark 4.2
+    WITHOUT_START = "latest, without a start"  #: before Spark 4.2
     PAYLOAD = "payload"  #: `partitions(start, end)`
     COMMIT = "commit"  #: `commit(end)`
 
 
-class Shown(Enum):
+class Committed(Enum):
     """Knowledge of what is committed."""
 
-    FRESH = "fresh"  #: nothing
+    UNKNOWN = "unknown"  #: nothing
     BOUNDED = "bounded"  #: nothing, and the run is bounded
-    SHOWN = "shown"  #: what is committed
+    KNOWN = "known"
     CLOSED = "closed"  #: what is committed, and the run is bounded
 
 
@@ -98,28 +98,28 @@ class Act(Enum):
 _BOTH = First.FIND | First.LEARN
 
 #: (call, shown) -> what comes first, and what is shown then.
-SHOWING: Mapping[tuple[Call, Shown], tuple[First, Shown]] = MappingProxyType(
+SHOWING: Mapping[tuple[Call, Committed], tuple[First, Committed]] = MappingProxyType(
     {
-        (Call.BOUND, Shown.FRESH): (First.FIND, Shown.BOUNDED),
-        (Call.BOUND, Shown.BOUNDED): (First.FIND, Shown.BOUNDED),
-        (Call.BOUND, Shown.SHOWN): (First.FIND, Shown.CLOSED),
-        (Call.BOUND, Shown.CLOSED): (First.NOTHING, Shown.CLOSED),
-        (Call.LATEST, Shown.FRESH): (_BOTH, Shown.SHOWN),
-        (Call.LATEST, Shown.BOUNDED): (_BOTH, Shown.CLOSED),
-        (Call.LATEST, Shown.SHOWN): (First.FIND, Shown.SHOWN),
-        (Call.LATEST, Shown.CLOSED): (First.NOTHING, Shown.CLOSED),
-        (Call.BLIND, Shown.FRESH): (First.FIND, Shown.FRESH),
-        (Call.BLIND, Shown.BOUNDED): (First.FIND, Shown.BOUNDED),
-        (Call.BLIND, Shown.SHOWN): (First.FIND, Shown.SHOWN),
-        (Call.BLIND, Shown.CLOSED): (First.NOTHING, Shown.CLOSED),
-        (Call.PAYLOAD, Shown.FRESH): (_BOTH, Shown.SHOWN),
-        (Call.PAYLOAD, Shown.BOUNDED): (_BOTH, Shown.CLOSED),
-        (Call.PAYLOAD, Shown.SHOWN): (First.NOTHING, Shown.SHOWN),
-        (Call.PAYLOAD, Shown.CLOSED): (First.NOTHING, Shown.CLOSED),
-        (Call.COMMIT, Shown.FRESH): (First.LEARN, Shown.SHOWN),
-        (Call.COMMIT, Shown.BOUNDED): (First.LEARN, Shown.CLOSED),
-        (Call.COMMIT, Shown.SHOWN): (First.NOTHING, Shown.SHOWN),
-        (Call.COMMIT, Shown.CLOSED): (First.NOTHING, Shown.CLOSED),
+        (Call.BOUND, Committed.UNKNOWN): (First.FIND, Committed.BOUNDED),
+        (Call.BOUND, Committed.BOUNDED): (First.FIND, Committed.BOUNDED),
+        (Call.BOUND, Committed.KNOWN): (First.FIND, Committed.CLOSED),
+        (Call.BOUND, Committed.CLOSED): (First.NOTHING, Committed.CLOSED),
+        (Call.LATEST, Committed.UNKNOWN): (_BOTH, Committed.KNOWN),
+        (Call.LATEST, Committed.BOUNDED): (_BOTH, Committed.CLOSED),
+        (Call.LATEST, Committed.KNOWN): (First.FIND, Committed.KNOWN),
+        (Call.LATEST, Committed.CLOSED): (First.NOTHING, Committed.CLOSED),
+        (Call.WITHOUT_START, Committed.UNKNOWN): (First.FIND, Committed.UNKNOWN),
+        (Call.WITHOUT_START, Committed.BOUNDED): (First.FIND, Committed.BOUNDED),
+        (Call.WITHOUT_START, Committed.KNOWN): (First.FIND, Committed.KNOWN),
+        (Call.WITHOUT_START, Committed.CLOSED): (First.NOTHING, Committed.CLOSED),
+        (Call.PAYLOAD, Committed.UNKNOWN): (_BOTH, Committed.KNOWN),
+        (Call.PAYLOAD, Committed.BOUNDED): (_BOTH, Committed.CLOSED),
+        (Call.PAYLOAD, Committed.KNOWN): (First.NOTHING, Committed.KNOWN),
+        (Call.PAYLOAD, Committed.CLOSED): (First.NOTHING, Committed.CLOSED),
+        (Call.COMMIT, Committed.UNKNOWN): (First.LEARN, Committed.KNOWN),
+        (Call.COMMIT, Committed.BOUNDED): (First.LEARN, Committed.CLOSED),
+        (Call.COMMIT, Committed.KNOWN): (First.NOTHING, Committed.KNOWN),
+        (Call.COMMIT, Committed.CLOSED): (First.NOTHING, Committed.CLOSED),
     }
 )
 
@@ -131,9 +131,9 @@ EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
         (Call.BEHIND, EpochPlace.ELSEWHERE): Act.NOTHING,
         (Call.BEHIND, EpochPlace.PLANNED): Act.NOTHING,
         (Call.BEHIND, EpochPlace.BEGUN): Act.NOTHING,
-        (Call.BLIND, EpochPlace.ELSEWHERE): Act.PLAN,
-        (Call.BLIND, EpochPlace.PLANNED): Act.NOTHING,
-        (Call.BLIND, EpochPlace.BEGUN): Act.PLAN,
+        (Call.WITHOUT_START, EpochPlace.ELSEWHERE): Act.PLAN,
+        (Call.WITHOUT_START, EpochPlace.PLANNED): Act.NOTHING,
+        (Call.WITHOUT_START, EpochPlace.BEGUN): Act.PLAN,
         (Call.PAYLOAD, EpochPlace.ELSEWHERE): Act.REPLAY,
         (Call.PAYLOAD, EpochPlace.PLANNED): Act.BEGIN,
         (Call.PAYLOAD, EpochPlace.BEGUN): Act.NOTHING,
@@ -154,7 +154,7 @@ def latest_at(start: int, last: int) -> Call:
     return Call.LATEST if start == last else Call.BEHIND if start < last else Call.BEYOND
 
 
-def show(call: Call, shown: Shown) -> tuple[First, Shown]:
+def show(call: Call, shown: Committed) -> tuple[First, Committed]:
     """Return what a call does first, and what is shown then."""
     return SHOWING[call, shown]
 

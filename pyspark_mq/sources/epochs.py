@@ -2,9 +2,9 @@
 
 One micro-batch is one epoch of a two-phase commit. :class:`EpochSource` is what Spark's calls come down to: plan,
 replay, acknowledge. Which of them a call comes to is in the tables of :mod:`.calls`. Each queue has a
-:class:`.QueueReader`, which takes in what its sessions bring and has a ledger; an epoch goes over all queues, and
-:class:`.Admission` decides how much goes into it. All of it runs on the thread that Spark calls. Keepers work on
-in the background, so receiving and heartbeats go on while Spark is busy.
+:class:`.QueueReader`, which takes in what its sessions bring and has an in-flight table; an epoch goes over all
+queues, and :class:`.BatchSizing` decides how much goes into it. All of it runs on the thread that Spark calls.
+Supervisors work on in the background, so receiving and heartbeats go on while Spark is busy.
 
 Guarantee: with `exactly-once`, every message is in exactly one committed epoch, and an epoch that
 is asked for again after a crash has the same messages in the same order.
@@ -25,9 +25,8 @@ from typing import Any
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.dedup import CheckpointOnly
 from pyspark_mq.errors import CheckpointError, InternalError
-from pyspark_mq.sources.admission import Admission
-from pyspark_mq.sources.blind import NOT_SHOWN, limit_by_windows, needs_empty_epoch
-from pyspark_mq.sources.calls import Act, Call, EpochPlace, First, IllegalCallError, Shown, latest_at, show, step
+from pyspark_mq.sources.batch_sizing import BatchSizing
+from pyspark_mq.sources.calls import Act, Call, Committed, EpochPlace, First, IllegalCallError, latest_at, show, step
 from pyspark_mq.sources.connections.block import Run
 from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.journal import Journal, NoJournal
@@ -38,10 +37,11 @@ from pyspark_mq.sources.queues.matching import MatchingQueues
 from pyspark_mq.sources.queues.reader import MakeStore, QueueReader
 from pyspark_mq.sources.queues.timings import Timings
 from pyspark_mq.sources.queues.watch import BacklogWatch
-from pyspark_mq.sources.queues.windows import Moment
+from pyspark_mq.sources.queues.windows import Trigger
 from pyspark_mq.sources.replay import Replay
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.settings import Settings
+from pyspark_mq.sources.without_start import OFFSET_UNKNOWN, limit_by_windows, needs_empty_epoch
 
 __all__ = ["EpochSource", "Position", "Run"]
 
@@ -53,7 +53,7 @@ class _Asked:
     start: Position
     end: Position
     limit: int | None = None
-    blind: bool = False
+    without_start: bool = False
 
 
 class EpochSource:
@@ -97,10 +97,10 @@ class EpochSource:
         self._backlog = (
             None if ask_depth is None else BacklogWatch(ask_depth, settings.management_interval_s, self._runtime)
         )
-        self._admission = Admission(settings, self._queues, self._runtime)
+        self._batch_sizing = BatchSizing(settings, self._queues, self._runtime)
         self._timings = Timings(self._runtime)
         self._replay = Replay(settings, self._queues, self._runtime, self._memory)
-        self._shown = Shown.FRESH
+        self._committed_offset = Committed.UNKNOWN
         #: The end of the last epoch that is known here.
         self._last = Position(0)
         #: What the next epoch's number has to be above.
@@ -127,30 +127,30 @@ class EpochSource:
         """From now on take only what the queues hold at this moment (`Trigger.AvailableNow`)."""
         self._show(Call.BOUND, Position(0))
         self._queues.start()
-        self._admission.bound()
+        self._batch_sizing.bound()
 
     def latest(self, start: Position | None, limit: int | None) -> Position:
         """Phase two of the epoch that ends at `start`, then phase one of the next.
 
         Args:
-            start: the last committed position; None where Spark does not say (:mod:`.blind`).
+            start: the last committed position; None where Spark does not say (:mod:`.without_start`).
             limit: messages to take at most; None for all that can be had now.
 
         Returns:
             The end of a new epoch, or the last position if there is nothing new.
         """
         self._timings.asked()
-        self._show(Call.BLIND if start is None else Call.LATEST, start or Position(0))
+        self._show(Call.WITHOUT_START if start is None else Call.LATEST, start or Position(0))
         if start is None:
             for queue in self._queues:
                 queue.take()  # nothing that Spark could show first comes before that
-            call = Call.BLIND
+            call = Call.WITHOUT_START
         else:
             self._do(Call.COMMIT, _Asked(start, start))
             if start.epoch == 0:
                 self._open_wide()
             call = latest_at(start.epoch, self._last.epoch)
-        self._do(call, _Asked(start or Position(0), self._last, limit, blind=start is None))
+        self._do(call, _Asked(start or Position(0), self._last, limit, without_start=start is None))
         return self._last
 
     def payload(self, start: Position, end: Position) -> list[Run]:
@@ -189,14 +189,14 @@ class EpochSource:
             known: positions of the checkpoint, the first one committed.
             open_: the end of an epoch that a former process planned and did not see committed.
         """
-        first, shown = show(call, self._shown)
+        first, shown = show(call, self._committed_offset)
         if First.FIND in first:
             self._queues.find(*known)
         if First.LEARN in first:
             for newest in (open_, known[0]):
                 if newest is not None:
                     self._check_power(newest)
-        self._shown = shown
+        self._committed_offset = shown
         if First.LEARN in first:
             self._learn(known[0], open_)
 
@@ -270,36 +270,40 @@ class EpochSource:
 
     def _open_wide(self) -> None:
         for queue in self._queues:
-            queue.want(Moment.NO_CRASH_LOOP)
+            queue.want(Trigger.NO_CRASH_LOOP)
 
     def _plan(self, asked: _Asked) -> None:
         """Phase one of the next epoch, if there is something for it."""
         self._queues.start()
-        self._admission.await_first_messages()
-        self._queues.pump()
+        self._batch_sizing.await_first_messages()
+        self._queues.drain_events()
         if self._backlog is not None:
             # Those whose depth no session learns.
             self._backlog.begin([queue.name for queue in self._queues if not queue.view.depths])
         limit = asked.limit
-        if asked.blind:
+        if asked.without_start:
             limit = limit_by_windows(self._queues, limit)
         elif limit is None:
             # The one epoch of this run, and everything before it is committed: take what there is.
             self._open_wide()
-        sizes = self._admission.gather(limit, all_=asked.limit is None)
+        sizes = self._batch_sizing.gather(limit, all_=asked.limit is None)
         self._timings.gathered()
-        if sizes or (asked.blind and needs_empty_epoch(self._queues, self._shown, running=bool(self._begun))):
+        if sizes or (
+            asked.without_start and needs_empty_epoch(self._queues, self._committed_offset, running=bool(self._begun))
+        ):
             self._cut(sizes)
 
     def _cut(self, sizes: Mapping[QueueReader, int]) -> None:
-        blind = self._shown in NOT_SHOWN
+        without_start = self._committed_offset in OFFSET_UNKNOWN
         # Spark compares offsets, so blindly it has to be another one than the committed one. That the clock is usually
         # above all earlier numbers is of no importance (rule 16).
-        epoch = self._highest = max(self._highest + 1, self._runtime.utc_us() if blind else 0)
+        epoch = self._highest = max(self._highest + 1, self._runtime.utc_us() if without_start else 0)
         bytes_before = self._queues.planned_bytes
         planned = {queue.name: queue.plan(epoch, sizes.get(queue, 0)) for queue in self._queues}
-        self._admission.planned()
-        file = self._memory.plan(epoch, planned, self._queues.ledgers, self._begun, blind=blind)
+        self._batch_sizing.planned()
+        file = self._memory.plan(
+            epoch, planned, self._queues.in_flight_tables, self._begun, without_start=without_start
+        )
         self._last = Position(epoch, file, self._queues.broker_id)
         self._timings.planned(epoch, sum(sizes.values()), self._queues.planned_bytes - bytes_before)
         if self._settings.guarantee.acknowledges_first:
@@ -325,7 +329,7 @@ class EpochSource:
 
     def _hold(self, end: Position) -> None:
         """Keep what an epoch emits until it is committed: Spark may ask for it again."""
-        self._memory.plan_beside(end, self._queues.ledgers)
+        self._memory.plan_beside(end, self._queues.in_flight_tables)
         queues = self._queues.with_ended()
         self._begun[end.epoch] = list(dict.fromkeys([*self._memory.queues(end), *(queue.name for queue in queues)]))
         for queue in queues:

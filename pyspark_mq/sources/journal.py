@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pyspark_mq.ack import Ledger
+from pyspark_mq.ack import InFlightTable
 from pyspark_mq.dedup import ByQueue, EpochFile, Key, Memory, QueueMemory, filed, is_content
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.position import JournalFiles, Position
@@ -58,22 +58,22 @@ def file_of(files: JournalFiles, name: str, *, complete: bool = False) -> EpochF
         CheckpointError: it cannot be read.
     """
     file, kept = files.read(name), files.parts(name)
-    if file.blind and (complete or _BESIDE in kept):
+    if file.without_start and (complete or _BESIDE in kept):
         file = files.read(name, _BESIDE)
-    given_up = _given_up(files, name, kept)
-    if not given_up:
+    abandoned = _abandoned(files, name, kept)
+    if not abandoned:
         return file
-    before = _given_up(files, name, kept, file.without) if file.without else {}
+    before = _abandoned(files, name, kept, file.without) if file.without else {}
     return replace(
         file,
         planned={
-            queue: _without(keys, Counter(given_up.get(queue, ())) - Counter(before.get(queue, ())))
+            queue: _without(keys, Counter(abandoned.get(queue, ())) - Counter(before.get(queue, ())))
             for queue, keys in file.planned.items()
         },
     )
 
 
-def _given_up(files: JournalFiles, name: str, kept: Iterable[str], first: int | None = None) -> ByQueue:
+def _abandoned(files: JournalFiles, name: str, kept: Iterable[str], first: int | None = None) -> ByQueue:
     """Look up what an epoch was run without (rule 15), by the first records or by all. Each has those before it."""
     records = [part for part in kept if part.startswith(_GIVEN_UP)][:first]
     return files.read(name, records[-1]).planned if records else {}
@@ -150,7 +150,7 @@ class Journal:
         """Committed messages that are known, whatever becomes of theirs."""
         return self.memory.remembered
 
-    def look(self, until_s: float, *, connected: bool) -> None:
+    def poll(self, until_s: float, *, connected: bool) -> None:
         """Take note of whether every connection is up, and forget contents that were remembered for long enough.
 
         Args:
@@ -164,28 +164,29 @@ class Journal:
     # -- phase one
 
     def plan(
-        self, epoch: int, planned: ByQueue, ledgers: Mapping[str, Ledger[Key, Any]], begun: Collection[int] = (),
-        *, blind: bool = False,
+        self, epoch: int, planned: ByQueue, in_flight_tables: Mapping[str, InFlightTable[Key, Any]],
+        begun: Collection[int] = (),
+        *, without_start: bool = False,
     ) -> str:  # fmt: skip
         """Write the file of an epoch; its name.
 
         Args:
             planned: of each queue the keys, in order.
-            ledgers: of the queues that may have an open epoch.
+            in_flight_tables: of the queues that may have an open epoch.
             begun: epochs that Spark has run, and of which it says only after this plan that they are committed.
-            blind: was that not shown of any?
+            without_start: was that not shown of any?
 
         Raises:
             CheckpointError: it cannot be written.
         """
         those = {queue: keys for queue, keys in planned.items() if keys}
-        if blind:
+        if without_start:
             filed_ = {queue: filed(keys) for queue, keys in those.items()}
-            name = self._files.put(EpochFile(epoch, [*planned], filed_, blind=True))
+            name = self._files.put(EpochFile(epoch, [*planned], filed_, without_start=True))
             self._named.add(name)
         else:
             before = [self._open[number] for number in begun if number in self._open]
-            file = self._compose(epoch, [*planned], those, ledgers, begun, before)
+            file = self._compose(epoch, [*planned], those, in_flight_tables, begun, before)
             name = self._files.put(file)
             self._written(name, file, before)
         self._open[epoch] = name
@@ -201,13 +202,13 @@ class Journal:
             found[queue] = self.known(queue).repeating(contents, but)
         return {queue: keys for queue, keys in found.items() if keys}
 
-    def plan_beside(self, end: Position, ledgers: Mapping[str, Ledger[Key, Any]]) -> None:
+    def plan_beside(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
         """Write down what is remembered, next to the file of an epoch that was planned blindly.
 
         Raises:
             CheckpointError: it cannot be written.
         """
-        if not self.is_blind(end):
+        if not self.planned_without_start(end):
             return
         self._named.discard(end.file)  # it is not forgotten by this: its epoch is about to run
         kept = self._files.parts(end.file)
@@ -215,8 +216,10 @@ class Journal:
             # By a former process, and read by this one.
             self._named.add(end.file)
             return
-        planned = {queue: keys for queue, ledger in ledgers.items() if (keys := ledger.planned.keys(end.epoch))}
-        file = self._compose(end.epoch, self.queues(end), planned, ledgers, (), ())
+        planned = {
+            queue: keys for queue, in_flight in in_flight_tables.items() if (keys := in_flight.planned.keys(end.epoch))
+        }
+        file = self._compose(end.epoch, self.queues(end), planned, in_flight_tables, (), ())
         # What is planned by now is without what was given up.
         without = sum(part.startswith(_GIVEN_UP) for part in kept)
         self._files.put(replace(file, without=without), end.file, _BESIDE)
@@ -227,18 +230,21 @@ class Journal:
         epoch: int,
         queues: Sequence[str],
         planned: ByQueue,
-        ledgers: Mapping[str, Ledger[Key, Any]],
+        in_flight_tables: Mapping[str, InFlightTable[Key, Any]],
         begun: Iterable[int],
         kept: Iterable[str],
     ) -> EpochFile:
         memory, forgotten = self.memory, self.forgotten
-        held = {one for ledger in ledgers.values() for one in ledger.settling.epochs}
+        held = {one for in_flight in in_flight_tables.values() for one in in_flight.settling.epochs}
         file = memory.compose(
             epoch,
             queues,
             planned,
             held,
-            {one: {queue: ledger.planned.keys(one) for queue, ledger in ledgers.items()} for one in begun},
+            {
+                one: {queue: in_flight.planned.keys(one) for queue, in_flight in in_flight_tables.items()}
+                for one in begun
+            },
         )
         if self.forgotten > forgotten:
             _LOG.warning(
@@ -276,8 +282,8 @@ class Journal:
             return {}
         self._open[end.epoch] = end.file
         planned = planned_in(self._files, end.file)
-        if file_of(self._files, end.file).blind:
-            # It may have what was committed before: IDs are known by the ledger.
+        if file_of(self._files, end.file).without_start:
+            # It may have what was committed before: IDs are known by the in-flight table.
             planned = {
                 queue: _without(
                     keys, Counter(self.known(queue).recognise(contents, Counter(self._coming.get(queue, ()))))
@@ -293,9 +299,9 @@ class Journal:
         """Name the queues that were read when an epoch was planned."""
         return list(self._files.read(position.file).queues) if position.file else []
 
-    def is_blind(self, position: Position) -> bool:
+    def planned_without_start(self, position: Position) -> bool:
         """Whether an epoch was planned before Spark had shown what is committed."""
-        return bool(position.file and self._files.read(position.file).blind)
+        return bool(position.file and self._files.read(position.file).without_start)
 
     def adopt(self, start: Position, open_: Position | None) -> Recent:
         """Load what a former process had remembered.
@@ -308,7 +314,7 @@ class Journal:
         Raises:
             CheckpointError: a file cannot be read.
         """
-        if open_ is None or not open_.file or file_of(self._files, open_.file).blind:
+        if open_ is None or not open_.file or file_of(self._files, open_.file).without_start:
             return self.recall(start.file, start, committed=True)
         return self.recall(open_.file, start, committed=False)
 
@@ -342,7 +348,7 @@ class Journal:
             CheckpointError: that cannot be done.
         """
         kept = self._files.parts(end.file)
-        before = _given_up(self._files, end.file, kept)
+        before = _abandoned(self._files, end.file, kept)
         joined = {queue: [*before.get(queue, ()), *filed(keys.get(queue, ()))] for queue in {**before, **keys}}
         number = sum(part.startswith(_GIVEN_UP) for part in kept)
         self._files.put(EpochFile(planned=joined), end.file, f"{_GIVEN_UP}-{number:06d}")
@@ -362,14 +368,14 @@ class NoJournal:
         self._destination = settings.destination
         self._files = files
 
-    def look(self, until_s: float, *, connected: bool) -> None:
+    def poll(self, until_s: float, *, connected: bool) -> None:
         """Forget nothing."""
 
     def plan(self, *_: Any, **__: Any) -> str:
         """Write nothing."""
         return ""
 
-    def plan_beside(self, end: Position, ledgers: Mapping[str, Ledger[Key, Any]]) -> None:
+    def plan_beside(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
         """Write nothing."""
 
     def begin_commit(self, epoch: int) -> None:
@@ -395,7 +401,7 @@ class NoJournal:
             )
         # If it was planned blindly, the file next to it has to be there for whoever goes on from it.
         journal = Journal(self._settings, self._files)
-        if journal.is_blind(end):
+        if journal.planned_without_start(end):
             journal.recall(start.file, start, committed=True)
             journal.plan_beside(end, {})
         journal.give_up(end, journal.planned(start, end))

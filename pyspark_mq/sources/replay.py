@@ -43,7 +43,7 @@ class Replay:
         self._memory = memory
 
     def run(self, start: Position, end: Position) -> None:
-        """Have the messages of the epoch between two positions in the ledgers again, as one planned epoch.
+        """Have the messages of the epoch between two positions in the in-flight tables again, as one planned epoch.
 
         Raises:
             CheckpointError: it was planned at another broker, or has messages of a queue that the query does not read.
@@ -99,7 +99,7 @@ class Replay:
         timeout_s = self._settings.replay_timeout_s
         said = -math.inf
         while True:
-            self._queues.pump()
+            self._queues.drain_events()
             left = [one for one in awaited if one.missing]
             if not left:
                 return

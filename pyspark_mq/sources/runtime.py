@@ -1,9 +1,9 @@
 """Time, waiting and threads: all that receiving asks of the machine it runs on.
 
-Epochs, queues, session keepers and workers take them from a :class:`Runtime`, so that a whole source can be run through
-hours of bad weather in a moment, on one thread and in an order that can be repeated. Only what talks to the operating
-system uses the machine's own: sessions, which have its clock and wait for sockets, the main thread of a receiver
-process, and the watch on its parent.
+Epochs, queues, supervisors and workers take them from a :class:`Runtime`, so that a whole source can be run
+through hours of faults in a moment, on one thread and in an order that can be repeated. Only what talks to the
+operating system uses the machine's own: sessions, which have its clock and wait for sockets, and the watch on
+the parent process.
 """
 
 from __future__ import annotations

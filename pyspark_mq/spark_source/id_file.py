@@ -41,7 +41,7 @@ _SCHEMA = pa.schema(
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 #: Fields that JSON has as they are.
 _PLAIN = (
-    "epoch", "queues", "blind", "connected_s", "left_so_far", "settled", "base", "after", "left_after",
+    "epoch", "queues", "without_start", "connected_s", "left_so_far", "settled", "base", "after", "left_after",
     "window_parts", "left_parts", "gone", "state", "secret", "without",
 )  # fmt: skip
 

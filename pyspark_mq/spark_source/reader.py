@@ -22,11 +22,11 @@ from pyspark_mq.errors import MessageError
 from pyspark_mq.sources.connections.block import Run
 from pyspark_mq.sources.position import Position
 from pyspark_mq.spark_source.failures import in_words
-from pyspark_mq.spark_source.handover import Handover, Rows
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import Options
 from pyspark_mq.spark_source.read_limits import ReadMaxRows, SupportsTriggerAvailableNow, is_unlimited
 from pyspark_mq.spark_source.schema import BatchBuilder
+from pyspark_mq.spark_source.task_transport import Rows, TaskTransport
 
 if TYPE_CHECKING:
     from pyspark_mq.sources.connections.worker import Worker
@@ -59,7 +59,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: Offsets and their positions, the newest last: Spark asks for each a few times.
         self._known: deque[tuple[dict[str, Any], Position]] = deque(maxlen=_OFFSETS_KNOWN)
         self._partitions: tuple[int, list[InputPartition]] | None = None
-        self._handover: Handover | None = None
+        self._task_transport: TaskTransport | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -116,11 +116,11 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         runs = self._source().payload(before, after)
         if self._partitions is None or self._partitions[0] != after.epoch:
-            self._handover = (self._handover or Handover()).begin_epoch()
-            self._partitions = (after.epoch, self._split(runs, self._handover))
+            self._task_transport = (self._task_transport or TaskTransport()).begin_epoch()
+            self._partitions = (after.epoch, self._split(runs, self._task_transport))
         return self._partitions[1]
 
-    def _split(self, runs: Sequence[Run], handover: Handover) -> list[InputPartition]:
+    def _split(self, runs: Sequence[Run], task_transport: TaskTransport) -> list[InputPartition]:
         if not runs:
             return []
         sizes = np.concatenate([run.rows.sizes for run in runs])
@@ -130,9 +130,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         maximum = min(_PARTITION_BYTES_MAX, self._options.settings.max_partition_bytes)
         parts = min(len(sizes), max(parts, -(-int(sizes.sum()) // maximum)))
         cuts = _cuts(sizes, parts, maximum)
-        return [one for cut in cuts for one in self._partitions_of([*_between(runs, *cut)], handover)]
+        return [one for cut in cuts for one in self._partitions_of([*_between(runs, *cut)], task_transport)]
 
-    def _partitions_of(self, runs: Sequence[Run], handover: Handover) -> list[InputPartition]:
+    def _partitions_of(self, runs: Sequence[Run], task_transport: TaskTransport) -> list[InputPartition]:
         """Make a partition of these rows, or several where a task cannot carry it: each queue takes a kilobyte besides.
 
         The rows are held in its memory from then on, and not a second time.
@@ -142,7 +142,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         bound = self._options.settings.max_partition_bytes
         batches = [batch for run in runs for batch in self._builder.build(run.rows, run.name)]
-        partition, stream = handover.partition(self._builder, batches)
+        partition, stream = task_transport.partition(self._builder, batches)
         if not isinstance(partition, Rows) or stream.size <= bound:
             with pa.ipc.open_stream(stream) as written:
                 for run in runs:
@@ -152,7 +152,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         del batches, partition, stream  # they are not needed besides those of the halves
         if count > 1:
             halves = (0, count // 2), (count // 2, count)
-            return [one for half in halves for one in self._partitions_of([*_between(runs, *half)], handover)]
+            return [one for half in halves for one in self._partitions_of([*_between(runs, *half)], task_transport)]
         shows_id = "messageId" in self._builder.block_schema.names
         which = f" with the ID {runs[0].rows.values('messageId')[0]!r}" if shows_id else ""
         raise MessageError(

@@ -11,24 +11,24 @@ from testbed.brokers.factory import make_node
 from testbed.brokers.node import Node, QueueCounts
 from testbed.process import NodeError, PublishError
 from tests.plugin import missing
-from tests.support.cells import Cell, LiveCell
 from tests.support.checks import assert_exactly_once, bodies
 from tests.support.engine import Engine
+from tests.support.entries import LiveEntry, MatrixEntry
 
 MESSAGES = 60
 EPOCH = 20
 QUEUE = "containers"
 
-CELLS = (
-    Cell("rabbitmq", AMQP_0_9_1, kind="classic"),
-    Cell("rabbitmq", AMQP_0_9_1, kind="quorum"),
-    Cell("rabbitmq", STOMP),
-    Cell("rabbitmq", AMQP_0_9_1, version="4"),
-    Cell("rabbitmq", STOMP, version="4"),
-    Cell("rabbitmq", AMQP_1_0, version="4"),
-    Cell("activemq", STOMP),
-    Cell("artemis", AMQP_1_0),
-    Cell("artemis", STOMP),
+ENTRIES = (
+    MatrixEntry("rabbitmq", AMQP_0_9_1, kind="classic"),
+    MatrixEntry("rabbitmq", AMQP_0_9_1, kind="quorum"),
+    MatrixEntry("rabbitmq", STOMP),
+    MatrixEntry("rabbitmq", AMQP_0_9_1, version="4"),
+    MatrixEntry("rabbitmq", STOMP, version="4"),
+    MatrixEntry("rabbitmq", AMQP_1_0, version="4"),
+    MatrixEntry("activemq", STOMP),
+    MatrixEntry("artemis", AMQP_1_0),
+    MatrixEntry("artemis", STOMP),
 )
 
 
@@ -56,10 +56,10 @@ def node(containers: dict[tuple[str, str], Node], request: pytest.FixtureRequest
 
 
 @pytest.fixture
-def live(node: Node, request: pytest.FixtureRequest) -> Iterator[LiveCell]:
-    """As the fixture `cell` of the other tests, whose brokers are processes."""
-    with LiveCell(request.param, node) as cell:
-        yield cell
+def live(node: Node, request: pytest.FixtureRequest) -> Iterator[LiveEntry]:
+    """As the fixture `entry` of the other tests, whose brokers are processes."""
+    with LiveEntry(request.param, node) as entry:
+        yield entry
 
 
 each_broker = pytest.mark.parametrize(
@@ -68,13 +68,15 @@ each_broker = pytest.mark.parametrize(
     ids=["rabbitmq", "rabbitmq4", "activemq", "artemis"],
     indirect=True,
 )
-each_cell = pytest.mark.parametrize(
-    ("node", "live"), [pytest.param((cell.broker, cell.version), cell, id=cell.name) for cell in CELLS], indirect=True
+each_entry = pytest.mark.parametrize(
+    ("node", "live"),
+    [pytest.param((entry.broker, entry.version), entry, id=entry.name) for entry in ENTRIES],
+    indirect=True,
 )
 
 
-def engine(cell: LiveCell) -> Engine:
-    return cell.engine(maxMessagesPerTrigger=EPOCH, prefetch=100)
+def engine(entry: LiveEntry) -> Engine:
+    return entry.engine(maxMessagesPerTrigger=EPOCH, prefetch=100)
 
 
 @each_broker
@@ -121,16 +123,16 @@ def test_data_and_urls_outlive_an_orderly_stop_and_a_kill(node: Node) -> None:
     node.delete(QUEUE)
 
 
-@each_cell
-def test_read_exactly_once(live: LiveCell) -> None:
+@each_entry
+def test_read_exactly_once(live: LiveEntry) -> None:
     sent = live.publish(MESSAGES)
     with engine(live) as run:
         run.drain(MESSAGES)
         assert_exactly_once(live, run, sent)
 
 
-@each_cell
-def test_killed_between_plan_and_commit(live: LiveCell) -> None:
+@each_entry
+def test_killed_between_plan_and_commit(live: LiveEntry) -> None:
     sent = live.publish(MESSAGES)
     with engine(live) as run:
         run.between = live.kill_and_start

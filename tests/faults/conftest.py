@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cells import CELLS, TRACED_CELL, Cell
 from tests.support.engine_traces import read_trace, written_down
+from tests.support.entries import ENTRIES, TRACED_CELL, MatrixEntry
 from tests.support.traces import Trace, refused, where
 
 
@@ -24,22 +24,22 @@ def traces(request: pytest.FixtureRequest) -> Iterator[list[Trace]]:
 @pytest.fixture(autouse=True)
 def _traced(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
     thorough = request.config.getoption("--thorough")
-    if not (request.config.getoption("--all") or thorough) or not _has_trace(request, all_cells=thorough):
+    if not (request.config.getoption("--all") or thorough) or not _has_trace(request, all_entries=thorough):
         yield
         return
     request.getfixturevalue("checker")
     told: list[Trace] = request.getfixturevalue("traces")
     file = tmp_path / "trace.jsonl"
-    with written_down(request.getfixturevalue("cell").node, file):
+    with written_down(request.getfixturevalue("entry").node, file):
         yield
     trace = read_trace(file, request.node.name)
     if trace is not None:
         told.append(trace)
 
 
-def _has_trace(request: pytest.FixtureRequest, *, all_cells: bool) -> bool:
-    if "cell" not in request.fixturenames or request.node.get_closest_marker("untraced"):
+def _has_trace(request: pytest.FixtureRequest, *, all_entries: bool) -> bool:
+    if "entry" not in request.fixturenames or request.node.get_closest_marker("untraced"):
         return False
-    cell: Cell = request.node.callspec.params["cell"]
+    entry: MatrixEntry = request.node.callspec.params["entry"]
     # The checker takes half as long as the tests.
-    return cell in CELLS if all_cells else cell == TRACED_CELL
+    return entry in ENTRIES if all_entries else entry == TRACED_CELL

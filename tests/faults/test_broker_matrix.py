@@ -7,111 +7,111 @@ import time
 
 import pytest
 
-from tests.support.cells import LiveCell
 from tests.support.checks import assert_exactly_once
 from tests.support.engine import At, Crashed, Engine, ReaderError
+from tests.support.entries import LiveEntry
 
 MESSAGES = 120
 EPOCH = 40
 
 
 #: The last one has the traces of all checked behind it.
-pytestmark = [pytest.mark.law("broker killed (`kill -9`, restart) or away"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.contract("broker killed (`kill -9`, restart) or away"), pytest.mark.timeout(600)]
 
 
-def engine(cell: LiveCell, **options: object) -> Engine:
-    return cell.engine(maxMessagesPerTrigger=EPOCH, prefetch=100, **options)
+def engine(entry: LiveEntry, **options: object) -> Engine:
+    return entry.engine(maxMessagesPerTrigger=EPOCH, prefetch=100, **options)
 
 
-def test_killed_between_plan_and_commit(cell: LiveCell) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell) as run:
-        run.between = cell.kill_and_start
+def test_killed_between_plan_and_commit(entry: LiveEntry) -> None:
+    sent = entry.publish(MESSAGES)
+    with engine(entry) as run:
+        run.between = entry.kill_and_start
         assert run.batch() == EPOCH
         run.between = lambda: None
         run.drain(MESSAGES)
-        assert_exactly_once(cell, run, sent, ordered=False)  # its order after a restart is its own
+        assert_exactly_once(entry, run, sent, ordered=False)  # its order after a restart is its own
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.2, 0.4])
-def test_killed_right_after_an_acknowledgement_was_confirmed(cell: LiveCell, after_s: float) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell) as run:
+def test_killed_right_after_an_acknowledgement_was_confirmed(entry: LiveEntry, after_s: float) -> None:
+    sent = entry.publish(MESSAGES)
+    with engine(entry) as run:
         assert run.batch() == EPOCH
         assert run.batch() == EPOCH  # its trigger acknowledged the first epoch
         time.sleep(after_s)
-        cell.kill_and_start()
+        entry.kill_and_start()
         run.drain(MESSAGES)
-        assert_exactly_once(cell, run, sent, ordered=False)  # its order after a restart is its own
+        assert_exactly_once(entry, run, sent, ordered=False)  # its order after a restart is its own
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.2])
-def test_broker_and_driver_killed_together_after_phase_two(cell: LiveCell, after_s: float) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell) as run:
+def test_broker_and_driver_killed_together_after_phase_two(entry: LiveEntry, after_s: float) -> None:
+    sent = entry.publish(MESSAGES)
+    with engine(entry) as run:
         assert run.batch() == EPOCH
         with pytest.raises(Crashed):
             run.batch(crash=At.AFTER_COMMIT_LOG)
         time.sleep(after_s)
-        cell.kill_and_start()
+        entry.kill_and_start()
         run.drain(MESSAGES)
-        assert_exactly_once(cell, run, sent, ordered=False)  # its order after a restart is its own
+        assert_exactly_once(entry, run, sent, ordered=False)  # its order after a restart is its own
 
 
 @pytest.mark.thorough
-def test_killed_while_the_acknowledgement_is_sent(cell: LiveCell) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell) as run:
+def test_killed_while_the_acknowledgement_is_sent(entry: LiveEntry) -> None:
+    sent = entry.publish(MESSAGES)
+    with engine(entry) as run:
         assert run.batch() == EPOCH
-        killer = threading.Thread(target=cell.node.kill)
+        killer = threading.Thread(target=entry.node.kill)
         run.reader.begin("latestOffset", run._offsets[0], None)
         killer.start()
         killer.join()
         run.reader.answer()
         run.crash()  # what this call planned is in no log
-        cell.node.start()
+        entry.node.start()
         run.drain(MESSAGES)
-        assert_exactly_once(cell, run, sent, ordered=False)  # its order after a restart is its own
+        assert_exactly_once(entry, run, sent, ordered=False)  # its order after a restart is its own
 
 
 @pytest.mark.thorough
-def test_an_orderly_restart_in_the_middle(cell: LiveCell) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell) as run:
+def test_an_orderly_restart_in_the_middle(entry: LiveEntry) -> None:
+    sent = entry.publish(MESSAGES)
+    with engine(entry) as run:
         assert run.batch() == EPOCH
-        cell.node.restart()
+        entry.node.restart()
         run.drain(MESSAGES)
         assert run.counters()["reconnects"] >= 1
-        assert_exactly_once(cell, run, sent, ordered=False)  # its order after a restart is its own
+        assert_exactly_once(entry, run, sent, ordered=False)  # its order after a restart is its own
 
 
-def test_away_for_longer_than_the_reconnect_timeout(cell: LiveCell) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell, reconnectTimeout="2s", connectTimeout="1s") as run:
+def test_away_for_longer_than_the_reconnect_timeout(entry: LiveEntry) -> None:
+    sent = entry.publish(MESSAGES)
+    with engine(entry, reconnectTimeout="2s", connectTimeout="1s") as run:
         assert run.batch() == EPOCH
-        cell.node.kill()
+        entry.node.kill()
         with pytest.raises(ReaderError) as failed:
             run.drain(MESSAGES, timeout_s=30)
         assert failed.value.kind == "BrokerUnavailableError"
-        for word in (cell.queue, "reconnectTimeout=2s", cell.url().rpartition("@")[2].rstrip("/"), "Nothing is lost"):
+        for word in (entry.queue, "reconnectTimeout=2s", entry.url().rpartition("@")[2].rstrip("/"), "Nothing is lost"):
             assert word in str(failed.value)
         assert "@" not in str(failed.value)
         run.crash()
-        cell.node.start()
-        assert cell.total() > 0
+        entry.node.start()
+        assert entry.total() > 0
         run.drain(MESSAGES)
-        assert_exactly_once(cell, run, sent, ordered=False)  # its order after a restart is its own
+        assert_exactly_once(entry, run, sent, ordered=False)  # its order after a restart is its own
 
 
 @pytest.mark.thorough
-def test_away_at_the_start(cell: LiveCell) -> None:
-    cell.node.kill()
-    with engine(cell, connectTimeout="2s") as run:
+def test_away_at_the_start(entry: LiveEntry) -> None:
+    entry.node.kill()
+    with engine(entry, connectTimeout="2s") as run:
         began = time.monotonic()
         with pytest.raises(ReaderError) as failed:
             run.batch()
         assert time.monotonic() - began < 10
-    cell.node.start()
+    entry.node.start()
     assert failed.value.kind == "BrokerUnavailableError"
     assert "connectTimeout=2s" in str(failed.value)

@@ -12,11 +12,11 @@ import pytest
 
 from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.node import unique_ids
+from testbed.chaos.audit import verdict
 from testbed.clusters.cluster import Cluster
 from testbed.clusters.factory import make_cluster
 from testbed.clusters.rabbitmq import DISCONNECTED_MS
 from testbed.process import NodeError, poll
-from testbed.storm.audit import verdict
 from tests.plugin import missing
 from tests.support.engine import Engine, full_epochs
 

@@ -10,93 +10,93 @@ from collections.abc import Iterator
 
 import pytest
 
+from testbed.chaos.proxy import Direction, FaultProxy
 from testbed.process import poll
-from testbed.storm.proxy import Direction, FaultProxy
-from tests.support.cells import LiveCell
 from tests.support.checks import assert_exactly_once
 from tests.support.engine import Engine
+from tests.support.entries import LiveEntry
 
 MESSAGES = 120
 EPOCH = 40
 
 
 #: The last one has the traces of all checked behind it.
-pytestmark = [pytest.mark.law("connection cut, cut in mid-frame, silent, stalled"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.contract("connection cut, cut in mid-frame, silent, stalled"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture
-def proxy(cell: LiveCell) -> Iterator[FaultProxy]:
-    with cell.proxy() as between:
+def proxy(entry: LiveEntry) -> Iterator[FaultProxy]:
+    with entry.proxy() as between:
         yield between
 
 
-def engine(cell: LiveCell, proxy: FaultProxy, **options: object) -> Engine:
-    return cell.engine(proxy, **{"maxMessagesPerTrigger": EPOCH, "prefetch": 100, **options})
+def engine(entry: LiveEntry, proxy: FaultProxy, **options: object) -> Engine:
+    return entry.engine(proxy, **{"maxMessagesPerTrigger": EPOCH, "prefetch": 100, **options})
 
 
-def test_a_cut_while_messages_are_only_buffered(cell: LiveCell, proxy: FaultProxy) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell, proxy) as run:
+def test_a_cut_while_messages_are_only_buffered(entry: LiveEntry, proxy: FaultProxy) -> None:
+    sent = entry.publish(MESSAGES)
+    with engine(entry, proxy) as run:
         assert run.batch() == EPOCH
         assert proxy.cut() == 1
         run.drain(MESSAGES)
         assert run.counters()["reconnects"] >= 1
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert_exactly_once(entry, run, sent, ordered=False)
 
 
-def test_a_cut_between_plan_and_commit(cell: LiveCell, proxy: FaultProxy) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell, proxy) as run:
+def test_a_cut_between_plan_and_commit(entry: LiveEntry, proxy: FaultProxy) -> None:
+    sent = entry.publish(MESSAGES)
+    with engine(entry, proxy) as run:
         run.between = lambda: proxy.cut() and None
         assert run.batch() == EPOCH
         run.between = lambda: None
         run.drain(MESSAGES)
         assert run.counters()["duplicatesDropped"] >= EPOCH
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert_exactly_once(entry, run, sent, ordered=False)
 
 
 @pytest.mark.network
-def test_a_cut_while_the_acknowledgement_is_under_way(cell: LiveCell, proxy: FaultProxy) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell, proxy) as run:
+def test_a_cut_while_the_acknowledgement_is_under_way(entry: LiveEntry, proxy: FaultProxy) -> None:
+    sent = entry.publish(MESSAGES)
+    with engine(entry, proxy) as run:
         assert run.batch() == EPOCH
         cut = proxy.cut_after(10, Direction.TO_BROKER)  # a basic.ack frame has 21 bytes
         run.drain(MESSAGES)
         assert cut.is_set()
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert_exactly_once(entry, run, sent, ordered=False)
 
 
 @pytest.mark.network
-def test_a_cut_while_the_confirmation_is_under_way(cell: LiveCell, proxy: FaultProxy) -> None:
-    sent = cell.publish(EPOCH)
-    with engine(cell, proxy) as run:
+def test_a_cut_while_the_confirmation_is_under_way(entry: LiveEntry, proxy: FaultProxy) -> None:
+    sent = entry.publish(EPOCH)
+    with engine(entry, proxy) as run:
         assert run.batch() == EPOCH
         cut = proxy.cut_after(5, Direction.TO_CLIENT)
         while run.trigger():
             pass
         assert cut.wait(30)
-        more = cell.publish(EPOCH)
+        more = entry.publish(EPOCH)
         run.drain(2 * EPOCH)
-        assert_exactly_once(cell, run, [*sent, *more])
+        assert_exactly_once(entry, run, [*sent, *more])
 
 
 @pytest.mark.network
 @pytest.mark.thorough
 @pytest.mark.parametrize("cut_bytes", [1, 8, 500, 700, 1_500, 4_096, 9_999])
-def test_a_cut_anywhere_in_the_stream(cell: LiveCell, proxy: FaultProxy, cut_bytes: int) -> None:
+def test_a_cut_anywhere_in_the_stream(entry: LiveEntry, proxy: FaultProxy, cut_bytes: int) -> None:
     # The first bytes are the handshake, the later ones deliveries, in the middle of any frame.
-    sent = cell.publish(2 * MESSAGES)
-    with engine(cell, proxy) as run:
+    sent = entry.publish(2 * MESSAGES)
+    with engine(entry, proxy) as run:
         cut = proxy.cut_after(cut_bytes, Direction.TO_CLIENT)
         run.drain(2 * MESSAGES)
         assert cut.is_set()
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert_exactly_once(entry, run, sent, ordered=False)
 
 
 @pytest.mark.network
-def test_a_slow_link_cut_in_mid_frame(cell: LiveCell, proxy: FaultProxy) -> None:
-    sent = cell.publish(10 * MESSAGES)
-    with engine(cell, proxy, prefetch=400) as run:
+def test_a_slow_link_cut_in_mid_frame(entry: LiveEntry, proxy: FaultProxy) -> None:
+    sent = entry.publish(10 * MESSAGES)
+    with engine(entry, proxy, prefetch=400) as run:
         proxy.throttle(100_000)
         for cut_bytes in (9_999, 33_333):
             cut = proxy.cut_after(cut_bytes, Direction.TO_CLIENT)
@@ -104,52 +104,52 @@ def test_a_slow_link_cut_in_mid_frame(cell: LiveCell, proxy: FaultProxy) -> None
         run.drain(10 * MESSAGES)
         assert run.counters()["reconnects"] >= 2
         proxy.throttle(None)
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert_exactly_once(entry, run, sent, ordered=False)
 
 
 @pytest.mark.thorough
-def test_many_cuts_in_a_row(cell: LiveCell, proxy: FaultProxy) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell, proxy, maxMessagesPerTrigger=10) as run:
+def test_many_cuts_in_a_row(entry: LiveEntry, proxy: FaultProxy) -> None:
+    sent = entry.publish(MESSAGES)
+    with engine(entry, proxy, maxMessagesPerTrigger=10) as run:
         for _ in range(8):
             run.between = lambda: proxy.cut() and None
             run.batch()
         run.between = lambda: None
         run.drain(MESSAGES)
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert_exactly_once(entry, run, sent, ordered=False)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("direction", [None, *Direction])
 def test_a_silent_connection_is_noticed_and_left(
-    cell: LiveCell, proxy: FaultProxy, direction: Direction | None
+    entry: LiveEntry, proxy: FaultProxy, direction: Direction | None
 ) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell, proxy, heartbeat="1s") as run:
+    sent = entry.publish(MESSAGES)
+    with engine(entry, proxy, heartbeat="1s") as run:
         assert run.batch() == EPOCH
         proxy.mute(direction)
         run.drain(MESSAGES)
         assert run.counters()["reconnects"] >= 1
         # The broker notices later than we do and then brings back what the old session held.
-        assert poll(lambda: not run.trigger() and cell.total() == 0, 90)
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert poll(lambda: not run.trigger() and entry.total() == 0, 90)
+        assert_exactly_once(entry, run, sent, ordered=False)
 
 
-def test_a_connection_that_goes_silent_between_plan_and_commit(cell: LiveCell, proxy: FaultProxy) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell, proxy, heartbeat="1s") as run:
+def test_a_connection_that_goes_silent_between_plan_and_commit(entry: LiveEntry, proxy: FaultProxy) -> None:
+    sent = entry.publish(MESSAGES)
+    with engine(entry, proxy, heartbeat="1s") as run:
         run.between = proxy.mute
         assert run.batch() == EPOCH
         run.between = lambda: None
         run.drain(MESSAGES)
-        assert poll(lambda: not run.trigger() and cell.total() == 0, 90)
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert poll(lambda: not run.trigger() and entry.total() == 0, 90)
+        assert_exactly_once(entry, run, sent, ordered=False)
 
 
 @pytest.mark.thorough
-def test_a_stalled_connection_goes_on_where_it_was(cell: LiveCell, proxy: FaultProxy) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell, proxy, heartbeat="30s") as run:
+def test_a_stalled_connection_goes_on_where_it_was(entry: LiveEntry, proxy: FaultProxy) -> None:
+    sent = entry.publish(MESSAGES)
+    with engine(entry, proxy, heartbeat="30s") as run:
         assert run.batch() == EPOCH
         proxy.stall()
         before = time.monotonic()
@@ -158,13 +158,13 @@ def test_a_stalled_connection_goes_on_where_it_was(cell: LiveCell, proxy: FaultP
         proxy.resume()
         run.drain(MESSAGES)
         assert run.counters()["reconnects"] == 0
-        assert_exactly_once(cell, run, sent)
+        assert_exactly_once(entry, run, sent)
 
 
 @pytest.mark.thorough
-def test_two_connections_survive_the_loss_of_both(cell: LiveCell, proxy: FaultProxy) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell, proxy, consumers=2) as run:
+def test_two_connections_survive_the_loss_of_both(entry: LiveEntry, proxy: FaultProxy) -> None:
+    sent = entry.publish(MESSAGES)
+    with engine(entry, proxy, consumers=2) as run:
         run.batch()
         proxy.cut()
         run.batch()
@@ -172,27 +172,27 @@ def test_two_connections_survive_the_loss_of_both(cell: LiveCell, proxy: FaultPr
         run.batch()
         run.between = lambda: None
         run.drain(MESSAGES)
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert_exactly_once(entry, run, sent, ordered=False)
 
 
 @pytest.mark.network
-def test_the_second_url_is_used_when_the_first_is_away(cell: LiveCell, proxy: FaultProxy) -> None:
-    sent = cell.publish(MESSAGES)
-    with cell.engine(url=f"{cell.url(proxy)},{cell.url()}", maxMessagesPerTrigger=EPOCH) as run:
+def test_the_second_url_is_used_when_the_first_is_away(entry: LiveEntry, proxy: FaultProxy) -> None:
+    sent = entry.publish(MESSAGES)
+    with entry.engine(url=f"{entry.url(proxy)},{entry.url()}", maxMessagesPerTrigger=EPOCH) as run:
         assert run.batch() == EPOCH
         proxy.refuse()
         proxy.cut()
         run.drain(MESSAGES)
         assert proxy.connections == 0
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert_exactly_once(entry, run, sent, ordered=False)
 
 
 @pytest.mark.network
-def test_a_kill_on_a_slow_link_that_a_whole_window_is_on(cell: LiveCell, proxy: FaultProxy) -> None:
+def test_a_kill_on_a_slow_link_that_a_whole_window_is_on(entry: LiveEntry, proxy: FaultProxy) -> None:
     # A second of the link is a quarter of the window, so answers come behind what was handed out long before.
     # Half a window more than one, so that not all is settled by then, however late one looks.
-    sent = cell.publish(6_000, headers={"filling": "x" * 1_000})
-    with cell.engine(url=cell.url(proxy), maxMessagesPerTrigger=250, prefetch=4_000, settleGrace="1s") as run:
+    sent = entry.publish(6_000, headers={"filling": "x" * 1_000})
+    with entry.engine(url=entry.url(proxy), maxMessagesPerTrigger=250, prefetch=4_000, settleGrace="1s") as run:
         proxy.throttle(1_000_000, Direction.TO_CLIENT)
         assert poll(lambda: run.trigger() >= 0 and run.counters()["settled"] > 0, 60)
         assert run.counters()["settled"] < len(sent)
@@ -200,4 +200,4 @@ def test_a_kill_on_a_slow_link_that_a_whole_window_is_on(cell: LiveCell, proxy: 
         assert poll(lambda: run.trigger() >= 0 and run.counters()["settled"] > 0, 60)
         proxy.throttle(None)
         run.drain(len(sent))
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert_exactly_once(entry, run, sent, ordered=False)

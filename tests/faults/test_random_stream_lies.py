@@ -130,7 +130,7 @@ class RandomLies(Lies):
         return sent.get(lie, [true]), index + 1
 
 
-class Storm:
+class ChaosTest:
     """A query of a stream that grows, whose broker lies."""
 
     def __init__(self, peer: StreamPeer, seed: int, *, fails: bool, lies: RandomLies | None = None) -> None:
@@ -171,25 +171,25 @@ class Storm:
                 self.log.append([b"1-%d-%d" % (len(self.log.chunks), at) for at in range(count)])
 
 
-def run(seed: int, *, fails: bool, log: pytest.LogCaptureFixture | None = None) -> Storm:
-    """Run a storm, and hold what was emitted against what was true."""
+def run(seed: int, *, fails: bool, log: pytest.LogCaptureFixture | None = None) -> ChaosTest:
+    """Run a chaos test, and hold what was emitted against what was true."""
     with StreamPeer() as peer:
-        storm = Storm(peer, seed, fails=fails)
+        chaos = ChaosTest(peer, seed, fails=fails)
         for _ in range(EPOCHS):
-            storm.epoch()
-        true, found = storm.log.rows(), storm.rows
-    context = (seed, storm.lies.told, storm.errors)
+            chaos.epoch()
+        true, found = chaos.log.rows(), chaos.rows
+    context = (seed, chaos.lies.told, chaos.errors)
     if fails:
         assert found == true[: len(found)], context
-        if not storm.errors:
-            assert len(found) >= len(true) // 2 or len(storm.lies.told) > 5, context
+        if not chaos.errors:
+            assert len(found) >= len(true) // 2 or len(chaos.lies.told) > 5, context
     elif log is not None and "made again" not in log.text:
         assert set(found) <= set(true), context
         assert [offset for offset, _ in found] == sorted({offset for offset, _ in found}), context
         through = found[-1][0] if found else -1
         if len(found) < sum(offset <= through for offset, _ in true):
             assert "is false" in log.text, context
-    return storm
+    return chaos
 
 
 @pytest.mark.timeout(200)
@@ -217,13 +217,13 @@ class NoticedLies(RandomLies):
 @pytest.mark.parametrize("seed", range(part_of(24)))
 def test_one_liar_of_two_members_costs_nothing(seed: int, fails: bool) -> None:
     with stream_peers(log_of(0), 2) as peers:
-        storm = Storm(peers[0], seed, fails=fails, lies=NoticedLies(seed))
+        chaos = ChaosTest(peers[0], seed, fails=fails, lies=NoticedLies(seed))
         peers[1].logs = peers[0].logs
         for _ in range(EPOCHS):
-            storm.epoch()
-        storm.lies._left = 0
+            chaos.epoch()
+        chaos.lies._left = 0
         for _ in range(4):
-            storm.epoch()
-        true, found, lies = storm.log.rows(), storm.rows, storm.lies.told
-    assert found == true[: len(found)], (lies, storm.errors)
-    assert not any("data-loss" in error for error in storm.errors), (lies, storm.errors)
+            chaos.epoch()
+        true, found, lies = chaos.log.rows(), chaos.rows, chaos.lies.told
+    assert found == true[: len(found)], (lies, chaos.errors)
+    assert not any("data-loss" in error for error in chaos.errors), (lies, chaos.errors)

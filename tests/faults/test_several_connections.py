@@ -6,79 +6,79 @@ import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
 from testbed.process import poll
-from tests.laws.test_unreadable import publish_odd
-from tests.support.cells import LiveCell
+from tests.contract.test_unreadable import publish_odd
 from tests.support.checks import assert_exactly_once
 from tests.support.engine import At, Crashed, Engine
+from tests.support.entries import LiveEntry
 
 MESSAGES = 120
 EPOCH = 40
 
-pytestmark = [pytest.mark.law("several consumers"), pytest.mark.network, pytest.mark.sampled]
+pytestmark = [pytest.mark.contract("several consumers"), pytest.mark.network, pytest.mark.sampled]
 
 
-def engine(cell: LiveCell, **options: object) -> Engine:
-    return cell.engine(**{"maxMessagesPerTrigger": EPOCH, "prefetch": 100, "consumers": 2, **options})
+def engine(entry: LiveEntry, **options: object) -> Engine:
+    return entry.engine(**{"maxMessagesPerTrigger": EPOCH, "prefetch": 100, "consumers": 2, **options})
 
 
-def test_everything_comes_once_through_three_connections(cell: LiveCell) -> None:
-    sent = cell.publish(20 * MESSAGES)
-    with engine(cell, consumers=3, maxMessagesPerTrigger=10 * EPOCH, prefetch=1_000) as run:
+def test_everything_comes_once_through_three_connections(entry: LiveEntry) -> None:
+    sent = entry.publish(20 * MESSAGES)
+    with engine(entry, consumers=3, maxMessagesPerTrigger=10 * EPOCH, prefetch=1_000) as run:
         run.drain(len(sent))
         assert run.counters()["reconnects"] == 0
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert_exactly_once(entry, run, sent, ordered=False)
 
 
 @pytest.mark.parametrize("crash", At)
-def test_a_crash_of_the_source_anywhere_is_replayed(cell: LiveCell, crash: At) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell) as run:
+def test_a_crash_of_the_source_anywhere_is_replayed(entry: LiveEntry, crash: At) -> None:
+    sent = entry.publish(MESSAGES)
+    with engine(entry) as run:
         assert run.batch() == EPOCH
         with pytest.raises(Crashed):
             run.batch(crash)
         run.drain(MESSAGES)
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert_exactly_once(entry, run, sent, ordered=False)
 
 
 @pytest.mark.parametrize("guarantee", ["at-least-once", "none"])
-def test_the_lower_guarantees_need_no_ids(cell: LiveCell, guarantee: str) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell, guarantee=guarantee) as run:
+def test_the_lower_guarantees_need_no_ids(entry: LiveEntry, guarantee: str) -> None:
+    sent = entry.publish(MESSAGES)
+    with engine(entry, guarantee=guarantee) as run:
         run.drain(MESSAGES)
         assert sorted(run.output) == sorted(sent)
-        assert poll(lambda: not run.trigger() and cell.total() == 0, 30)
+        assert poll(lambda: not run.trigger() and entry.total() == 0, 30)
 
 
 @pytest.mark.untraced
 @pytest.mark.parametrize(
     "options", [{"messageIdFrom": "content"}, {"messageIdFrom": "property:none", "onMissingMessageId": "content"}]
 )
-def test_contents_identify_messages_too(cell: LiveCell, options: dict[str, str]) -> None:
-    sent = cell.publish(MESSAGES)
-    with engine(cell, **options) as run:
+def test_contents_identify_messages_too(entry: LiveEntry, options: dict[str, str]) -> None:
+    sent = entry.publish(MESSAGES)
+    with engine(entry, **options) as run:
         assert run.batch() == EPOCH
         with pytest.raises(Crashed):
             run.batch(At.AFTER_SINK)
         run.drain(MESSAGES)
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert_exactly_once(entry, run, sent, ordered=False)
 
 
 @pytest.mark.protocols(AMQP_0_9_1)
 @pytest.mark.parametrize("decision", ["reject", "row"])
-def test_a_message_that_cannot_be_decoded_is_what_the_user_decided(cell: LiveCell, decision: str) -> None:
-    sent = cell.publish(20)
-    publish_odd(cell)
-    sent += cell.publish(20)
-    with engine(cell, onUnreadableMessage=decision, maxMessagesPerTrigger=100) as run:
+def test_a_message_that_cannot_be_decoded_is_what_the_user_decided(entry: LiveEntry, decision: str) -> None:
+    sent = entry.publish(20)
+    publish_odd(entry)
+    sent += entry.publish(20)
+    with engine(entry, onUnreadableMessage=decision, maxMessagesPerTrigger=100) as run:
         run.drain(40 + (decision == "row"))
         assert sorted(run.output) == sorted([*sent, *(["odd body"] if decision == "row" else [])])
         assert run.counters()["rejected"] == (decision == "reject")
-        assert poll(lambda: not run.trigger() and cell.total() == 0, 30)
+        assert poll(lambda: not run.trigger() and entry.total() == 0, 30)
 
 
-def test_a_bounded_run_takes_what_is_there_and_ends(cell: LiveCell) -> None:
-    sent = cell.publish(3 * MESSAGES)
-    with engine(cell) as run:
+def test_a_bounded_run_takes_what_is_there_and_ends(entry: LiveEntry) -> None:
+    sent = entry.publish(3 * MESSAGES)
+    with engine(entry) as run:
         run.reader.call("initialOffset")
         run.reader.call("prepareForTriggerAvailableNow")
         while run.trigger():

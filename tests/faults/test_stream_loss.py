@@ -838,9 +838,9 @@ class Counting(Lies):
 
 
 @pytest.mark.parametrize("limit", [None, 4])
-@pytest.mark.parametrize("blind", [True, False])
+@pytest.mark.parametrize("without_start", [True, False])
 def test_a_plan_asks_for_no_more_than_the_end_and_the_chunk_before_it(
-    peer: StreamPeer, monkeypatch: pytest.MonkeyPatch, blind: bool, limit: int | None
+    peer: StreamPeer, monkeypatch: pytest.MonkeyPatch, without_start: bool, limit: int | None
 ) -> None:
     monkeypatch.setattr("pyspark_mq.streams.planner._TOPOLOGY_S", 60.0)
     log = peer.logs["events"]
@@ -849,17 +849,17 @@ def test_a_plan_asks_for_no_more_than_the_end_and_the_chunk_before_it(
         pass
     start = asked.offset
     peer.lies = counting = Counting()
-    assert asked.planner.latest(None if blind else start) == start
+    assert asked.planner.latest(None if without_start else start) == start
     assert counting.taken() == {STATS: 1}
     for _ in range(3):
         log.append([b"new"] * 3)
-    end = asked.planner.latest(None if blind else start)
+    end = asked.planner.latest(None if without_start else start)
     tasks = asked.planner.ranges(start, end)
     # An epoch with a limit ends at a third chunk, which is read twice: nothing else vouches for its head.
-    assert counting.taken() == {STATS: 1, SUBSCRIBE: 2 if limit is None or blind else 4}
+    assert counting.taken() == {STATS: 1, SUBSCRIBE: 2 if limit is None or without_start else 4}
     asked.read(tasks)
     assert counting.taken() == {SUBSCRIBE: 1}
     log.append([b"new"])
     log.trimmed = 3
-    assert asked.planner.latest(None if blind else end) != end
-    assert counting.taken()[SUBSCRIBE] <= (3 if limit is None or blind else 5)
+    assert asked.planner.latest(None if without_start else end) != end
+    assert counting.taken()[SUBSCRIBE] <= (3 if limit is None or without_start else 5)

@@ -25,10 +25,10 @@ from pyspark_mq.streams.tail import Copy
 from pyspark_mq.streams.topology import forget_connections, persistently
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.brokers.rabbitmq_erlang import SYNC
+from testbed.chaos.proxy import Direction, FaultProxy
 from testbed.clusters.rabbitmq import RabbitCluster
 from testbed.process import NodeError, poll
 from testbed.server import at_once
-from testbed.storm.proxy import Direction, FaultProxy
 from tests.plugin import missing
 from tests.support import streams
 from tests.support.streams import StreamQuery, publish

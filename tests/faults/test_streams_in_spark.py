@@ -14,15 +14,15 @@ import pytest
 from rstream import AMQPMessage, Producer
 
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.chaos.audit import committed_files
+from testbed.chaos.proxy import Direction, FaultProxy
+from testbed.chaos.streams.audit import rows_of, streams_of, verdict
+from testbed.chaos.streams.messages import BODY_BYTES, ENTRY_BYTES, encoded
+from testbed.chaos.streams.parts import StreamJob
 from testbed.process import poll
 from testbed.publishers.streams import leader_client, make_super_stream
 from testbed.signals import kill, runs
 from testbed.spark.standalone import SparkCluster
-from testbed.storm.audit import committed_files
-from testbed.storm.proxy import Direction, FaultProxy
-from testbed.storm.streams.audit import rows_of, streams_of, verdict
-from testbed.storm.streams.messages import BODY_BYTES, ENTRY_BYTES, encoded
-from testbed.storm.streams.parts import StreamJob
 from tests.support import streams
 from tests.support.stream_driver import StreamDriver
 from tests.support.streams import publish

@@ -43,7 +43,7 @@ def block_rows(decoder: Asked, items: list[Any], ids: MessageIds, bytes_max: int
         rows += [
             {
                 **row, "size": made.sizes[place], "tag": known.tags[place], "key": known.keys[place],
-                "unmarked": known.unmarked[place] if _is_digest(known.keys[place]) else None,
+                "not_redelivered": known.not_redelivered[place] if _is_digest(known.keys[place]) else None,
                 "broken": str(known.unreadable.get(place)),
             }
             for place, row in enumerate(pa.table(columns).to_pylist())

@@ -23,7 +23,7 @@ from pyspark_mq.sink.stomp import StompPublisher
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
 from tests.fuzz.columns import makers
 from tests.support.columns import built
-from tests.support.sink import CELLS, as_raw, decoder_of, messages_of, settings_of
+from tests.support.sink import ENTRIES, as_raw, decoder_of, messages_of, settings_of
 
 __all__ = ["run"]
 
@@ -149,7 +149,7 @@ def run(rng: random.Random, deadline: float) -> Counter[str]:
     sources = {(AMQP_0_9_1, ""): makers["amqp091"], (AMQP_1_0, ""): makers["amqp10"]()}
     sources |= {(STOMP, broker): makers["stomp"](broker) for broker in BROKERS}
     while not cases or time.monotonic() < deadline:
-        for broker, protocol in CELLS:
+        for broker, protocol in ENTRIES:
             cases[f"{protocol} to {broker}"] += _write_and_read(rng, broker, protocol)
             make = sources.get((protocol, "")) or sources[protocol, broker]
             for _ in range(_ROWS):

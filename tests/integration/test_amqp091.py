@@ -16,8 +16,8 @@ import pytest
 
 from testbed.brokers.node import TlsFiles
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.chaos.proxy import Direction, FaultProxy
 from testbed.process import poll
-from testbed.storm.proxy import Direction, FaultProxy
 from tests.support.certificates import Certificates
 from tests.support.checks import assert_ids_exactly_once, bodies, total
 from tests.support.engine import At, Crashed, Engine, ReaderError, full_epochs

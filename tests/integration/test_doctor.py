@@ -27,8 +27,8 @@ from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.artemis import ArtemisNode
 from testbed.brokers.java import READER, READER_PASSWORD
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.chaos.proxy import FaultProxy
 from testbed.process import NodeError, poll
-from testbed.storm.proxy import FaultProxy
 from tests.plugin import Nodes, missing
 from tests.support.certificates import BALANCER, Certificates
 from tests.support.engine import Engine

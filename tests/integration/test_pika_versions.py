@@ -15,12 +15,12 @@ from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.sources.amqp091 import client as module
 from testbed.distributions import cache_folder
 from tests.plugin import missing
-from tests.support.cells import LiveCell
+from tests.support.entries import LiveEntry
 
 ROOT = Path(__file__).parents[2]
 #: Of each minor version the last one; what is installed is tested by everything else.
 OTHERS = ("1.3.2",)
-LAWS = ("tests/laws/test_session.py", "tests/laws/test_unreadable.py")
+CONTRACT = ("tests/contract/test_session.py", "tests/contract/test_unreadable.py")
 
 
 def installed(number: str) -> Path:
@@ -47,7 +47,7 @@ def installed(number: str) -> Path:
 @pytest.mark.whole
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", OTHERS)
-def test_the_laws_hold_with_another_pika(number: str) -> None:
+def test_the_contract_holds_with_another_pika(number: str) -> None:
     environment = os.environ | {"PYTHONPATH": f"{installed(number)}{os.pathsep}{ROOT}"}
     asked = [sys.executable, "-c", "import pika; print(pika.__version__)"]
     assert subprocess.run(asked, env=environment, capture_output=True, text=True, check=True).stdout.strip() == number
@@ -60,24 +60,24 @@ def test_the_laws_hold_with_another_pika(number: str) -> None:
         "no:cacheprovider",
         "-k",
         "rabbitmq-amqp-0-9-1-classic",
-        *LAWS,
+        *CONTRACT,
     ]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3_000:]
     assert " passed" in done.stdout
 
 
-@pytest.mark.law("pika")
+@pytest.mark.contract("pika")
 @pytest.mark.protocols(AMQP_0_9_1)
 @pytest.mark.parametrize("seam", [True, False])
 def test_deliveries_are_the_same_with_the_seam_and_without(
-    cell: LiveCell, seam: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    entry: LiveEntry, seam: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if not seam:
         monkeypatch.setattr(module, "_HAS_SEAM", False)
     caplog.set_level(logging.INFO, "pyspark_mq")
-    sent = cell.publish(20, headers={"a": "b", "n": 5})
-    with cell.session() as session:
+    sent = entry.publish(20, headers={"a": "b", "n": 5})
+    with entry.session() as session:
         session.take_any(20)
         assert session.bodies() == sent
         decoder, raws = session.decoder, session.raws
@@ -85,5 +85,5 @@ def test_deliveries_are_the_same_with_the_seam_and_without(
         assert [dict(pairs or ()) for pairs in decoder.columns["properties"](raws)] == [{"a": "b", "n": "5"}] * 20
         assert set(decoder.columns["redelivered"](raws)) == {False}
         session.acknowledge(upto=20)
-        assert session.turn(lambda: cell.total() == 0)
+        assert session.turn(lambda: entry.total() == 0)
     assert (f"pika {version('pika')} decodes each delivery" in caplog.text) is not seam

@@ -13,20 +13,20 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
 from tests.plugin import Nodes
-from tests.support.cells import Cell, LiveCell
 from tests.support.checks import assert_exactly_once
 from tests.support.effort import with_all
 from tests.support.engine import At, Crashed, full_epochs
+from tests.support.entries import LiveEntry, MatrixEntry
 
 EPOCH = 20
 DELAY_S = 4.0
 
 
-class DeclaredCell(LiveCell):
+class DeclaredEntry(LiveEntry):
     """A quorum queue with arguments."""
 
     def __init__(self, node: RabbitNode, protocol: str, arguments: dict[str, Any]) -> None:
-        super().__init__(Cell("rabbitmq", protocol, "4.3", "quorum"), node)
+        super().__init__(MatrixEntry("rabbitmq", protocol, "4.3", "quorum"), node)
         self._rabbit = node
         self._arguments = arguments
 
@@ -45,32 +45,32 @@ protocols = pytest.mark.parametrize("protocol", [AMQP_0_9_1, STOMP, AMQP_1_0])
 
 
 @pytest.fixture
-def delayed(node: RabbitNode, protocol: str) -> Iterator[LiveCell]:
+def delayed(node: RabbitNode, protocol: str) -> Iterator[LiveEntry]:
     """A queue that holds back what comes again after a connection was lost."""
     arguments = {"x-delayed-retry-type": "failed", "x-delayed-retry-min": 2_000, "x-delayed-retry-max": 4_000}
-    with DeclaredCell(node, protocol, arguments) as cell:
-        yield cell
+    with DeclaredEntry(node, protocol, arguments) as entry:
+        yield entry
 
 
 @protocols
 def test_a_message_that_is_not_acknowledged_in_time_costs_the_session_and_nothing_else(
     node: RabbitNode, protocol: str
 ) -> None:
-    with DeclaredCell(node, protocol, {"x-consumer-timeout": 3_000}) as cell:
-        sent = cell.publish(EPOCH)
-        with cell.engine(maxMessagesPerTrigger=EPOCH) as run:
+    with DeclaredEntry(node, protocol, {"x-consumer-timeout": 3_000}) as entry:
+        sent = entry.publish(EPOCH)
+        with entry.engine(maxMessagesPerTrigger=EPOCH) as run:
             # The batch takes longer than the broker waits.
             run.between = lambda: time.sleep(6.0)
             assert run.batch() == EPOCH
             run.between = lambda: None
-            assert poll(lambda: not run.trigger() and cell.total() == 0, 60)
+            assert poll(lambda: not run.trigger() and entry.total() == 0, 60)
             assert run.counters()["reconnects"] >= 1
-            assert_exactly_once(cell, run, sent)
+            assert_exactly_once(entry, run, sent)
 
 
 @protocols
 @pytest.mark.parametrize("at", [At.AFTER_OFFSET_LOG, with_all(At.AFTER_COMMIT_LOG)])
-def test_a_restart_waits_for_what_the_queue_holds_back(delayed: LiveCell, at: At) -> None:
+def test_a_restart_waits_for_what_the_queue_holds_back(delayed: LiveEntry, at: At) -> None:
     sent = delayed.publish(2 * EPOCH)
     with delayed.engine(maxMessagesPerTrigger=EPOCH, settleGrace="500ms") as run:
         with pytest.raises(Crashed):
@@ -86,7 +86,7 @@ def test_a_restart_waits_for_what_the_queue_holds_back(delayed: LiveCell, at: At
 
 
 @pytest.mark.parametrize("protocol", [AMQP_1_0])
-def test_over_amqp_1_0_the_queue_tells_how_long_it_holds_back(delayed: LiveCell) -> None:
+def test_over_amqp_1_0_the_queue_tells_how_long_it_holds_back(delayed: LiveEntry) -> None:
     with delayed.session() as session:
         greeting = session.open()
         assert greeting.facts.redelivery_delay_s == DELAY_S
@@ -100,7 +100,7 @@ def test_over_amqp_1_0_the_queue_tells_how_long_it_holds_back(delayed: LiveCell)
 
 
 @pytest.mark.parametrize("protocol", [AMQP_1_0])
-def test_over_amqp_1_0_a_restart_waits_without_being_told(delayed: LiveCell) -> None:
+def test_over_amqp_1_0_a_restart_waits_without_being_told(delayed: LiveEntry) -> None:
     sent = delayed.publish(2 * EPOCH)
     with delayed.engine(maxMessagesPerTrigger=EPOCH, settleGrace="500ms") as run:
         with pytest.raises(Crashed):
@@ -115,28 +115,28 @@ def test_over_amqp_1_0_a_restart_waits_without_being_told(delayed: LiveCell) -> 
 
 @protocols
 def test_what_comes_again_comes_before_any_priority(node: RabbitNode, protocol: str) -> None:
-    with DeclaredCell(node, protocol, {}) as cell:
+    with DeclaredEntry(node, protocol, {}) as entry:
         low = [f"low {number}" for number in range(EPOCH)]
         high = [f"high {number}" for number in range(5 * EPOCH)]
-        node.publish(cell.queue, (text.encode() for text in low), priority=0)
-        with cell.engine(maxMessagesPerTrigger=EPOCH, prefetch=EPOCH) as run:
+        node.publish(entry.queue, (text.encode() for text in low), priority=0)
+        with entry.engine(maxMessagesPerTrigger=EPOCH, prefetch=EPOCH) as run:
             with pytest.raises(Crashed):
                 run.batch(crash=At.AFTER_OFFSET_LOG)
-            assert poll(lambda: cell.counts().ready == EPOCH, 30)
-            node.publish(cell.queue, (text.encode() for text in high), priority=31)
+            assert poll(lambda: entry.counts().ready == EPOCH, 30)
+            node.publish(entry.queue, (text.encode() for text in high), priority=31)
             assert run.batch() == EPOCH
             assert run.output == low
             assert run.counters()["unacked"] <= EPOCH
             run.drain(6 * EPOCH)
-            assert_exactly_once(cell, run, low + high)
+            assert_exactly_once(entry, run, low + high)
 
 
 @protocols
 def test_the_highest_priority_comes_first(node: RabbitNode, protocol: str) -> None:
-    with DeclaredCell(node, protocol, {}) as cell:
+    with DeclaredEntry(node, protocol, {}) as entry:
         for priority in (0, 5, 31, 12):
-            node.publish(cell.queue, [f"{priority}".encode()], priority=priority)
-        with cell.engine(**full_epochs(4)) as run:
+            node.publish(entry.queue, [f"{priority}".encode()], priority=priority)
+        with entry.engine(**full_epochs(4)) as run:
             assert run.batch() == 4
             assert run.output == ["31", "12", "5", "0"]
             assert {row["priority"] for row in run.rows} == {0, 5, 12, 31}
@@ -148,9 +148,9 @@ def test_more_than_one_window_of_the_protocol_can_be_asked_for(node: RabbitNode)
     name = f"test-{uuid.uuid4().hex[:12]}"
     node.declare(name)
     node.publish(name, (b"" for _ in range(70_000)))
-    cell = LiveCell(Cell("rabbitmq", AMQP_0_9_1, "4.3", "classic"), node)
-    cell.queue = name
-    with cell.session() as session:
+    entry = LiveEntry(MatrixEntry("rabbitmq", AMQP_0_9_1, "4.3", "classic"), node)
+    entry.queue = name
+    with entry.session() as session:
         session.consume(70_000)
         assert session.turn(lambda: len(session.raws) == 70_000)
     node.delete(name)

@@ -17,8 +17,8 @@ import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, STOMP
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.chaos.proxy import FaultProxy
 from testbed.process import NodeError, poll
-from testbed.storm.proxy import FaultProxy
 from tests.plugin import missing
 from tests.support.certificates import openssl
 from tests.support.checks import bodies

@@ -77,7 +77,7 @@ class Target:
         return rows
 
 
-CELLS = [
+ENTRIES = [
     ("rabbitmq", "", AMQP_0_9_1),
     with_all(("rabbitmq", "4.3", AMQP_1_0)),
     with_all(("activemq", "", AMQP_1_0)),
@@ -87,7 +87,7 @@ CELLS = [
 ]
 
 
-@pytest.fixture(params=CELLS, ids="-".join)
+@pytest.fixture(params=ENTRIES, ids="-".join)
 def target(nodes: Nodes, request: pytest.FixtureRequest) -> Iterator[Target]:
     broker, version, protocol = request.param
     yield from target_of(nodes, broker, version, protocol)
@@ -338,7 +338,7 @@ def test_the_code_of_the_pages_writes(spark: Any, orders: Target, tmp_path: Path
 def test_a_job_that_is_killed_writes_copies_with_equal_ids_and_a_reader_has_each_once(
     spark: Any, orders: Target, tmp_path: Path
 ) -> None:
-    """From queue to queue. What else is killed, and on every broker, is in dev/testbed/storm/sink."""
+    """From queue to queue. What else is killed, and on every broker, is in dev/testbed/chaos test/sink."""
     node, read_from, count = orders.node, f"from-{uuid.uuid4().hex[:8]}", 1_200
     node.declare(read_from)
     source = {"broker": "rabbitmq", "url": node.url(AMQP_0_9_1), "queue": read_from, "maxMessagesPerTrigger": "200"}

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.chaos.audit import verdict
 from testbed.process import NodeError
-from testbed.storm.audit import verdict
 from tests.plugin import missing
 from tests.support.pages import blocks
 from tests.support.sink_jobs import SinkJob, drained, killed

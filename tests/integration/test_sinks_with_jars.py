@@ -15,9 +15,9 @@ from pyspark_mq.cli.checkpoint import read_checkpoint
 from pyspark_mq.cli.inspect import report
 from pyspark_mq.cli.sink import check_sink
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.chaos.audit import verdict
 from testbed.distributions import KAFKA_JARS, SPARK_OF_JARS, fetch
 from testbed.process import NodeError, poll
-from testbed.storm.audit import verdict
 from tests.plugin import missing
 from tests.support.delta import Commits
 from tests.support.pages import block

@@ -13,12 +13,12 @@ import pyspark
 import pytest
 
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.chaos.audit import output_marks, verdict
+from testbed.chaos.chaos import Job
+from testbed.chaos.queues import PrivateBroker
 from testbed.process import Command, NodeError, Process, poll
 from testbed.quick_start import URL
 from testbed.spark.standalone import SparkCluster
-from testbed.storm.audit import output_marks, verdict
-from testbed.storm.queues import PrivateBroker
-from testbed.storm.storm import Job
 from tests.plugin import missing
 from tests.support.pages import ROOT, block
 

@@ -19,8 +19,8 @@ from pyspark_mq.errors import BrokerUnavailableError, MessageError, RefusedError
 from pyspark_mq.sources.endpoint import Tls
 from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.node import Node, QueueCounts, TlsFiles
+from testbed.chaos.proxy import Direction, FaultProxy
 from testbed.process import NodeError, poll
-from testbed.storm.proxy import Direction, FaultProxy
 from tests.plugin import missing
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.decoding import Asked
@@ -206,20 +206,20 @@ def test_too_many_bytes_pause_reading_and_acknowledgements_still_go_out(target: 
     # RabbitMQ listens and talks in one process: while it cannot talk it hears no heartbeats.
     heartbeat_s = 10 if target.broker == "rabbitmq" else 2
     with session(target.broker, target.url, 1_000, queue=queue, heartbeat_s=heartbeat_s) as run:
-        run.consumer.sink.bytes_allowed = 1_000_000
+        run.consumer.buffer.bytes_allowed = 1_000_000
         deadline = time.monotonic() + 60
         while not run.consumer.paused and time.monotonic() < deadline:
             run.consumer.run(0.05)
-        arrived = len(run.consumer.sink.inbox)
+        arrived = len(run.consumer.buffer.inbox)
         assert 10 <= arrived < 30
         # Longer than the broker, or we, would bear silence.
         deadline = time.monotonic() + 5
         run.consumer.acknowledge(1001, 5, [])
         while time.monotonic() < deadline:
             run.consumer.run(0.1)
-        assert len(run.consumer.sink.inbox) <= arrived + 2 * 5  # what one look every five seconds may find
+        assert len(run.consumer.buffer.inbox) <= arrived + 2 * 5  # what one look every five seconds may find
         run.take()
-        run.consumer.sink.bytes_allowed = float("inf")
+        run.consumer.buffer.bytes_allowed = float("inf")
         run.consumer.resume()
         assert run.receive(200) == sent
         assert run.run_until(lambda: 1001 in run.confirmed)
@@ -329,7 +329,7 @@ def _answer(server: socket.socket, answer: bytes) -> None:
             client.sendall(answer)
 
 
-def test_a_silent_port_is_given_up_in_time(target: Target) -> None:
+def test_a_silent_port_is_abandoned_in_time(target: Target) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         for scheme in ("stomp", "stomp+ssl"):
             began = time.monotonic()

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.plugin import Nodes
-from tests.support.cells import TRACED_CELL, LiveCell
 from tests.support.checks import assert_exactly_once
 from tests.support.corruptions import CORRUPTIONS
 from tests.support.engine import At, Crashed
 from tests.support.engine_traces import read_trace, written_down
+from tests.support.entries import TRACED_CELL, LiveEntry
 from tests.support.traces import Kind, Trace, kinds, record, refused
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(600), pytest.mark.usefixtures("checker")]
@@ -49,17 +49,17 @@ def test_what_was_corrupted_is_refused() -> None:
 def test_what_was_corrupted_on_a_broker_is_refused(nodes: Nodes, tmp_path: Path) -> None:
     # tests/faults checks what it does on brokers; here is what such a check is good for.
     file = tmp_path / "trace.jsonl"
-    with LiveCell(TRACED_CELL, nodes.get(TRACED_CELL.broker)) as cell, written_down(cell.node, file):
-        sent = cell.publish(60)
-        with cell.engine(maxMessagesPerTrigger=20) as run:
+    with LiveEntry(TRACED_CELL, nodes.get(TRACED_CELL.broker)) as entry, written_down(entry.node, file):
+        sent = entry.publish(60)
+        with entry.engine(maxMessagesPerTrigger=20) as run:
             for at in (At.AFTER_SINK, At.AFTER_COMMIT_LOG):
                 with pytest.raises(Crashed):
                     run.batch(crash=at)
-            run.between = cell.kill_and_start
+            run.between = entry.kill_and_start
             run.batch()
             run.between = lambda: None
             run.drain(60)
-            assert_exactly_once(cell, run, sent, ordered=False)
+            assert_exactly_once(entry, run, sent, ordered=False)
     trace = read_trace(file, "on a broker")
     assert trace is not None
     assert refused([trace]) == []

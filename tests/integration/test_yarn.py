@@ -14,10 +14,10 @@ import pyspark
 import pytest
 
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.chaos.audit import output_marks, verdict
 from testbed.process import Command, NodeError, Process, poll
 from testbed.quick_start import URL
 from testbed.spark.yarn import YarnCluster
-from testbed.storm.audit import output_marks, verdict
 from tests.plugin import missing
 from tests.support.pages import ROOT, block
 

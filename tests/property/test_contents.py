@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from pyspark_mq.ack import copies
+from pyspark_mq.ack import content_matcher
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.queues import reader
 from tests.unit.test_contents import Contents, a_history
@@ -24,7 +24,7 @@ from tests.unit.test_contents_limits import (
 #: A rule: what stands for it in the code, and what stands there without it.
 RULES = {
     "a planned message without a handle comes first": (
-        "            found = self._next_waiting(digest, look)\n", "            found = None\n"
+        "            found = self._next_waiting(digest, lookup)\n", "            found = None\n"
     ),
     "what has no flag is new": ("            new = sure and self._proves\n", "            new = False\n"),
     "a committed message without a handle comes": (
@@ -45,10 +45,10 @@ RULES = {
 
 def _without(rule: str) -> types.ModuleType:
     old, new = RULES[rule]
-    source = inspect.getsource(copies)
+    source = inspect.getsource(content_matcher)
     assert source.count(old) == 1, f"{rule!r} is not in the code as {old!r}"
-    module = types.ModuleType(copies.__name__)
-    exec(compile(source.replace(old, new), copies.__file__, "exec"), module.__dict__)
+    module = types.ModuleType(content_matcher.__name__)
+    exec(compile(source.replace(old, new), content_matcher.__file__, "exec"), module.__dict__)
     return module
 
 
@@ -80,7 +80,7 @@ def test_of_two_that_come_in_one_session_one_is_emitted() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_that_is_left_out_loses_or_doubles_a_message(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "Copies", _without(rule).__dict__["Copies"])
+    monkeypatch.setattr(reader, "ContentMatcher", _without(rule).__dict__["ContentMatcher"])
 
     def every() -> None:
         _two_come_in_one_session()

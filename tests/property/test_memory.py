@@ -90,11 +90,11 @@ class Life:
 
     Args:
         module: the memory, which may be one that lacks a rule.
-        blind: a commit is shown only after the next plan, as before Spark 4.2.
+        without_start: a commit is shown only after the next plan, as before Spark 4.2.
     """
 
-    def __init__(self, module: Any, window: int, most_left: int, *, blind: bool) -> None:
-        self.module, self.window, self.most_left, self.blind = module, window, most_left, blind
+    def __init__(self, module: Any, window: int, most_left: int, *, without_start: bool) -> None:
+        self.module, self.window, self.most_left, self.without_start = module, window, most_left, without_start
         self.files: dict[str, bytes] = {}
         #: Name of a file -> what was so when it was written.
         self.then: dict[str, Oracle] = {}
@@ -154,7 +154,7 @@ class Life:
     def run(self, chance: random.Random, size: int) -> None:
         name = self.plan(chance, size)
         self.log = [*self.log, name][-OFFSETS:]
-        if not self.blind:
+        if not self.without_start:
             self.commit_begun()
 
     def leave(self, chance: random.Random) -> None:
@@ -198,7 +198,7 @@ class Life:
         self.oracle = deepcopy(self.then[name])
         self.oracle.end()
         self.begun = {file.epoch: {queue: list(keys) for queue, keys in file.planned.items()}}
-        if not self.blind:
+        if not self.without_start:
             self.commit_begun()
 
     def check(self, largest: int) -> None:
@@ -227,7 +227,7 @@ class Life:
 
 def a_history(seed: int, module: Any, epochs: int = 260) -> None:
     chance = random.Random(seed)
-    life = Life(module, chance.choice([0, 30, 300]), chance.choice([40, 400]), blind=seed % 3 == 0)
+    life = Life(module, chance.choice([0, 30, 300]), chance.choice([40, 400]), without_start=seed % 3 == 0)
     most, calm = chance.choice([1, 7, 40]), chance.choice([20, 500])
     for _ in range(epochs):
         life.run(chance, chance.randint(1, most))

@@ -1,4 +1,4 @@
-"""A ledger that holds new messages as runs does what one does that holds each by itself."""
+"""An in-flight table that holds new messages as runs does what one does that holds each by itself."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.ack import Acknowledgements, Ledger
+from pyspark_mq.ack import Acknowledgements, InFlightTable
 from pyspark_mq.dedup import Memory, QueueMemory, TextKeys
 from pyspark_mq.dedup.identity import as_text_keys
 from tests.support.effort import part_of
 
 
 class Side:
-    """A ledger, and what the broker has of its deliveries.
+    """An in-flight table, and what the broker has of its deliveries.
 
     Attributes:
         open: session -> tags that are not acknowledged, with their messages.
@@ -24,7 +24,7 @@ class Side:
 
     def __init__(self, run_min: int) -> None:
         memory = QueueMemory(Memory(10_000, 500, b"secret"), "orders")
-        self.ledger: Ledger[str, str] = Ledger(grace_s=5.0, memory=memory, run_min=run_min)
+        self.in_flight: InFlightTable[str, str] = InFlightTable(grace_s=5.0, memory=memory, run_min=run_min)
         self.open: dict[int, dict[int, str]] = {}
         self.acknowledged: list[tuple[int, str]] = []
         self.runs = 0
@@ -42,23 +42,23 @@ class Side:
         return None if due is None else due.number
 
     def seen(self, keys: list[str]) -> dict[str, Any]:
-        ledger = self.ledger
+        in_flight = self.in_flight
         return {
             "acknowledged": sorted(self.acknowledged),
             "open": self.open,
-            "unacked": (ledger.unacked, {one: ledger.unacked_in(one) for one in ledger.sessions}),
-            "received": (len(ledger.received), ledger.received.weight, list(ledger.received.oldest(5))),
+            "unacked": (in_flight.unacked, {one: in_flight.unacked_in(one) for one in in_flight.sessions}),
+            "received": (len(in_flight.received), in_flight.received.size_bytes, list(in_flight.received.oldest(5))),
             "planned": {
                 one: (
-                    [*ledger.planned.keys(one)], ledger.planned.missing(one), epoch.weight,
-                    ledger.planned.payloads(one),
+                    [*in_flight.planned.keys(one)], in_flight.planned.missing(one), epoch.size_bytes,
+                    in_flight.planned.payloads(one),
                 )
-                for one, epoch in ledger.planned.epochs.items()
+                for one, epoch in in_flight.planned.epochs.items()
             },
-            "expected": (ledger.expected, len(ledger.planned), ledger.planned.weight),
-            "counters": ledger.counters,
-            "left": ledger.left_among(keys),
-            "settling": ledger.settling_among(keys),
+            "expected": (in_flight.expected, len(in_flight.planned), in_flight.planned.size_bytes),
+            "counters": in_flight.counters,
+            "left": in_flight.left_among(keys),
+            "settling": in_flight.settling_among(keys),
         }  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def a_history(seed: int) -> int:
         nonlocal session
         session += 1
         for side in both:
-            side.ledger.open_session(session)
+            side.in_flight.open_session(session)
             side.open[session] = {}
 
     def acknowledge(do: Callable[[Side], Acknowledgements | None]) -> None:
@@ -92,8 +92,8 @@ def a_history(seed: int) -> int:
         assert (first is None) is (second is None)
         if first is not None:
             assert first == second
-            for one in both[0].ledger.sessions:
-                each(lambda side, one=one: side.ledger.settling.asked(first, [one], now_s))
+            for one in both[0].in_flight.sessions:
+                each(lambda side, one=one: side.in_flight.settling.asked(first, [one], now_s))
                 due.append((first, one))
 
     open_session()
@@ -103,7 +103,7 @@ def a_history(seed: int) -> int:
             ["deliver", "plan", "commit", "confirm", "lose", "open", "abandon", "pass"],
             [9, 5, 4, 3, 0.7, 0.5, 0.1, 0.1],
         )[0]
-        sessions = both[0].ledger.sessions
+        sessions = both[0].in_flight.sessions
         if step == "deliver" and sessions:
             where = chance.choice(sessions)
             keys = [waiting.pop(0) for _ in range(min(len(waiting), chance.randint(0, 6)))]
@@ -117,40 +117,40 @@ def a_history(seed: int) -> int:
             payloads = [f"{key}@{where}:{one}" for key, one in zip(keys, tags, strict=True)]
             given: Any = as_text_keys(keys) if chance.random() < 0.5 else keys
             assert given is not None
-            acknowledge(lambda side: side.ledger.deliver(where, tags, given, payloads))
-            both[0].runs += len(both[0].ledger.received.runs)
+            acknowledge(lambda side: side.in_flight.deliver(where, tags, given, payloads))
+            both[0].runs += len(both[0].in_flight.received.runs)
         elif step == "plan":
             epoch += 1
             count = chance.randint(0, 12)
-            first, second = each(lambda side: [*side.ledger.plan(epoch, count)])
+            first, second = each(lambda side: [*side.in_flight.plan(epoch, count)])
             assert first == second
-        elif step == "commit" and (open_ := [*both[0].ledger.planned.epochs]):
+        elif step == "commit" and (open_ := [*both[0].in_flight.planned.epochs]):
             one = open_[0] if chance.random() < 0.9 else chance.choice(open_)
-            committed.update(both[1].ledger.planned.keys(one))
-            acknowledge(lambda side: side.ledger.commit(one))
+            committed.update(both[1].in_flight.planned.keys(one))
+            acknowledge(lambda side: side.in_flight.commit(one))
         elif step == "confirm" and due:
             number, where = due.pop(chance.randrange(len(due)))
             if where in sessions:
-                each(lambda side: side.ledger.confirm(number, where, now_s))
+                each(lambda side: side.in_flight.confirm(number, where, now_s))
         elif step == "lose" and sessions:
             where = chance.choice(sessions)
-            first, second = each(lambda side: side.ledger.lose(where))
+            first, second = each(lambda side: side.in_flight.lose(where))
             assert first == second
             gone = [side.open.pop(where) for side in both]
             assert gone[0] == gone[1]
             waiting += gone[0].values()
         elif step == "open" and len(sessions) < 3:
             open_session()
-        elif step == "abandon" and (open_ := [*both[0].ledger.planned.epochs]):
-            each(lambda side: side.ledger.abandon(open_[0]))
+        elif step == "abandon" and (open_ := [*both[0].in_flight.planned.epochs]):
+            each(lambda side: side.in_flight.abandon(open_[0]))
         elif step == "pass" and sessions:
-            each(lambda side: side.ledger.pass_over(sessions[0], tag + 1))
-        if not both[0].ledger.sessions:
+            each(lambda side: side.in_flight.pass_over(sessions[0], tag + 1))
+        if not both[0].in_flight.sessions:
             open_session()
         assert both[0].seen(every) == both[1].seen(every), step
         if chance.random() < 0.1:
-            assert [both[0].ledger.states(every)(key) for key in every] == [
-                both[1].ledger.states(every)(key) for key in every
+            assert [both[0].in_flight.states(every)(key) for key in every] == [
+                both[1].in_flight.states(every)(key) for key in every
             ]
     return both[0].runs
 

@@ -1,11 +1,11 @@
-"""The whole source against any weather: Spark's calls, a broker in memory, time, kills, in any order.
+"""The whole source against faults of any kind: Spark's calls, a broker in memory, time, kills, in any order.
 
 What is real: everything under ``pyspark_mq/sources``, ``ack`` and ``dedup``, and the offsets. What is a model: Spark
-(tests/support/simulation.py), the broker (tests/support/memory.py, held to the laws of the real ones), and
+(tests/support/simulation.py), the broker (tests/support/memory.py, held to the contract tests of the real ones), and
 the clock, which is turned by hand: hours pass in a second.
 
 Two things are asked at the end, besides that nothing is lost and nothing comes twice: **it always gets on** (when the
-weather clears, everything in the queue is emitted within a bounded time) and **what is remembered stays bounded** (then
+faults end, everything in the queue is emitted within a bounded time) and **what is remembered stays bounded** (then
 nothing is under way any more, and nothing is held; an offset and the names in a file are bounded at any time).
 """
 
@@ -24,16 +24,16 @@ from pyspark_mq.sources.settings import Guarantee
 from pyspark_mq.spark_source.id_file import decoded
 from tests.support.effort import part_of
 from tests.support.engine import At, Crashed
-from tests.support.memory import MemoryBroker, MemoryQueue, MemoryStore, Weather
-from tests.support.simulation import KEEPER, QUEUE, WORKER, Query, World, make_settings
+from tests.support.memory import Faults, MemoryBroker, MemoryQueue, MemoryStore
+from tests.support.simulation import QUEUE, SUPERVISOR, WORKER, Query, World, make_settings
 
 BODIES = st.sampled_from([0, 1, 10, 100])
 GRACE_S = 5.0
-#: Where planned messages may be given up: longer than any weather keeps them away.
+#: Where planned messages may be given up: longer than any fault keeps them away.
 REPLAY_TIMEOUT_S = 60.0
 #: A broker that holds redeliveries back does so for this long at most.
 DELAY_MAX_S = 15.0
-#: With clear weather, everything is emitted and settled within so much time.
+#: Once there are no more faults, everything is emitted and settled within so much time.
 GETS_ON_S = 300.0
 #: ... and nothing is under way any more after this: the grace, and an answer behind it.
 SETTLES_S = 30.0
@@ -42,7 +42,7 @@ NAMES_MAX, OFFSET_MAX = 97, 400
 
 
 class SourceMachine(RuleBasedStateMachine):
-    """Rules are Spark's triggers and the weather; the teardown clears it and counts."""
+    """Rules are Spark's triggers and the faults; the teardown ends them and counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class SourceMachine(RuleBasedStateMachine):
         gives_up = gives_up and guarantee is Guarantee.EXACTLY_ONCE
         # What is given up is not there for longer than the replay waits: no broker is as slow as that.
         for queue, rate in zip(self.queues, [math.inf] * 3 if gives_up else rates, strict=False):
-            queue.weather = Weather(
+            queue.faults = Faults(
                 acks_s=lag_s, confirms_s=lag_s, tells_depth=tells_depth, shuffles=shuffles, hides_lost=hides_lost,
                 delay_s=delay_s, delay_max_s=DELAY_MAX_S, rate=rate, link_rate=math.inf if gives_up else link_rate,
             )  # fmt: skip
@@ -217,7 +217,7 @@ class SourceMachine(RuleBasedStateMachine):
             queue.publish(message_id.ljust(size).encode(), None)
         self.published[self.q.row(queue.name, message_id)] = (queue, message_id)
 
-    # -- the weather
+    # -- the faults
 
     @rule(how=st.sampled_from(["cut", "half-open", "silent", "one silent", "broker killed"]), lose_acks=st.booleans())
     def something_ends(self, how: str, lose_acks: bool) -> None:
@@ -241,7 +241,7 @@ class SourceMachine(RuleBasedStateMachine):
     def go_on(self) -> None:
         self.broker.stopped = False
 
-    @rule(who=st.sampled_from([WORKER, KEEPER]), seconds=st.sampled_from([0.3, 1.0, 7.0, 40.0]))
+    @rule(who=st.sampled_from([WORKER, SUPERVISOR]), seconds=st.sampled_from([0.3, 1.0, 7.0, 40.0]))
     def a_thread_of_the_source_has_no_turn(self, who: str, seconds: float) -> None:
         if self.q.source is not None:
             self.q.process.starve(who, seconds)
@@ -303,7 +303,7 @@ class SourceMachine(RuleBasedStateMachine):
             return
         self.world.cancel()
         for queue in self.queues:
-            queue.weather.rate = queue.weather.link_rate = math.inf
+            queue.faults.rate = queue.faults.link_rate = math.inf
         self.go_on()
         self.broker.start()
         while self.q.process.stopped:

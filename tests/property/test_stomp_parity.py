@@ -18,7 +18,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from pyspark_mq.brokers import BROKERS
-from pyspark_mq.decode.batch import Picked
+from pyspark_mq.decode.batch import DictionaryColumn
 from pyspark_mq.decode.stomp import FramesBatch, StompBatch
 from pyspark_mq.decode.stomp_frames import Frames, find_frames
 from pyspark_mq.decode.stomp_headers import parse, value
@@ -383,7 +383,7 @@ def test_messages_that_are_alike_have_the_same_columns(
 
 def values_of(column: Any) -> list[Any]:
     """A column in one of the forms that it may have."""
-    if isinstance(column, Picked):
+    if isinstance(column, DictionaryColumn):
         return [column.values[row] for row in column.rows]
     return list(column.to_pylist()) if isinstance(column, pa.Array) else list(column)
 

@@ -1,6 +1,6 @@
 """The rule for going on in a stream, on random histories of a replicated log: no row twice, none left out.
 
-The log is simulated from what `osiris` does, and the judge knows records by numbers that the rule never sees. What no
+The log is simulated from what `osiris` does, and the checker knows records by numbers that the rule never sees. What no
 rule can decide is left out: clocks that go back, and a branch that was read, replaced, and comes back.
 """
 
@@ -219,7 +219,7 @@ class Query:
         self.outcomes[found.outcome] += 1
         return found
 
-    def look(self, *, dies: bool = False) -> None:
+    def poll(self, *, dies: bool = False) -> None:
         """Plan if nothing is open; read what is, unless it dies before."""
         views = [Held(member) for member in self.cluster.running]
         if not views:
@@ -285,14 +285,14 @@ def history(world: str, seed: int, members: int) -> tuple[Query, Counter[int], l
     for _ in range(STEPS):
         what = rng.choices([*kinds], [*kinds.values()])[0]
         if what == "look":
-            query.look(dies=rng.random() < 0.3)
+            query.poll(dies=rng.random() < 0.3)
         elif what == "replicate":
             cluster.replicate(rng.choice(cluster.members))
         else:
             getattr(cluster, what)()
     cluster.settle()
     for _ in range(4):
-        query.look()
+        query.poll()
     assert cluster.leader is not None
     given = Counter(query.given)
     there = {number for member in cluster.members for one in Held(member).shown for number in one.numbers}

@@ -1,4 +1,4 @@
-"""Messages of AMQP 1.0 as they are, sent by the client library to a cell."""
+"""Messages of AMQP 1.0 as they are, sent by the client library to a matrix entry."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from urllib.parse import urlsplit
 from proton import Message
 from proton.utils import BlockingConnection
 
-from tests.support.cells import LiveCell
+from tests.support.entries import LiveEntry
 
 __all__ = ["send"]
 
 
-def send(cell: LiveCell, *messages: Message | bytes) -> None:
+def send(entry: LiveEntry, *messages: Message | bytes) -> None:
     """Send messages, or encoded ones, as they are."""
-    url = urlsplit(cell.url())
+    url = urlsplit(entry.url())
     connection = BlockingConnection(
         f"amqp://127.0.0.1:{url.port}", user=url.username, password=url.password, allow_insecure_mechs=True, timeout=30
     )
     try:
-        sender = connection.create_sender(cell.amqp10_address())
+        sender = connection.create_sender(entry.amqp10_address())
         for message in messages:
             sender.send(_Encoded(message) if isinstance(message, bytes) else message)
     finally:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.brokers.node import Node
+from testbed.chaos.audit import verdict
 from testbed.process import poll
-from testbed.storm.audit import verdict
-from tests.support.cells import LiveCell
 from tests.support.engine import Engine
+from tests.support.entries import LiveEntry
 
 __all__ = ["assert_exactly_once", "assert_ids_exactly_once", "bodies", "total"]
 
@@ -25,14 +25,14 @@ def total(node: Node, queue: str) -> int:
     return node.counts(queue).total
 
 
-def assert_exactly_once(cell: LiveCell, run: Engine, sent: Sequence[str], *, ordered: bool = True) -> None:
+def assert_exactly_once(entry: LiveEntry, run: Engine, sent: Sequence[str], *, ordered: bool = True) -> None:
     """Everything in the sink once, nothing in the queue, nothing held by a session; in order, where there is one.
 
     There is no order for a client that reconnects before the broker has noticed the end of the last session:
     the messages behind those that were held come first.
     """
-    _settle(run, cell.node, cell.queue)
-    _assert_holds(run.output, sent, cell.total(), ordered=ordered and cell.keeps_order)
+    _settle(run, entry.node, entry.queue)
+    _assert_holds(run.output, sent, entry.total(), ordered=ordered and entry.keeps_order)
 
 
 def assert_ids_exactly_once(

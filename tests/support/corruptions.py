@@ -98,17 +98,17 @@ def planned_and_never_delivered(events: Events) -> Events | None:
 
 def planned_in_another_order(events: Events) -> Events | None:
     for at in places(events, "plan"):
-        _, planned, blind = events[at]
+        _, planned, without_start = events[at]
         for name, ids in planned.items():
             if len(ids) > 1:
-                return changed(events, at, "plan", {**planned, name: ids[::-1]}, blind)
+                return changed(events, at, "plan", {**planned, name: ids[::-1]}, without_start)
     return None
 
 
 def planned_blindly(events: Events) -> Events | None:
     for at in places(events, "plan"):
-        _, planned, blind = events[at]
-        return changed(events, at, "plan", planned, not blind)
+        _, planned, without_start = events[at]
+        return changed(events, at, "plan", planned, not without_start)
     return None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark_mq.decode.batch import DeliveryBatch, Unreadable, listed
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.connections.session import Sink
+from pyspark_mq.sources.connections.session import ReceiveBuffer
 
 __all__ = ["Asked", "take_each"]
 
@@ -48,8 +48,8 @@ class Asked:
     def bodies(self, raws: Sequence[Any]) -> list[bytes]:
         return [] if (batch := self.read(raws)) is None else list(batch.body().to_pylist())
 
-    def weight(self, raws: Sequence[Any]) -> int:
-        return 0 if (batch := self.read(raws)) is None else batch.weight
+    def size_bytes(self, raws: Sequence[Any]) -> int:
+        return 0 if (batch := self.read(raws)) is None else batch.size_bytes
 
     def ids(self, raws: Sequence[Any], source: IdSource) -> list[object]:
         return [] if (batch := self.read(raws)) is None else batch.ids(source)
@@ -57,8 +57,8 @@ class Asked:
     def digests(self, raws: Sequence[Any]) -> list[bytes]:
         return [] if (batch := self.read(raws)) is None else batch.digests()
 
-    def unmarked(self, raws: Sequence[Any]) -> list[bool]:
-        return [] if (batch := self.read(raws)) is None else batch.unmarked()
+    def not_redelivered(self, raws: Sequence[Any]) -> list[bool]:
+        return [] if (batch := self.read(raws)) is None else batch.not_redelivered()
 
     def hidden(self, raws: Sequence[Any]) -> list[str]:
         return [] if (batch := self.read(raws)) is None else batch.hidden()
@@ -71,10 +71,10 @@ def _columns_below(batches: type[DeliveryBatch]) -> Mapping[str, Any]:
     return next(form.columns for form in batches.__subclasses__())
 
 
-def take_each(sink: Sink) -> list[Any]:
+def take_each(buffer: ReceiveBuffer) -> list[Any]:
     """Take all deliveries out of an inbox, each by itself."""
     return [
         one
-        for item in sink.take()
+        for item in buffer.take()
         for one in ([item[at : at + 1] for at in range(len(item))] if isinstance(item, DeliveryBatch) else [item])
     ]

@@ -14,11 +14,11 @@ from pathlib import Path
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from testbed.chaos.proxy import Direction, FaultProxy
 from testbed.distributions import KAFKA, fetch, find_java
 from testbed.ports import LOOPBACK, listens
 from testbed.process import Command, NodeError
 from testbed.server import LocalServer
-from testbed.storm.proxy import Direction, FaultProxy
 
 __all__ = ["Kafka", "Record"]
 

@@ -1,13 +1,13 @@
 """A queue in memory, with the faults of real brokers, and the consumer that reads it. No network.
 
-It is one more cell of the laws and of the failure matrix, so what it claims of brokers is checked by the tests
-that real brokers pass. What it is for: runs of the whole source through hours of faults in a moment, in any order,
-again and again (tests/property/test_source_machine.py), on a clock that is passed in.
+It is one more matrix entry of the contract tests and of the failure matrix, so what it claims of brokers is checked by
+the tests that real brokers pass. What it is for: runs of the whole source through hours of faults in a moment, in any
+order, again and again (tests/property/test_source_machine.py), on a clock that is passed in.
 
 It behaves as real brokers were measured to: what the end of a session gave back comes before what
 nobody was handed yet, in its old order; a session whose end the broker has not noticed keeps its
 messages; a broker that is killed may have forgotten the acknowledgements of the last moments; each delivery that
-comes back counts towards a delivery limit. Where brokers differ it is a setting of :class:`Weather`.
+comes back counts towards a delivery limit. Where brokers differ it is a setting of :class:`Faults`.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from testbed.brokers.node import QueueCounts
 __all__ = [
     "MEMORY",
     "PROTOCOL",
+    "Faults",
     "MemoryBatch",
     "MemoryBroker",
     "MemoryQueue",
     "MemorySession",
     "MemoryStore",
-    "Weather",
     "memory_session",
 ]  # fmt: skip
 
@@ -72,7 +72,7 @@ MEMORY = Broker(
 
 
 @dataclass
-class Weather:
+class Faults:
     """What kind of a broker it is, and how it is doing. May be changed at any time.
 
     Attributes:
@@ -181,7 +181,7 @@ class MemoryBatch(DeliveryBatch):
         headers = [repr(sorted(raw.message.headers.items())).encode() for raw in self.raws]
         return [content_digest(named, raw.message.body) for named, raw in zip(headers, self.raws, strict=True)]
 
-    def unmarked(self) -> list[bool]:
+    def not_redelivered(self) -> list[bool]:
         return [not raw.redelivered for raw in self.raws]
 
     columns: ClassVar[Mapping[str, Column]] = MappingProxyType(
@@ -225,7 +225,7 @@ class MemoryQueue:
     def __init__(self, broker: MemoryBroker, name: str) -> None:
         self.broker = broker
         self.name = name
-        self.weather = Weather()
+        self.faults = Faults()
         #: The user may not read it.
         self.refused = False
         self.sessions: list[_Session] = []
@@ -253,7 +253,7 @@ class MemoryQueue:
     ) -> None:
         now = self.broker.now_s
         message = Message(next(self._numbers), id, body, headers or {}, priority)
-        ahead_s = self.weather.ahead_s
+        ahead_s = self.faults.ahead_s
         message.published_us = None if ahead_s is None else self.broker.runtime.utc_us() + int(ahead_s * 1e6)
         message.rank = message.number
         if expires_s is not None:
@@ -266,12 +266,12 @@ class MemoryQueue:
     def _give_back(self, message: Message, now: float) -> None:
         """Whatever was handed out and not acknowledged."""
         message.deliveries += 1
-        weather = self.weather
-        if weather.delivery_limit is not None and message.deliveries > weather.delivery_limit:
+        faults = self.faults
+        if faults.delivery_limit is not None and message.deliveries > faults.delivery_limit:
             self.dead_letters.append(message)
             return
-        message.available_s = now + min(weather.delay_s * message.deliveries, weather.delay_max_s)
-        if weather.shuffles:
+        message.available_s = now + min(faults.delay_s * message.deliveries, faults.delay_max_s)
+        if faults.shuffles:
             message.rank = self.broker.chance.uniform(0, message.number + 1)
         self._put(message)
 
@@ -355,7 +355,7 @@ class MemoryQueue:
             self.end(session, "the broker was killed")
             self._release(session, now)
         self.ghosts.clear()
-        forgotten = [message for at, message in self._recent if now - at < self.weather.forgets_s]
+        forgotten = [message for at, message in self._recent if now - at < self.faults.forgets_s]
         self._recent.clear()
         self.broker.trace("kill", self, forgotten)
         for message in forgotten:
@@ -365,7 +365,7 @@ class MemoryQueue:
     def depth(self, asking: _Session | None) -> QueueDepth:
         """What a session is told."""
         known = [session for session in self.sessions if not session.cancelled and session.window]
-        hides = self.weather.hides_lost
+        hides = self.faults.hides_lost
         known += [ghost for _, ghost in self.ghosts if not ghost.cancelled and ghost.window and not hides]
         others = [session for session in known if session is not asking]
         count = len(others) + bool(self._held_elsewhere)
@@ -376,7 +376,7 @@ class MemoryQueue:
     def step(self) -> None:
         """Everything the broker can do by now."""
         now = self.broker.now_s
-        self._recent = [(at, message) for at, message in self._recent if now - at < self.weather.forgets_s]
+        self._recent = [(at, message) for at, message in self._recent if now - at < self.faults.forgets_s]
         noticed = [(until, ghost) for until, ghost in self.ghosts if until <= now]
         self.ghosts = [(until, ghost) for until, ghost in self.ghosts if until > now]
         for until, ghost in noticed:
@@ -395,11 +395,11 @@ class MemoryQueue:
         later: list[tuple[float, float, int, Message]] = []
         turn = 0
         # What it could have handed out while nobody wanted it is not saved up.
-        self._may_hand_out = min(self._may_hand_out, 1.0) + self.weather.rate * max(now - self._turn_s, 1e-9)
+        self._may_hand_out = min(self._may_hand_out, 1.0) + self.faults.rate * max(now - self._turn_s, 1e-9)
         self._turn_s = now
         while self._ready and self._may_hand_out >= 1:
             served = [session for session in self.sessions if not session.cancelled and session.window]
-            if self.weather.single_active:
+            if self.faults.single_active:
                 served = served[:1]
             open_ = [session for session in served if len(session.unacked) < session.window]
             if not open_:
@@ -416,8 +416,8 @@ class MemoryQueue:
             self._may_hand_out -= 1
             session.tag += 1
             session.unacked[session.tag] = message
-            session.arrives_s = max(now, session.arrives_s) + 1 / self.weather.link_rate
-            again = message.deliveries > 0 if self.weather.flags is None else self.weather.flags
+            session.arrives_s = max(now, session.arrives_s) + 1 / self.faults.link_rate
+            again = message.deliveries > 0 if self.faults.flags is None else self.faults.flags
             raw = Raw(session.tag, message, again, message.deliveries)
             session.to_client.append((session.arrives_s, raw))
         for entry in later:
@@ -430,7 +430,7 @@ class MemoryQueue:
             self.acknowledged.append(message)
             self.broker.trace("take", self, [message])
             self._recent.append((now, message))
-        session.confirmations.append((max(now, session.arrives_s) + self.weather.confirms_s, number))
+        session.confirmations.append((max(now, session.arrives_s) + self.faults.confirms_s, number))
 
     def reject(self, session: _Session, tags: Sequence[int]) -> None:
         self.dead_letters += [session.unacked.pop(tag) for tag in tags]
@@ -528,7 +528,7 @@ class MemorySession(Session):
                 raise DestinationError(f"{self.endpoint.destination}: access refused at {url}")
             broker.step()
             self._session = _Session(self, queue)
-            depth = queue.depth(None) if queue.weather.tells_depth else None
+            depth = queue.depth(None) if queue.faults.tells_depth else None
             queue.sessions.append(self._session)
             return Greeting(url, self.broker.name, depth, server=f"memory/{self.broker.version}")
 
@@ -566,25 +566,25 @@ class MemorySession(Session):
     def _take(self, session: _Session) -> bool:
         if session.silent_since_s is not None or self.broker.stopped:
             return False
-        sink = self.sink
-        before = len(sink.inbox)
+        buffer = self.buffer
+        before = len(buffer.inbox)
         now = self.broker.now_s
         while session.to_client and session.to_client[0][0] <= now and not self.paused:
             raw = session.to_client.popleft()[1]
             if raw.message.odd and not self.options.keeps_unreadable:
                 raise self._refuse(MemoryBatch([raw]).unreadable[0])
-            sink.inbox.append(raw)
-            sink.count(1, MemoryBatch([raw]).weight)
-            if sink.full:
+            buffer.inbox.append(raw)
+            buffer.count(1, MemoryBatch([raw]).size_bytes)
+            if buffer.full:
                 self.paused = session.cancelled = True
         confirmed = False
         while session.confirmations and session.confirmations[0][0] <= self.broker.now_s:
-            sink.confirmed(session.confirmations.popleft()[1])
+            buffer.confirmed(session.confirmations.popleft()[1])
             confirmed = True
-        if session.depth_asked and session.queue.weather.tells_depth and session.arrives_s <= now:
+        if session.depth_asked and session.queue.faults.tells_depth and session.arrives_s <= now:
             session.depth_asked = False
-            sink.reported(session.queue.depth(session))
-        return len(sink.inbox) > before or confirmed
+            buffer.reported(session.queue.depth(session))
+        return len(buffer.inbox) > before or confirmed
 
     def wake(self) -> None:
         self._woken.set()
@@ -602,7 +602,7 @@ class MemorySession(Session):
             session = self._session
             assert session is not None
             if session.ended is None and session.silent_since_s is None:
-                at_s = self.broker.now_s + session.queue.weather.acks_s
+                at_s = self.broker.now_s + session.queue.faults.acks_s
                 session.to_broker.append((at_s, lambda now: request(session, now)))
 
     def ask_depth(self) -> None:

@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any
 
 from pyspark_mq.sources.connections.events import Event, EventQueue, Failed, Opened
-from pyspark_mq.sources.connections.keeper import Limits, SessionKeeper
 from pyspark_mq.sources.connections.session import Session, SessionOptions
+from pyspark_mq.sources.connections.supervisor import ConnectionSupervisor, Limits
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.options import parse_options
 from testbed.process import poll
@@ -28,10 +28,10 @@ def receive(consumer: Session, count: int, longer_s: float = 0.0) -> list[Any]:
         end_s = time.monotonic() + LIMIT_S
         while len(raws) < count and time.monotonic() < end_s:
             consumer.run(0.05)
-            raws += take_each(consumer.sink)
+            raws += take_each(consumer.buffer)
         if longer_s:
             consumer.run(longer_s)
-        return raws + take_each(consumer.sink)
+        return raws + take_each(consumer.buffer)
     finally:
         consumer.close()
 
@@ -45,8 +45,8 @@ def failure(consumer: type[Session], options: dict[str, str], *, opened: bool = 
     settings = parse_options({"connectTimeout": f"{LIMIT_S:g}s", "reconnectTimeout": "100ms", **options}).settings
     told, events = EventQueue(), list[Event]()
     chosen, limits = SessionOptions(), Limits(10, 1e9)
-    keeper = SessionKeeper(1, settings.endpoint, consumer, chosen, limits, told, count(1), Threads())
-    keeper.start()
+    supervisor = ConnectionSupervisor(1, settings.endpoint, consumer, chosen, limits, told, count(1), Threads())
+    supervisor.start()
 
     def failed() -> Failed | None:
         events.extend(told.take())
@@ -56,5 +56,5 @@ def failure(consumer: type[Session], options: dict[str, str], *, opened: bool = 
     found = failed()
     assert found is not None
     assert opened is any(isinstance(event, Opened) for event in events)
-    keeper.stop()
+    supervisor.stop()
     return "".join(traceback.format_exception(found.error)) + repr(found.error)

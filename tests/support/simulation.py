@@ -35,11 +35,11 @@ from tests.support.folder import MemoryFolder
 from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemoryQueue, MemorySession, MemoryStore
 from tests.support.watching import planned
 
-__all__ = ["KEEPER", "WORKER", "Process", "Query", "World", "ids_of", "make_settings"]
+__all__ = ["SUPERVISOR", "WORKER", "Process", "Query", "World", "ids_of", "make_settings"]
 
 QUEUE = "orders"
 #: Names of the threads that hold a connection, and of the one that makes blocks for all of them.
-KEEPER, WORKER = "pyspark-mq keeper", "pyspark-mq worker"
+SUPERVISOR, WORKER = "pyspark-mq supervisor", "pyspark-mq worker"
 #: Smaller than by default, so that few messages meet the limits.
 _SIZES = {"maxMessagesPerTrigger": "50", "maxBytesPerTrigger": "16m", "prefetch": "100", "dedupWindow": "1000"}
 #: What a query asks for here.

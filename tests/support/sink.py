@@ -28,10 +28,10 @@ from pyspark_mq.sources.stomp.frames import FrameReader
 from pyspark_mq.sources.url import parse_urls
 from tests.support.decoding import Asked
 
-__all__ = ["ARROW", "CELLS", "as_raw", "batch_of", "decoder_of", "fields_of", "messages_of", "settings_of"]
+__all__ = ["ARROW", "ENTRIES", "as_raw", "batch_of", "decoder_of", "fields_of", "messages_of", "settings_of"]
 
 #: Broker and protocol of every kind of write.
-CELLS = (
+ENTRIES = (
     ("rabbitmq", AMQP_0_9_1),
     ("rabbitmq", AMQP_1_0),
     ("activemq", AMQP_1_0),

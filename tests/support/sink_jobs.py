@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.chaos.chaos import Job
 from testbed.process import poll
-from testbed.storm.storm import Job
 
 __all__ = ["SinkJob", "drained", "emptied", "killed"]
 

@@ -23,8 +23,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from testbed.brokers.node import Node
+from testbed.chaos.proxy import Direction, FaultProxy
 from testbed.process import poll
-from testbed.storm.proxy import Direction, FaultProxy
 
 __all__ = ["POINTS", "DriverMatrix"]
 

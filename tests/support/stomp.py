@@ -12,7 +12,7 @@ import stomp
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import STOMP
-from pyspark_mq.sources.connections.session import SessionLostError, Sink
+from pyspark_mq.sources.connections.session import ReceiveBuffer, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.stomp.session import StompSession
 from pyspark_mq.sources.url import parse_urls
@@ -38,7 +38,7 @@ class SessionRun:
         settings = Endpoint(broker=BROKERS[broker], protocol=STOMP, urls=urls, **connection)
         self.raws: list[Any] = []
         self.confirmed: list[int] = []
-        self.consumer = StompSession(settings, next(_numbers), Sink(confirmed=self.confirmed.append))
+        self.consumer = StompSession(settings, next(_numbers), ReceiveBuffer(confirmed=self.confirmed.append))
         self.consumer.open(urls[0], settings.connect_timeout_s)
 
     def run_until(self, reached: Callable[[], bool], timeout_s: float = 60.0) -> bool:
@@ -51,9 +51,9 @@ class SessionRun:
 
     def take(self) -> None:
         """Empty the inbox, as the query's thread does."""
-        taken = take_each(self.consumer.sink)
+        taken = take_each(self.consumer.buffer)
         self.raws += taken
-        self.consumer.sink.bytes_taken += Asked(self.consumer.batches).weight(taken)
+        self.consumer.buffer.bytes_taken += Asked(self.consumer.batches).size_bytes(taken)
 
     def receive(self, messages: int, timeout_s: float = 60.0) -> list[bytes]:
         """Receive at least this many; the bodies so far."""

@@ -1,6 +1,6 @@
 """What runs of the source do, event by event, and whether the specification allows it (``dev/spec/Trace.tla``).
 
-:func:`record` lets the whole source run on the queue in memory through bad weather that a seed decides, and writes down
+:func:`record` lets the whole source run on the queue in memory through faults that a seed decides, and writes down
 what Spark, the source and the broker do. :func:`refused` has TLC follow many such traces at once.
 ``python -m tests.support.traces 10000`` records so many and checks them.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.support.engine import At, Crashed
-from tests.support.memory import MemoryBroker, MemoryQueue, Message, Weather
+from tests.support.memory import Faults, MemoryBroker, MemoryQueue, Message
 from tests.support.simulation import Query, World, make_settings
 from tests.support.watching import watch
 from tools.tlc import FAULTS, run_tlc
@@ -146,7 +146,7 @@ def by_queue(ids: Iterable[tuple[str, int]]) -> dict[str, tuple[tuple[str, int],
 
 
 def record(kind: Kind, seed: int) -> Trace:
-    """A run of the source through weather that the seed decides."""
+    """A run of the source through faults that the seed decides."""
     chance, trace, world = random.Random(seed), Trace(kind, str(seed)), World()
     broker = MemoryBroker(world.process(), seed)
     names = QUEUES[: chance.choice((1, 2))]
@@ -155,7 +155,7 @@ def record(kind: Kind, seed: int) -> Trace:
     delay_s = 0.0 if not kind.shows_start else chance.choice((0.0, 0.0, 2.0, _DELAY_S))
     for queue in queues:
         lag_s = chance.choice((0.0, 0.03, 0.4))
-        queue.weather = Weather(
+        queue.faults = Faults(
             acks_s=lag_s, confirms_s=lag_s, tells_depth=chance.random() < 0.5, shuffles=chance.random() < 0.5,
             hides_lost=chance.random() < 0.5, delay_s=delay_s, delay_max_s=_DELAY_S,
             rate=float("inf") if steady else chance.choice((float("inf"), 200.0, 3.0)),
@@ -336,7 +336,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first")
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
-    logging.disable()  # of the weather
+    logging.disable()  # of the faults
     every, began_s = kinds(), time.monotonic()
     traces = [record(every[n % len(every)], arguments.seed + n) for n in range(arguments.count)]
     print(f"{time.monotonic() - began_s:.0f} s: {len(traces)} traces, {sum(len(one.events) for one in traces)} events")

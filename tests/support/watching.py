@@ -46,7 +46,7 @@ def planned(source: EpochSource, end: Position) -> tuple[dict[str, list[str]], b
     assert isinstance(memory, Journal), "without IDs nothing is written down"
     content = memory._files.read(end.file)
     ids = {queue: list(map(key_text, keys)) for queue, keys in planned_in(memory._files, end.file).items()}
-    return {**{queue: [] for queue in content.queues}, **ids}, content.blind
+    return {**{queue: [] for queue in content.queues}, **ids}, content.without_start
 
 
 def watch_answers(source: EpochSource, tell: Told) -> None:
@@ -75,7 +75,7 @@ def watch(source: EpochSource, tell: Told) -> None:
 
 
 def _watch_queue(reader: QueueReader, slots: dict[tuple[str, int], int], tell: Told) -> None:
-    name, ledger = reader.name, reader.ledger
+    name, in_flight = reader.name, reader.in_flight
     unsettled: dict[int, dict[int, str]] = {}
 
     def opened(event: Opened) -> None:
@@ -102,7 +102,7 @@ def _watch_queue(reader: QueueReader, slots: dict[tuple[str, int], int], tell: T
 
     _before(reader, "_open", opened)
     _before(reader, "_lose", lost)
-    _before(ledger, "deliver", delivered)
+    _before(in_flight, "deliver", delivered)
     _before(reader.connections, "acknowledge", acknowledged)
 
 

@@ -19,7 +19,7 @@ from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp091.errors import reason_of
 from pyspark_mq.sources.amqp091.frames import Amqp091FrameError, DeliveryReader
 from pyspark_mq.sources.amqp091.session import Amqp091Session
-from pyspark_mq.sources.connections.session import QueueDepth, SessionLostError, SessionOptions, Sink
+from pyspark_mq.sources.connections.session import QueueDepth, ReceiveBuffer, SessionLostError, SessionOptions
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.decoding import Asked
 from tests.support.receiving import failure, receive
@@ -101,7 +101,7 @@ def received(after: bytes, count: int, *, keeps: bool = True) -> list[Any]:
     with server(after) as port:
         options = {"broker": "rabbitmq", "url": f"amqp://127.0.0.1:{port}", "queue": "q", "onUnreadableMessage": "row"}
         endpoint = parse_options(options).settings.endpoint
-        consumer = Amqp091Session(endpoint, 1, Sink(), SessionOptions(keeps_unreadable=keeps))
+        consumer = Amqp091Session(endpoint, 1, ReceiveBuffer(), SessionOptions(keeps_unreadable=keeps))
         return receive(consumer, count)
 
 
@@ -121,8 +121,8 @@ def test_a_session_whose_end_nobody_answers_gives_its_connection_up_at_once(
     with server(delivery(1)) as port:
         options = {"broker": "rabbitmq", "url": f"amqp://127.0.0.1:{port}", "queue": "q"}
         endpoint = parse_options(options).settings.endpoint
-        consumer = Amqp091Session(endpoint, 1, Sink())
-        consumer.sink.bytes_allowed = 0 if paused else float("inf")
+        consumer = Amqp091Session(endpoint, 1, ReceiveBuffer())
+        consumer.buffer.bytes_allowed = 0 if paused else float("inf")
         consumer.open(endpoint.urls[0], LIMIT_S)
         consumer.consume(10)
         consumer.run(0.2)
@@ -147,14 +147,14 @@ def test_confirmations_do_not_pile_up_where_the_answer_is_slow(monkeypatch: pyte
     with server(b"".join(map(delivery, range(1, 51)))) as port:
         options = {"broker": "rabbitmq", "url": f"amqp://127.0.0.1:{port}", "queue": "q"}
         endpoint = parse_options(options).settings.endpoint
-        consumer = Amqp091Session(endpoint, 1, Sink())
+        consumer = Amqp091Session(endpoint, 1, ReceiveBuffer())
         consumer.open(endpoint.urls[0], LIMIT_S)
         consumer.consume(100)
         confirmed: list[int] = []
         depths: list[QueueDepth] = []
-        consumer.sink.confirmed, consumer.sink.reported = confirmed.append, depths.append
+        consumer.buffer.confirmed, consumer.buffer.reported = confirmed.append, depths.append
         deadline = time.monotonic() + LIMIT_S
-        while consumer.sink.deliveries < 50 and time.monotonic() < deadline:
+        while consumer.buffer.deliveries < 50 and time.monotonic() < deadline:
             consumer.run(0.05)
         for tag in range(1, 51):
             consumer.acknowledge(tag, tag, ())
@@ -243,12 +243,12 @@ def told(pieces: Sequence[bytes], least: int, *, keeps: bool) -> tuple[Any, ...]
     """What a session makes of what it reads: deliveries with what is for pika between them, and why it ends."""
     options = {"broker": "rabbitmq", "url": "amqp://localhost", "queue": "q"}
     session = Amqp091Session(
-        parse_options(options).settings.endpoint, 1, Sink(), SessionOptions(keeps_unreadable=keeps)
+        parse_options(options).settings.endpoint, 1, ReceiveBuffer(), SessionOptions(keeps_unreadable=keeps)
     )
     found: list[Any] = []
 
     def take() -> None:
-        for item in session.sink.take():
+        for item in session.buffer.take():
             found.extend(cut(item) if isinstance(item, Amqp091Batch) else [item])
 
     def pass_on(other: bytes) -> None:

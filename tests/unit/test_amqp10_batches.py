@@ -11,7 +11,7 @@ from pyspark_mq.decode.amqp10 import Amqp10Batch, WalkedBatch, find_batches
 from pyspark_mq.decode.amqp10_message import Raw, UnreadableMessage
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.sources.amqp10.session import Amqp10Session
-from pyspark_mq.sources.connections.session import SessionLostError, Sink
+from pyspark_mq.sources.connections.session import ReceiveBuffer, SessionLostError
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.amqp10_peer import peer
 from tests.support.decoding import Asked
@@ -85,22 +85,22 @@ def test_a_session_hands_over_batches_in_order(maximum: int) -> None:
     bodies = [f"body {number}" for number in range(2_000)]
     with peer(bodies) as at:
         options = {"broker": "artemis", "url": at.url(), "queue": "q", "protocol": "amqp-1.0"}
-        session = Amqp10Session(parse_options(options).settings.endpoint, 1, Sink())
+        session = Amqp10Session(parse_options(options).settings.endpoint, 1, ReceiveBuffer())
         session.open(session.endpoint.urls[0], LIMIT_S)
         session.consume(len(bodies))
         items: list[Any] = []
         while sum(len(item) if isinstance(item, WalkedBatch) else 1 for item in items) < len(bodies):
             session.run(0.1)
-            items += session.sink.take(maximum)
+            items += session.buffer.take(maximum)
         session.close()
     assert any(isinstance(item, WalkedBatch) for item in items)
     decoder = Asked(Amqp10Batch)
     found = [body for raws in decoder.gather(items, 4 << 20) for body in decoder.bodies(raws)]
     assert [body.decode() for body in found] == bodies
     assert tags(items) == [*range(1, len(bodies) + 1)]
-    assert session.sink.deliveries == len(bodies)
-    size = sum(map(decoder.weight, decoder.gather(items, 4 << 20)))
-    assert session.sink.bytes_arrived == size
+    assert session.buffer.deliveries == len(bodies)
+    size = sum(map(decoder.size_bytes, decoder.gather(items, 4 << 20)))
+    assert session.buffer.bytes_arrived == size
 
 
 def test_one_in_a_hundred_that_is_read_alone_leaves_the_others_together() -> None:
@@ -119,7 +119,7 @@ def test_what_came_before_a_connection_broke_is_passed_on_before_its_end(monkeyp
     bodies = [f"body {number}" for number in range(200)]
     with peer(bodies) as at:
         options = {"broker": "artemis", "url": at.url(), "queue": "q", "protocol": "amqp-1.0"}
-        session = Amqp10Session(parse_options(options).settings.endpoint, 1, Sink())
+        session = Amqp10Session(parse_options(options).settings.endpoint, 1, ReceiveBuffer())
         session.open(session.endpoint.urls[0], LIMIT_S)
         take = session._take_deliveries
 
@@ -134,7 +134,7 @@ def test_what_came_before_a_connection_broke_is_passed_on_before_its_end(monkeyp
             _run(session)
         session.close()
     assert session._newest > 0
-    assert tags(session.sink.take()) == [*range(1, session._newest + 1)]
+    assert tags(session.buffer.take()) == [*range(1, session._newest + 1)]
 
 
 def _run(session: Amqp10Session) -> None:

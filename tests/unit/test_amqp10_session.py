@@ -13,7 +13,7 @@ from proton import Condition, Connection, Delivery
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp10.session import Amqp10Session
-from pyspark_mq.sources.connections.session import SessionLostError, Sink
+from pyspark_mq.sources.connections.session import ReceiveBuffer, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.amqp10_peer import Peer, peer
@@ -31,7 +31,7 @@ ANSWERED = [
 
 def consumer(broker: str, at: Peer) -> Amqp10Session:
     options = {"broker": broker, "url": at.url(), "queue": "q", "protocol": "amqp-1.0"}
-    return Amqp10Session(parse_options(options).settings.endpoint, 1, Sink())
+    return Amqp10Session(parse_options(options).settings.endpoint, 1, ReceiveBuffer())
 
 
 def turns(session: Amqp10Session, done: Callable[[], bool], timeout_s: float = LIMIT_S) -> bool:
@@ -48,7 +48,7 @@ def received(session: Amqp10Session, count: int) -> list[Any]:
     raws: list[Any] = []
 
     def all_there() -> bool:
-        raws.extend(session.sink.take())
+        raws.extend(session.buffer.take())
         return len(raws) >= count
 
     assert turns(session, all_there)
@@ -73,7 +73,7 @@ def test_what_the_broker_settles_is_confirmed(broker: str) -> None:
     with peer(["a", "b", "c"]) as at:
         session = consumer(broker, at)
         confirmed: list[int] = []
-        session.sink.confirmed = confirmed.append
+        session.buffer.confirmed = confirmed.append
         received(session, 3)
         session.acknowledge(1, 3, ())
         assert turns(session, lambda: confirmed == [1])
@@ -90,7 +90,7 @@ def test_an_acceptance_that_the_broker_answers_with_another_outcome_is_not_confi
     with peer(["a", "b", "c"], answered(int(outcome), settled=settled, only="b")) as at:
         session = consumer(broker, at)
         confirmed: list[int] = []
-        session.sink.confirmed = confirmed.append
+        session.buffer.confirmed = confirmed.append
         received(session, 3)
         session.acknowledge(1, 3, ())
         with pytest.raises(SessionLostError, match="did not take an acknowledgement") as lost:
@@ -105,7 +105,7 @@ def test_what_the_broker_took_back_before_it_was_acknowledged_is_not_confirmed(b
     with peer(["a", "b", "c"], released=["b"]) as at:
         session = consumer(broker, at)
         confirmed: list[int] = []
-        session.sink.confirmed = confirmed.append
+        session.buffer.confirmed = confirmed.append
         received(session, 3)
         session.acknowledge(1, 3, ())
         with pytest.raises(SessionLostError, match="did not take an acknowledgement"):
@@ -190,7 +190,7 @@ def recorded() -> tuple[list[bytes], bytes]:
         session.open(session.endpoint.urls[0], LIMIT_S)
         opening = came.copy()
         session.consume(10)
-        assert turns(session, lambda: session.sink.deliveries == len(BODIES))
+        assert turns(session, lambda: session.buffer.deliveries == len(BODIES))
         messages = b"".join(came[len(opening) :])
         session.close()
     return opening, messages
@@ -199,7 +199,7 @@ def recorded() -> tuple[list[bytes], bytes]:
 def told(pieces: Sequence[bytes]) -> tuple[Any, ...]:
     """What a session makes of these: deliveries, and why it ended."""
     options = {"broker": "artemis", "url": "amqp://localhost", "queue": "q", "protocol": "amqp-1.0"}
-    session = Amqp10Session(parse_options(options).settings.endpoint, 1, Sink())
+    session = Amqp10Session(parse_options(options).settings.endpoint, 1, ReceiveBuffer())
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("pyspark_mq.sources.connections.socket_loop.connect", lambda *_: Pieces(pieces))
         try:
@@ -208,7 +208,7 @@ def told(pieces: Sequence[bytes]) -> tuple[Any, ...]:
             while True:
                 session.run(LIMIT_S)
         except SessionLostError as lost:
-            return take_each(session.sink), str(lost), lost.stated
+            return take_each(session.buffer), str(lost), lost.stated
         finally:
             session.close()
 

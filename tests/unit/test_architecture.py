@@ -48,7 +48,7 @@ CLIENTS = {
 }
 #: What can be seen of the repository, and what only those see who work on it.
 DOORS = {"pyspark_mq", "tests", "docs", "examples", "dev"}
-DEV_ROOMS = {"benchmarks", "docker", "judge", "spec", "testbed", "tools"}
+DEV_ROOMS = {"benchmarks", "docker", "spec", "testbed", "tools"}
 #: What the wheel does not have.
 NOT_SHIPPED = {
     *DEV_ROOMS,
@@ -75,12 +75,12 @@ OF_BOTH = (
 LINES_MAX, ROOMS_MAX = 500, 18
 #: A queue, and what nobody else looks behind.
 QUEUE = "sources.queues.reader"
-BEHIND_QUEUES = {"ledger", "connections", "connected"}
+BEHIND_QUEUES = {"in_flight", "connections", "connected"}
 #: From a session to all sessions of a queue: each imports those before it, and nothing above it.
 ROOM = "sources.connections."
 CONNECTIONS = (
     "read_memory", "session", "socket_loop", "parent", "message_id", "protocols", "block", "events",
-    "backoff", "keeper", "worker", "connections",
+    "backoff", "supervisor", "worker", "connections",
 )  # fmt: skip
 #: The one store that does I/O. It is a module of `dedup` that the others do not know.
 REDIS_STORE = "dedup.redis_store"
@@ -259,7 +259,7 @@ def test_a_module_imports_only_from_layers_below(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PURE_MODULES)
-def test_the_ledger_and_the_ids_do_no_io_and_know_no_time(name: str) -> None:
+def test_the_in_flight_and_the_ids_do_no_io_and_know_no_time(name: str) -> None:
     assert against_purity(name, MODULES[name], imports()[name]) == []
 
 
@@ -361,8 +361,8 @@ def test_every_part_of_the_connections_has_its_place() -> None:
 
 
 def test_an_import_from_above_a_connection_is_found() -> None:
-    source = "def late():\n  from pyspark_mq.sources.connections.keeper import SessionKeeper"
-    assert from_above("keeper", imports_of(source)) == from_above("session", imports_of(source)) != []
+    source = "def late():\n  from pyspark_mq.sources.connections.supervisor import ConnectionSupervisor"
+    assert from_above("supervisor", imports_of(source)) == from_above("session", imports_of(source)) != []
     assert from_above("worker", imports_of(source)) == []
 
 
@@ -424,7 +424,7 @@ def test_the_rules_see_the_imports_there_are() -> None:
     assert Import("pyspark_mq.dedup.identity") in imports()["dedup.digests"]
     assert Import("pyspark_mq.spark_source.datasource", checking=True) in imports()[""]
     assert Import("pyspark_mq.dedup.redis_store", lazy=True) in imports()["spark_source.extras"]
-    assert {"ack.ledger", "dedup.memory", "dedup.store"} < set(PURE_MODULES)
+    assert {"ack.in_flight", "dedup.memory", "dedup.store"} < set(PURE_MODULES)
 
 
 @pytest.mark.parametrize(
@@ -494,8 +494,8 @@ def test_an_import_loop_is_found() -> None:
         "clusters": "def make():\n  from testbed.pair import Pair",
         "pair": "from testbed.more import Half\nfrom testbed.nodes import Node",
         "more": "import testbed.clusters",
-        "storm": "from testbed.clusters import make\nif TYPE_CHECKING:\n  from testbed.soak import Soak",
-        "soak": "from testbed.storm import Storm",
+        "chaos": "from testbed.clusters import make\nif TYPE_CHECKING:\n  from testbed.soak import Soak",
+        "soak": "from testbed.chaos import ChaosTest",
     }
     assert loops_in("testbed", sources) == [["testbed.clusters", "testbed.more", "testbed.pair"]]
 
@@ -518,11 +518,12 @@ def test_a_write_to_a_queue_is_found(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["queue.ledger.received", "len(one.queue.ledger.planned.epochs)", "queue.connections.refresh_depth()"]
+    "source",
+    ["queue.in_flight.received", "len(one.queue.in_flight.planned.epochs)", "queue.connections.refresh_depth()"],
 )
 def test_a_reach_through_a_queue_is_found(source: str) -> None:
     assert len(reaches_through(BEHIND_QUEUES, source)) == 1
-    assert reaches_through(BEHIND_QUEUES, "queue.view.received, self.ledger.unacked") == []
+    assert reaches_through(BEHIND_QUEUES, "queue.view.received, self.in_flight.unacked") == []
 
 
 @pytest.mark.parametrize(

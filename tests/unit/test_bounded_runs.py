@@ -20,7 +20,7 @@ from tests.support.simulation import Query, World, make_settings
 @pytest.mark.parametrize("run", ["available now", "before 4.2", "triggers"])
 def test_jobs_whose_sink_fails_night_after_night_do_not_empty_the_queue(run: str) -> None:
     scene = Scene(max_messages=100, prefetch=20_000, dedup_window=0, shows_start=run != "before 4.2")
-    scene.queue.weather.delivery_limit = 6
+    scene.queue.faults.delivery_limit = 6
     scene.publish(20_000, size=0)
     for _ in range(6):
         if run == "available now":
@@ -88,7 +88,7 @@ def test_minimum_and_a_full_window_do_not_wait_for_each_other() -> None:
 @pytest.mark.parametrize("tells_depth", [True, False])
 def test_a_minimum_above_the_window_of_a_single_active_consumer_is_not_waited_for(tells_depth: bool) -> None:
     scene = Scene(max_messages=500, prefetch=60, consumers=3, min_messages=150, max_delay_s=900.0)
-    scene.queue.weather.single_active, scene.queue.weather.tells_depth = True, tells_depth
+    scene.queue.faults.single_active, scene.queue.faults.tells_depth = True, tells_depth
     for _ in range(10):
         scene.world.at(1.0, lambda: scene.publish(61))
         began_s = scene.world.now_s
@@ -138,7 +138,7 @@ def test_a_queue_at_its_end_that_is_written_to_leaves_the_bytes_to_the_others(ra
         done.publish(bytes(100), f"done-{number}")
         sent.append(f"done-{number} of done")
     world.let_pass(1.0)
-    slow.weather.rate = rate
+    slow.faults.rate = rate
     for number in range(2_000):
         world.at(0.5 + number * 0.05, lambda number=number: done.publish(bytes(400), f"more-{number}"))  # type: ignore[misc]
     assert query.run_available() == 310
@@ -165,7 +165,7 @@ def test_a_queue_at_its_end_is_not_read_on_whatever_comes_again_of_it() -> None:
 def test_a_broker_that_is_away_for_minutes_does_not_end_a_run(forgets_s: float) -> None:
     scene = Scene(max_messages=10, prefetch=10, reconnect_timeout_s=600.0)
     scene.publish(50)
-    scene.queue.weather.forgets_s = forgets_s
+    scene.queue.faults.forgets_s = forgets_s
     scene.query.between = lambda: scene.world.let_pass(1.0)
     scene.world.at(2.5, scene.broker.kill)
     scene.world.at(200.0, scene.broker.start)
@@ -188,7 +188,7 @@ def test_what_another_consumer_gives_back_during_a_run_takes_nobody_s_place() ->
     scene.publish(40)
     scene.queue.take_away(40)
     there = scene.publish(200)
-    scene.queue.weather.rate = 100.0
+    scene.queue.faults.rate = 100.0
     scene.world.at(0.5, scene.queue.bring_back)
     for number in range(300):
         scene.world.at(0.1 * number, lambda: scene.publish(1))
@@ -203,7 +203,7 @@ def test_what_another_consumer_gives_back_during_a_run_takes_nobody_s_place() ->
 @pytest.mark.parametrize("rate", [2, with_all(20)])
 def test_a_run_ends_though_a_producer_whose_clock_is_ahead_goes_on(ahead_s: float | None, rate: int) -> None:
     scene = Scene(max_messages=1_000, prefetch=2_000)
-    scene.queue.weather.tells_depth, scene.queue.weather.ahead_s = False, ahead_s
+    scene.queue.faults.tells_depth, scene.queue.faults.ahead_s = False, ahead_s
     scene.publish(5_000)
     for number in range(100 * rate):
         scene.world.at(number / rate, lambda: scene.publish(1))
@@ -216,7 +216,7 @@ def test_a_run_ends_though_a_producer_whose_clock_is_ahead_goes_on(ahead_s: floa
 def test_a_run_ends_however_fast_messages_without_a_timestamp_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runtime, "timing", Timing(unknown_age_s=40.0))
     scene = Scene(max_messages=1_000, prefetch=2_000)
-    scene.queue.weather.tells_depth, scene.queue.weather.ahead_s = False, None
+    scene.queue.faults.tells_depth, scene.queue.faults.ahead_s = False, None
     for number in range(400):
         scene.world.at(number / 5, lambda: scene.publish(50))
     began_s = scene.world.now_s
@@ -227,7 +227,7 @@ def test_a_run_ends_however_fast_messages_without_a_timestamp_come(monkeypatch: 
 
 def test_a_backlog_without_timestamps_is_read_to_its_end_also_by_slow_batches() -> None:
     scene = Scene(max_messages=100, prefetch=200)
-    scene.queue.weather.tells_depth, scene.queue.weather.ahead_s = False, None
+    scene.queue.faults.tells_depth, scene.queue.faults.ahead_s = False, None
     scene.publish(2_000)
     scene.query.between = lambda: scene.world.let_pass(20.0)
     assert scene.query.run_available() == 2_000
@@ -239,7 +239,7 @@ def test_a_run_that_is_handed_nothing_of_what_waits_says_so_and_names_the_other_
     scene = Scene()
     scene.publish(30)
     scene.queue.take_away(10)
-    scene.queue.weather.rate = 0.0
+    scene.queue.faults.rate = 0.0
     with caplog.at_level("WARNING"):
         assert scene.query.run_available() == 0
     assert "the broker reports messages and has handed out none for 60 s" in caplog.text

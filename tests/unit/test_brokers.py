@@ -1,4 +1,5 @@
-"""What a broker needs everywhere: its data, a cell for each of its protocols, titles, and a place in the docs."""
+"""What a broker needs everywhere: its data, a matrix entry for each of its protocols, titles, and a place in the
+docs."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ import pytest
 from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from pyspark_mq.sources.connections.protocols import SESSIONS
+from testbed.chaos import soak
 from testbed.clusters.factory import CLUSTERS
-from testbed.storm import soak
 from tests import matrix
-from tests.support.cells import CELLS
+from tests.support.entries import ENTRIES
 
 ROOT = Path(__file__).parents[2]
 brokers = pytest.mark.parametrize("broker", BROKERS.values(), ids=list(BROKERS))
@@ -36,8 +37,8 @@ def test_what_differs_by_protocol_is_there_for_those_it_speaks_and_no_others(bro
 
 
 @brokers
-def test_each_protocol_of_a_broker_has_a_cell(broker: Broker) -> None:
-    assert {cell.protocol for cell in CELLS if cell.broker == broker.name} == spoken(broker)
+def test_each_protocol_of_a_broker_has_a_entry(broker: Broker) -> None:
+    assert {entry.protocol for entry in ENTRIES if entry.broker == broker.name} == spoken(broker)
 
 
 def test_every_protocol_is_spoken_by_a_broker() -> None:
@@ -50,14 +51,14 @@ def test_the_compatibility_page_and_the_soak_know_every_broker_and_protocol() ->
     assert set(CLUSTERS) == set(BROKERS)
 
 
-def test_the_compatibility_page_keeps_the_storms_of_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compatibility_page_keeps_the_chaos_of_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = ["messages sent", "lost", "duplicated", "unexpected", "left in the queue", "faults in all", "reconnects"]
-    storm: dict[str, Any] = dict.fromkeys([*counts, "duplicates recognised and dropped"], 1_234)
-    storm |= {"cluster": "RabbitMQ, three nodes", "version": "3.10.8", "protocol": "stomp", "date": "2026-11-21"}
-    storm |= {"faults": {"a kill": 1, "a kill ": 1, "a cut": 1}, "seconds": 99, "problem": "", "holds": True}
+    chaos: dict[str, Any] = dict.fromkeys([*counts, "duplicates recognised and dropped"], 1_234)
+    chaos |= {"cluster": "RabbitMQ, three nodes", "version": "3.10.8", "protocol": "stomp", "date": "2026-11-21"}
+    chaos |= {"faults": {"a kill": 1, "a kill ": 1, "a cut": 1}, "seconds": 99, "problem": "", "holds": True}
     monkeypatch.setattr(matrix, "_KEPT", tmp_path)
     assert "## Clusters" not in matrix.page([], matrix._clusters())
-    (tmp_path / "rabbitmq-stomp.cluster.json").write_text(json.dumps(storm), "utf-8")
+    (tmp_path / "rabbitmq-stomp.cluster.json").write_text(json.dumps(chaos), "utf-8")
     page = matrix.page([], matrix._clusters())
     row = next(line for line in page.splitlines() if "three nodes | STOMP" in line)
     assert row.startswith("| RabbitMQ 3.10.8, three nodes | STOMP | 1,234 | 1,234 | 2,468 | 1,234 |")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pyspark_mq.sources import calls
-from pyspark_mq.sources.calls import EPOCHS, SHOWING, Act, Call, EpochPlace, First, Shown
+from pyspark_mq.sources.calls import EPOCHS, SHOWING, Act, Call, Committed, EpochPlace, First
 from tests.unit.test_calls import CHECKS, NAMES, SHOWS, check_first, test_every_pair_is_decided
 
 FIRSTS = (First.NOTHING, First.FIND, First.LEARN, First.FIND | First.LEARN)
@@ -42,12 +42,12 @@ def test_the_tables_as_they_are_pass_every_check() -> None:
     assert unnoticed("EPOCHS", {"as it is": dict(EPOCHS)}, [*CHECKS, test_every_pair_is_decided]) == ["as it is"]
 
 
-@pytest.mark.parametrize("shown", Shown, ids=lambda one: one.value)
+@pytest.mark.parametrize("shown", Committed, ids=lambda one: one.value)
 @pytest.mark.parametrize("call", SHOWS, ids=lambda one: one.value)
-def test_every_change_of_what_comes_first_is_noticed(call: Call, shown: Shown) -> None:
+def test_every_change_of_what_comes_first_is_noticed(call: Call, shown: Committed) -> None:
     first, then = SHOWING[call, shown]
     rows = [(other, then) for other in FIRSTS if other != first] + [
-        (first, other) for other in Shown if other is not then
+        (first, other) for other in Committed if other is not then
     ]
     mutants: dict[str, Any] = {f"{row}": {**SHOWING, (call, shown): row} for row in rows}
     mutants["no row"] = {pair: row for pair, row in SHOWING.items() if pair != (call, shown)}

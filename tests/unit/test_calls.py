@@ -14,10 +14,10 @@ from pyspark_mq.sources.calls import (
     SHOWING,
     Act,
     Call,
+    Committed,
     EpochPlace,
     First,
     IllegalCallError,
-    Shown,
     latest_at,
     show,
     step,
@@ -30,14 +30,14 @@ from tests.support.simulation import ids_of
 LIMIT = 10
 NEW = Position(0)
 #: Machines and the calls that each of them sees.
-SHOWS = (Call.BOUND, Call.LATEST, Call.BLIND, Call.PAYLOAD, Call.COMMIT)
-NAMES = (Call.LATEST, Call.BEHIND, Call.BEYOND, Call.BLIND, Call.PAYLOAD, Call.COMMIT)
+SHOWS = (Call.BOUND, Call.LATEST, Call.WITHOUT_START, Call.PAYLOAD, Call.COMMIT)
+NAMES = (Call.LATEST, Call.BEHIND, Call.BEYOND, Call.WITHOUT_START, Call.PAYLOAD, Call.COMMIT)
 #: What cannot come: Spark goes on from what is not here, or from an epoch that it has just shown as committed.
 ILLEGAL = {(Call.BEYOND, epoch) for epoch in EpochPlace} | {(Call.LATEST, EpochPlace.BEGUN)}
 
 
 def test_every_pair_is_decided() -> None:
-    assert set(SHOWING) == {(call, shown) for call in SHOWS for shown in Shown}
+    assert set(SHOWING) == {(call, shown) for call in SHOWS for shown in Committed}
     assert set(EPOCHS) | ILLEGAL == {(call, epoch) for call in NAMES for epoch in EpochPlace}
     assert not set(EPOCHS) & ILLEGAL
 
@@ -50,15 +50,17 @@ def test_an_illegal_pair_is_an_error_that_names_both(call: Call, epoch: EpochPla
 
 def test_what_was_shown_is_never_unknown_again_and_a_bounded_run_stays_one() -> None:
     for (_, shown), (_, then) in SHOWING.items():
-        assert then in {Shown.SHOWN, Shown.CLOSED} or shown not in {Shown.SHOWN, Shown.CLOSED}
-        assert then in {Shown.BOUNDED, Shown.CLOSED} or shown not in {Shown.BOUNDED, Shown.CLOSED}
+        assert then in {Committed.KNOWN, Committed.CLOSED} or shown not in {Committed.KNOWN, Committed.CLOSED}
+        assert then in {Committed.BOUNDED, Committed.CLOSED} or shown not in {Committed.BOUNDED, Committed.CLOSED}
 
 
 def test_it_is_learnt_once_and_at_the_first_position_that_is_shown() -> None:
     for (call, shown), (first, then) in SHOWING.items():
-        names_one = call not in {Call.BOUND, Call.BLIND}
-        assert (First.LEARN in first) is (names_one and shown in {Shown.FRESH, Shown.BOUNDED})
-        assert (then in {Shown.SHOWN, Shown.CLOSED}) is (names_one or shown in {Shown.SHOWN, Shown.CLOSED})
+        names_one = call not in {Call.BOUND, Call.WITHOUT_START}
+        assert (First.LEARN in first) is (names_one and shown in {Committed.UNKNOWN, Committed.BOUNDED})
+        assert (then in {Committed.KNOWN, Committed.CLOSED}) is (
+            names_one or shown in {Committed.KNOWN, Committed.CLOSED}
+        )
         assert show(call, shown) == (first, then)
 
 
@@ -81,7 +83,7 @@ def seen(source: EpochSource) -> Iterator[list[str]]:
     watched = [
         (source._queues, "find", "find"),
         (source._memory, "adopt", "learn"),
-        (source._admission, "gather", "gather"),
+        (source._batch_sizing, "gather", "gather"),
         (source._memory, "plan", "plan"),
         (source._replay, "run", "replay"),
         (source._memory, "plan_beside", "begin"),
@@ -109,64 +111,64 @@ def make(messages: int = 3, **changes: Any) -> tuple[Scene, EpochSource]:
     return scene, scene.query.source
 
 
-def bring_to(source: EpochSource, shown: Shown) -> None:
-    if shown in {Shown.BOUNDED, Shown.CLOSED}:
+def bring_to(source: EpochSource, shown: Committed) -> None:
+    if shown in {Committed.BOUNDED, Committed.CLOSED}:
         source.bound()
-    if shown in {Shown.SHOWN, Shown.CLOSED}:
+    if shown in {Committed.KNOWN, Committed.CLOSED}:
         source.commit(NEW)
-    assert source._shown is shown
+    assert source._committed_offset is shown
 
 
-def probe(source: EpochSource) -> Shown:
+def probe(source: EpochSource) -> Committed:
     """Find out by further calls what a source takes for shown."""
     with seen(source) as happened:
         source.commit(NEW)
         source.latest(None, LIMIT)
     return {
-        (True, True): Shown.FRESH,
-        (True, False): Shown.BOUNDED,
-        (False, True): Shown.SHOWN,
-        (False, False): Shown.CLOSED,
+        (True, True): Committed.UNKNOWN,
+        (True, False): Committed.BOUNDED,
+        (False, True): Committed.KNOWN,
+        (False, False): Committed.CLOSED,
     }["learn" in happened, "find" in happened]
 
 
 CALLS: dict[Call, Callable[[EpochSource], object]] = {
     Call.BOUND: EpochSource.bound,
     Call.LATEST: lambda source: source.latest(NEW, LIMIT),
-    Call.BLIND: lambda source: source.latest(None, LIMIT),
+    Call.WITHOUT_START: lambda source: source.latest(None, LIMIT),
     Call.PAYLOAD: lambda source: source.payload(NEW, Position(1)),
     Call.COMMIT: lambda source: source.commit(NEW),
 }
 #: What is done first, and what is shown then, for calls of a fresh, a bounded, a shown, and a closed source.
 FIRST: dict[Call, tuple[str, str, str, str]] = {
     Call.BOUND: ("find: bounded", "find: bounded", "find: closed", ": closed"),
-    Call.LATEST: ("find learn: shown", "find learn: closed", "find: shown", ": closed"),
-    Call.BLIND: ("find: fresh", "find: bounded", "find: shown", ": closed"),
-    Call.PAYLOAD: ("find learn: shown", "find learn: closed", ": shown", ": closed"),
-    Call.COMMIT: ("learn: shown", "learn: closed", ": shown", ": closed"),
+    Call.LATEST: ("find learn: known", "find learn: closed", "find: known", ": closed"),
+    Call.WITHOUT_START: ("find: unknown", "find: bounded", "find: known", ": closed"),
+    Call.PAYLOAD: ("find learn: known", "find learn: closed", ": known", ": closed"),
+    Call.COMMIT: ("learn: known", "learn: closed", ": known", ": closed"),
 }
 
 
-def check_first(call: Call, shown: Shown) -> None:
+def check_first(call: Call, shown: Committed) -> None:
     _, source = make(0, guarantee=Guarantee.AT_LEAST_ONCE)
     bring_to(source, shown)
     with seen(source) as happened:
         CALLS[call](source)
     first = " ".join(step for step in happened if step in {"find", "learn"})
-    assert f"{first}: {probe(source).value}" == FIRST[call][list(Shown).index(shown)]
+    assert f"{first}: {probe(source).value}" == FIRST[call][list(Committed).index(shown)]
 
 
-@pytest.mark.parametrize("shown", Shown, ids=lambda one: one.value)
+@pytest.mark.parametrize("shown", Committed, ids=lambda one: one.value)
 @pytest.mark.parametrize("call", SHOWS, ids=lambda one: one.value)
-def test_what_a_call_does_first(call: Call, shown: Shown) -> None:
+def test_what_a_call_does_first(call: Call, shown: Committed) -> None:
     check_first(call, shown)
 
 
-def epoch_at(epoch: EpochPlace, *, blind: bool = False) -> tuple[Scene, EpochSource, Position]:
+def epoch_at(epoch: EpochPlace, *, without_start: bool = False) -> tuple[Scene, EpochSource, Position]:
     """A source of which the last epoch is there: acknowledged if elsewhere."""
     scene, source = make()
     source.commit(NEW)
-    end = source.latest(None if blind else NEW, LIMIT)
+    end = source.latest(None if without_start else NEW, LIMIT)
     assert end.epoch > 0
     if epoch is not EpochPlace.PLANNED:
         source.payload(NEW, end)
@@ -221,7 +223,7 @@ def check_blindly_one_is_planned_beside_another_that_runs() -> None:
         EpochPlace.PLANNED: [],
         EpochPlace.BEGUN: ["gather", "plan"],
     }.items():
-        scene, source, _ = epoch_at(epoch, blind=True)
+        scene, source, _ = epoch_at(epoch, without_start=True)
         scene.publish(2)
         scene.world.let_pass(1.0)
         assert acts(source, lambda source=source: source.latest(None, LIMIT)) == expected  # type: ignore[misc]
@@ -253,7 +255,7 @@ def check_only_what_was_begun_is_acknowledged() -> None:
 
 
 def check_nothing_that_runs_is_acknowledged_by_a_word_on_another_epoch() -> None:
-    scene, source, running = epoch_at(EpochPlace.BEGUN, blind=True)
+    scene, source, running = epoch_at(EpochPlace.BEGUN, without_start=True)
     scene.publish(2)
     scene.world.let_pass(1.0)
     planned = source.latest(None, LIMIT)

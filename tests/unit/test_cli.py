@@ -365,11 +365,11 @@ class Long(MemorySession):
     most: ClassVar[int] = 0
 
     def run(self, timeout_s: float) -> None:
-        for number in range(self.sink.deliveries + 1, self.sink.deliveries + 6):
+        for number in range(self.buffer.deliveries + 1, self.buffer.deliveries + 6):
             raw = Raw(number, Message(number, str(number), b"x"), redelivered=False, deliveries=1)
             self.alive.add(raw.message)
-            self.sink.inbox.append(raw)
-        self.sink.count(5, 0)
+            self.buffer.inbox.append(raw)
+        self.buffer.count(5, 0)
         Long.most = max(Long.most, len(self.alive))
 
 

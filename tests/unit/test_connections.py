@@ -160,7 +160,7 @@ def test_others_are_those_that_the_broker_counts() -> None:
 
 def test_a_broker_that_reports_no_depth_says_nothing() -> None:
     scene = Scene()
-    scene.queue.weather.tells_depth = False
+    scene.queue.faults.tells_depth = False
     scene.run()
     assert scene.connections.depths() == []
     assert scene.connections.newest_depth is None

@@ -28,7 +28,7 @@ class Contents:
         settings = {"max_messages": 20, "prefetch": 60, "dedup_window": 100, **settings}
         self.scene = Scene(shows_start=shows_start, broker=replace(MEMORY, proves_new=proves), **settings)
         if not proves:
-            self.scene.queue.weather.flags = False
+            self.scene.queue.faults.flags = False
         self.published: Counter[str] = Counter()
 
     def publish(self, *contents: str) -> None:
@@ -75,7 +75,7 @@ def a_history(one: Contents, seed: int, contents: int | None, steps: int = 120) 
         contents: how many different ones there are; None for all.
     """
     chance = random.Random(seed)
-    one.scene.queue.weather.forgets_s = chance.choice([0.1, 0.5])
+    one.scene.queue.faults.forgets_s = chance.choice([0.1, 0.5])
     number = 0
     for _ in range(steps):
         what = chance.random()
@@ -147,7 +147,7 @@ def test_a_cut_before_the_first_batch_after_a_kill_has_nothing_emitted_again(
             one.trigger(point)
         one.scene.broker.cut(lose_acks=loses)
         one.scene.query.crash()
-        one.scene.queue.weather.link_rate = 20.0
+        one.scene.queue.faults.link_rate = 20.0
         one.scene.world.at(0.05 * tick, one.scene.broker.cut)
         one.trigger()
         if one.lost_and_twice != (0, 0):

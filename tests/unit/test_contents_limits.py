@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_mq.ack import Acknowledgements, Ledger
-from pyspark_mq.ack.copies import Copies
+from pyspark_mq.ack import Acknowledgements, InFlightTable
+from pyspark_mq.ack.content_matcher import ContentMatcher
 from pyspark_mq.dedup import IdSource, Memory, QueueMemory, content_digest
 from tests.support.decoding import Asked
 from tests.support.engine import At
@@ -221,7 +221,7 @@ def test_an_unreadable_message_of_amqp_1_0_is_the_same_at_each_delivery_and_no_p
     reader, decoder = SectionReader(counts_acquirers=True), Asked(Amqp10Batch)
     first, again = (reader.read(1, delivery(count)) for count in (0, 1))
     assert decoder.digests([first]) == decoder.digests([again])
-    assert decoder.unmarked([again]) == [False]
+    assert decoder.not_redelivered([again]) == [False]
 
 
 @LIMIT
@@ -237,7 +237,7 @@ def test_what_another_client_looked_at_is_not_taken_for_a_message_of_the_same_se
             held.append(1)
             one.publish("21 degrees")
             one.scene.world.let_pass(1.0)  # it is handed out to the query
-            one.scene.queue.weather.flags = True
+            one.scene.queue.faults.flags = True
             one.publish("21 degrees")
             one.scene.world.let_pass(1.0)
 
@@ -366,7 +366,7 @@ def test_an_idle_query_loses_no_equal_message_though_no_connection_ends() -> Non
     one.trigger()
     one.scene.world.let_pass(3_600.0)
     one.trigger()
-    one.scene.queue.weather.flags = True
+    one.scene.queue.faults.flags = True
     one.publish("21 degrees")
     lost, _ = one.lost_and_twice
     assert one.scene.counters.reconnects == 0
@@ -403,35 +403,37 @@ def test_half_a_surrogate_pair_in_json_stops_no_query() -> None:
 
 
 class _Noted:
-    """A ledger of messages without IDs, 100 at a time; and the notes that it keeps of them."""
+    """An in-flight table of messages without IDs, 100 at a time; and the notes that it keeps of them."""
 
     def __init__(self) -> None:
         self.memory = Memory(1_000, 1_000, b"secret")
         queue = QueueMemory(self.memory, "orders")
-        self.copies = Copies(queue, proves=True)
-        self.ledger: Ledger[bytes, bytes] = Ledger(grace_s=0.0, memory=queue, copies=self.copies, weigh=len)
+        self.copies = ContentMatcher(queue, proves=True)
+        self.in_flight: InFlightTable[bytes, bytes] = InFlightTable(
+            grace_s=0.0, memory=queue, matcher=self.copies, size_of=len
+        )
         self.now_s = 0.0
         self._tags = dict[int, int]()
 
     def deliver(self, session: int, turn: int, *, flagged: bool) -> Acknowledgements | None:
-        if session not in self.ledger.sessions:
-            self.ledger.open_session(session)
+        if session not in self.in_flight.sessions:
+            self.in_flight.open_session(session)
         digests = [content_digest(b"", b"%d of %d" % (number, turn)) for number in range(100)]
-        keys, committed = self.copies.name(session, digests, [not flagged] * 100, self.ledger)
+        keys, committed = self.copies.name(session, digests, [not flagged] * 100, self.in_flight)
         first = self._tags.get(session, 0) + 1
         self._tags[session] = first + 99
-        return self.ledger.deliver(session, range(first, first + 100), keys, [b""] * 100, committed)
+        return self.in_flight.deliver(session, range(first, first + 100), keys, [b""] * 100, committed)
 
     def settle(self, due: Acknowledgements | None) -> None:
         assert due is not None
         for number in (due.number, -due.number):
             self.now_s += 1
             for part in due.parts:
-                self.ledger.settling.asked(number, [part.session], self.now_s)
-                self.ledger.confirm(number, part.session, self.now_s)
+                self.in_flight.settling.asked(number, [part.session], self.now_s)
+                self.in_flight.confirm(number, part.session, self.now_s)
 
     def compose(self, epoch: int) -> None:
-        file = self.memory.compose(epoch, ["orders"], {}, self.ledger.settling.epochs, {})
+        file = self.memory.compose(epoch, ["orders"], {}, self.in_flight.settling.epochs, {})
         self.memory.written(f"file-{epoch}", file)
 
     @property
@@ -444,12 +446,12 @@ def test_nothing_is_noted_of_what_was_committed_before_it_came_again() -> None:
     noted = _Noted()
     for turn in range(1, 101):
         noted.deliver(2 * turn, turn, flagged=False)
-        noted.ledger.plan(turn, 100)
-        noted.ledger.lose(2 * turn)  # the connection ends while Spark runs the epoch
-        assert noted.ledger.commit(turn) is None
+        noted.in_flight.plan(turn, 100)
+        noted.in_flight.lose(2 * turn)  # the connection ends while Spark runs the epoch
+        assert noted.in_flight.commit(turn) is None
         noted.settle(noted.deliver(2 * turn + 1, turn, flagged=True))
         noted.compose(turn)
-        noted.ledger.lose(2 * turn + 1)
+        noted.in_flight.lose(2 * turn + 1)
     assert noted.count == 0
 
 
@@ -458,9 +460,9 @@ def test_what_came_again_in_a_session_that_lives_is_noted_within_a_bound() -> No
     for turn in range(1, 151):
         noted.deliver(1 + turn, turn, flagged=False)
         noted.deliver(1, turn, flagged=True)  # the other session is half open: its messages go to this one
-        noted.ledger.lose(1 + turn)
-        assert len(noted.ledger.plan(turn, 100)) == 100
-        noted.settle(noted.ledger.commit(turn))
+        noted.in_flight.lose(1 + turn)
+        assert len(noted.in_flight.plan(turn, 100)) == 100
+        noted.settle(noted.in_flight.commit(turn))
         noted.compose(turn)
     assert noted.count < 9_000
 
@@ -469,9 +471,9 @@ def test_what_never_comes_again_is_noted_within_a_bound() -> None:
     noted = _Noted()
     for turn in range(1, 151):
         noted.deliver(turn, turn, flagged=False)
-        noted.ledger.plan(turn, 100)
-        noted.ledger.lose(turn)
-        noted.ledger.commit(turn)
+        noted.in_flight.plan(turn, 100)
+        noted.in_flight.lose(turn)
+        noted.in_flight.commit(turn)
         noted.compose(turn)
         noted.memory.connected_s += 7_200  # nothing came for two hours
         noted.memory.forget_contents()

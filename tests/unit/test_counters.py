@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_mq.ack import Ledger
+from pyspark_mq.ack import InFlightTable
 from pyspark_mq.ack.counters import READINGS, Counters
 
 OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
@@ -41,12 +41,12 @@ def test_what_the_docstring_calls_of_now_is_a_reading() -> None:
     assert tuple(re.findall(r"^ +(\w+): now: ", str(Counters.__doc__), re.MULTILINE)) == READINGS
 
 
-def test_the_ledger_counts_under_the_same_names() -> None:
-    ledger: Ledger[str, str] = Ledger(grace_s=5.0)
-    ledger.open_session(1)
-    ledger.deliver(1, [1, 2], ["a", "a"], ["", ""])
-    ledger.plan(1, 1)
-    assert ledger.counters == Counters(received=2, duplicates_dropped=1, planned=1)
+def test_the_in_flight_counts_under_the_same_names() -> None:
+    in_flight: InFlightTable[str, str] = InFlightTable(grace_s=5.0)
+    in_flight.open_session(1)
+    in_flight.deliver(1, [1, 2], ["a", "a"], ["", ""])
+    in_flight.plan(1, 1)
+    assert in_flight.counters == Counters(received=2, duplicates_dropped=1, planned=1)
 
 
 def test_counters_cannot_be_changed() -> None:

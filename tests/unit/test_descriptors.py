@@ -9,7 +9,7 @@ import pytest
 
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.connections.protocols import session_class
-from pyspark_mq.sources.connections.session import Sink
+from pyspark_mq.sources.connections.session import ReceiveBuffer
 from pyspark_mq.spark_source.options import parse_options
 
 PLACES = {
@@ -38,7 +38,7 @@ def test_an_attempt_that_fails_before_it_connects_leaves_no_descriptors(protocol
         before = opened()
         kept = []
         for number in range(5):
-            consumer = make(endpoint, number, Sink())
+            consumer = make(endpoint, number, ReceiveBuffer())
             kept.append(consumer)
             with pytest.raises(MqError):
                 consumer.open(endpoint.urls[0], 1)

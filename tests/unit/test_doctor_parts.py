@@ -15,9 +15,9 @@ import pytest
 from pyspark_mq.admin.checks import Finding, Level
 from pyspark_mq.brokers.hosted import hosted_by
 from pyspark_mq.cli.doctor.certificates import check_certificate, of_file, valid_until
+from pyspark_mq.cli.doctor.examine import check_version
 from pyspark_mq.cli.doctor.hosting import check_host
-from pyspark_mq.cli.doctor.look import check_version
-from pyspark_mq.cli.doctor.machine import Interpreter, Machine, check_machine, look_at_machine
+from pyspark_mq.cli.doctor.machine import Interpreter, Machine, check_machine, examine_machine
 from pyspark_mq.cli.doctor.report import Section, as_json, summary, worst, written
 from pyspark_mq.cli.main import main
 from pyspark_mq.spark_source.options import parse_options
@@ -220,13 +220,13 @@ def test_the_python_of_a_notebook_that_spark_would_start_is_found(
     jupyter.chmod(0o755)
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", str(jupyter))
-    found = judged(look_at_machine(), "workers")
+    found = judged(examine_machine(), "workers")
     assert found.level is Level.PROBLEM
     assert f"PYSPARK_DRIVER_PYTHON '{jupyter}' cannot be started as a Python (usage: jupyter)" in found.what
     assert 'os.environ.pop("PYSPARK_DRIVER_PYTHON", None)' in found.remedy
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
     monkeypatch.setenv("PYSPARK_PYTHON", str(jupyter))
-    assert judged(look_at_machine(), "workers").level is Level.OK
+    assert judged(examine_machine(), "workers").level is Level.OK
 
 
 def test_this_machine_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_this_machine_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     monkeypatch.setenv("PYSPARK_PYTHON", str(shy))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    machine = look_at_machine()
+    machine = examine_machine()
     assert (machine.chosen, machine.worker.problem) == ("PYSPARK_PYTHON", "no such thing")
     assert machine.java == ""
     assert machine.driver.versions["pyspark"].startswith("4.")

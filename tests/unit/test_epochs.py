@@ -150,7 +150,7 @@ def test_before_spark_4_2_a_broker_that_forgets_doubles_nothing_after_a_restart(
     assert scene.query.trigger() == 10
     scene.query.crash(unnoticed_s=2.0)
     scene.publish(5)
-    scene.queue.weather.forgets_s = 4.0  # less than `settleGrace`
+    scene.queue.faults.forgets_s = 4.0  # less than `settleGrace`
     # Planned before the first ten came again, and emitted behind their acknowledgement.
     assert scene.query.trigger() == 5
     scene.broker.kill()
@@ -232,7 +232,7 @@ def test_rejected_messages_do_not_stop_receiving() -> None:
 @pytest.mark.whole
 def test_a_thousand_pauses_cost_no_delivery() -> None:
     scene = Scene(max_bytes=2_000, max_messages=10, prefetch=100)
-    scene.queue.weather.delivery_limit = 1
+    scene.queue.faults.delivery_limit = 1
     scene.publish(3_000, size=400)
     scene.assert_exactly_once()
     assert scene.queue.dead_letters == []
@@ -246,7 +246,7 @@ def test_a_thousand_pauses_cost_no_delivery() -> None:
 @pytest.mark.parametrize("at", At)
 def test_a_replay_is_the_same_batch(at: At, shuffles: bool) -> None:
     scene = Scene(max_messages=10)
-    scene.queue.weather.shuffles = shuffles
+    scene.queue.faults.shuffles = shuffles
     scene.publish(35)
     scene.query.trigger()
     with pytest.raises(Crashed):
@@ -269,7 +269,7 @@ def test_what_did_not_come_back_fails_the_query_and_is_named() -> None:
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_what_was_given_up_and_comes_back_is_new(restarts: int) -> None:
+def test_what_was_abandoned_and_comes_back_is_new(restarts: int) -> None:
     scene = Scene(max_messages=10, replay_timeout_s=10.0, fail_on_data_loss=False)
     scene.publish(10)
     with pytest.raises(Crashed):
@@ -361,7 +361,7 @@ def test_a_backlog_and_connections_that_break_before_it_is_known_what_came_again
         else:
             scene.broker.cut()
 
-    scene.queue.weather.forgets_s = 0.0
+    scene.queue.faults.forgets_s = 0.0
     for number in range(1, int(400 / period_s)):
         scene.world.at(number * period_s, flap)
     carried = []
@@ -471,10 +471,10 @@ def test_what_was_left_is_recognised_many_hours_later(restarts: bool) -> None:
     scene = Scene(max_messages=20, prefetch=40, dedup_window=0)
     scene.publish(20)
     scene.query.trigger()
-    scene.queue.weather.acks_s = 1_000.0
+    scene.queue.faults.acks_s = 1_000.0
     scene.query.trigger()
     scene.broker.cut()
-    scene.queue.weather.acks_s = 0.0
+    scene.queue.faults.acks_s = 0.0
     scene.queue.take_away(20)
     for _ in range(10):
         scene.publish(1)
@@ -522,7 +522,7 @@ def test_what_was_left_long_before_is_forgotten_counted_and_said(caplog: pytest.
 def test_what_a_process_was_handed_and_took_along_unseen_is_known_to_those_after_it() -> None:
     """The broker gives back late, as a rule, and each process is killed in the middle of a batch."""
     scene = Scene(max_messages=20, prefetch=40, dedup_window=0)
-    scene.queue.weather.delay_s = scene.queue.weather.delay_max_s = 15.0
+    scene.queue.faults.delay_s = scene.queue.faults.delay_max_s = 15.0
     scene.publish(20)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_COMMIT_LOG)  # committed, and not acknowledged
@@ -559,7 +559,7 @@ def test_an_epoch_whose_messages_were_sent_many_times_is_settled_although_the_wi
 def delayed(delay_s: float, **settings: Any) -> Scene:
     """A queue that holds back what comes again, and a query that was cut off behind a commit."""
     scene = Scene(max_messages=10, dedup_window=0, **settings)
-    scene.queue.weather.delay_s = delay_s
+    scene.queue.faults.delay_s = delay_s
     scene.publish(30)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_COMMIT_LOG)
@@ -583,7 +583,7 @@ def test_what_the_broker_holds_back_is_recognised_when_it_comes() -> None:
 
 def test_a_broker_that_does_not_count_lost_consumers_is_not_believed_that_we_are_alone() -> None:
     scene = Scene(max_messages=10, dedup_window=0)
-    scene.queue.weather.hides_lost = True
+    scene.queue.faults.hides_lost = True
     scene.publish(30)
     scene.query.trigger()
     # Its node is lost, and another one keeps the messages for a while.
@@ -603,14 +603,14 @@ def test_a_replay_holds_no_more_bytes_than_it_may_whatever_comes_before_its_mess
         scene.queue.publish(bytes(100), key, priority=9)
         scene.sent.append(key)
     held, lane = [], only(scene.query.source)
-    pump = lane.pump
+    drain_events = lane.drain_events
 
     def watched() -> None:
-        pump()
-        inbox = sum(len(raw.message.body) for session in scene.queue.sessions for raw in session.consumer.sink.inbox)
+        drain_events()
+        inbox = sum(len(raw.message.body) for session in scene.queue.sessions for raw in session.consumer.buffer.inbox)
         held.append(lane.held_bytes + inbox)
 
-    lane.pump = watched  # type: ignore[method-assign]
+    lane.drain_events = watched  # type: ignore[method-assign]
     assert scene.query.trigger() == 10
     # Two epochs, the replay's own, and what comes with one look.
     assert max(held) <= 2 * 21_000 + 4_200 + 2 * 21_000
@@ -633,14 +633,14 @@ def test_what_a_replay_lets_go_is_covered_by_no_acknowledgement_and_comes_again(
         key = f"between-{number}"
         scene.queue.publish(bytes(300), key, priority=5)
         scene.sent.append(key)
-    scene.queue.weather.confirms_s = confirms_s
+    scene.queue.faults.confirms_s = confirms_s
     assert scene.query.trigger() == 1
     scene.publish(5)  # behind what was let go
     began = scene.world.now_s
     while scene.world.now_s < began + 20:
         scene.query.trigger()
     assert scene.counters.reconnects >= 1
-    scene.queue.weather.confirms_s = 0.0
+    scene.queue.faults.confirms_s = 0.0
     scene.broker.cut()
     scene.assert_exactly_once()
 
@@ -663,7 +663,7 @@ def test_a_replay_asks_for_no_more_while_the_broker_says_that_it_holds_its_messa
     if tells:
         tell_delay(monkeypatch, 60.0)
     scene = Scene(max_messages=10, prefetch=50)
-    scene.queue.weather.delay_s = 50.0
+    scene.queue.faults.delay_s = 50.0
     scene.publish(10)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
@@ -747,7 +747,7 @@ def test_ids_that_a_lower_guarantee_does_not_use_are_said(caplog: pytest.LogCapt
 @pytest.mark.parametrize("tells_depth", [True, False])
 def test_a_bounded_run_takes_what_was_there_and_ends(tells_depth: bool) -> None:
     scene = Scene(max_messages=20)
-    scene.queue.weather.tells_depth = tells_depth
+    scene.queue.faults.tells_depth = tells_depth
     scene.publish(50)
     scene.world.let_pass(1)
     scene.query.bound()
@@ -762,7 +762,7 @@ def test_a_bounded_run_takes_what_was_there_and_ends(tells_depth: bool) -> None:
 
 def test_a_timestamp_from_the_future_does_not_end_every_run_empty() -> None:
     scene = Scene(max_messages=20)
-    scene.queue.weather.tells_depth = False
+    scene.queue.faults.tells_depth = False
     scene.publish(10)
     scene.queue.ready[0].published_us *= 1_000  # milliseconds for seconds
     scene.world.let_pass(1)
@@ -838,7 +838,7 @@ def test_an_old_range_that_is_asked_for_again_does_not_set_the_source_back() -> 
 
 def test_the_log_says_so_once_where_no_confirmation_comes_for_long(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(max_messages=10)
-    scene.queue.weather.confirms_s = 1_000.0
+    scene.queue.faults.confirms_s = 1_000.0
     scene.publish(10)
     scene.query.trigger()
     began_s = scene.world.now_s

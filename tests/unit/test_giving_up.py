@@ -16,7 +16,7 @@ from tests.support.engine import At, Crashed
 from tests.support.scene import Scene
 
 
-def given_up(missing: int = 3, **settings: Any) -> Scene:
+def abandoned(missing: int = 3, **settings: Any) -> Scene:
     """An epoch of ten is open, and some of its messages are not in the queue."""
     scene = Scene(max_messages=10, replay_timeout_s=10.0, fail_on_data_loss=False, **settings)
     scene.publish(10)
@@ -34,7 +34,7 @@ def assert_nothing_is_left_out(scene: Scene) -> None:
 
 
 def test_a_run_of_one_epoch_that_ends_behind_it_loses_nothing() -> None:
-    scene = given_up()
+    scene = abandoned()
     assert scene.query.trigger_once() == 7
     assert_nothing_is_left_out(scene)
 
@@ -42,7 +42,7 @@ def test_a_run_of_one_epoch_that_ends_behind_it_loses_nothing() -> None:
 @pytest.mark.parametrize("missing", [3, 10])
 @pytest.mark.parametrize("at", [At.AFTER_SINK, At.AFTER_COMMIT_LOG])
 def test_a_kill_in_the_epoch_that_goes_on_without_them_loses_nothing(at: At, missing: int) -> None:
-    scene = given_up(missing)
+    scene = abandoned(missing)
     with pytest.raises(Crashed):
         scene.query.trigger(at)
     assert_nothing_is_left_out(scene)
@@ -52,7 +52,7 @@ def test_a_kill_in_the_epoch_that_goes_on_without_them_loses_nothing(at: At, mis
 def test_a_replay_that_was_run_without_them_is_the_same_batch_although_they_are_back(
     kills: int,
 ) -> None:
-    scene = given_up()
+    scene = abandoned()
     for _ in range(kills):
         with pytest.raises(Crashed):
             scene.query.trigger(At.AFTER_SINK)
@@ -63,7 +63,7 @@ def test_a_replay_that_was_run_without_them_is_the_same_batch_although_they_are_
 @pytest.mark.parametrize("missing", [3, 10])
 @pytest.mark.parametrize("at", [At.AFTER_OFFSET_LOG, At.AFTER_SINK, At.AFTER_COMMIT_LOG])
 def test_a_kill_in_the_next_epoch_loses_nothing(at: At, missing: int) -> None:
-    scene = given_up(missing)
+    scene = abandoned(missing)
     assert scene.query.trigger() == 10 - missing
     scene.queue.bring_back()
     scene.publish(5)
@@ -116,7 +116,7 @@ def test_messages_of_a_queue_that_is_read_no_more_are_new_when_it_comes_back() -
 
 
 @pytest.mark.parametrize("at", [At.AFTER_SINK, At.AFTER_COMMIT_LOG])
-def test_what_was_given_up_of_an_epoch_says_nothing_of_another_of_its_number(at: At) -> None:
+def test_what_was_abandoned_of_an_epoch_says_nothing_of_another_of_its_number(at: At) -> None:
     # The newest offset is deleted by hand, or the checkpoint is restored, and the number comes again.
     scene = Scene(max_messages=10, replay_timeout_s=10.0, fail_on_data_loss=False, dedup_window=0)
     scene.publish(10)
@@ -131,7 +131,7 @@ def test_what_was_given_up_of_an_epoch_says_nothing_of_another_of_its_number(at:
     del scene.query.offsets[1], scene.query.sink[1]
     scene.queue.bring_back()
     scene.publish(1)
-    scene.queue.weather.shuffles = True
+    scene.queue.faults.shuffles = True
     scene.broker.cut()
     with pytest.raises(Crashed):
         scene.query.trigger(at)
@@ -141,7 +141,7 @@ def test_what_was_given_up_of_an_epoch_says_nothing_of_another_of_its_number(at:
 def test_records_go_with_their_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "KEPT_EPOCHS", 5)
     monkeypatch.setattr(memory, "FOLLOWING_MAX", 3)
-    scene = given_up(dedup_window=0)
+    scene = abandoned(dedup_window=0)
     scene.query.trigger()
     assert any("given-up" in name for name in scene.query.folder.files)
     scene.queue.bring_back()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_mq.ack import Ledger
+from pyspark_mq.ack import InFlightTable
 from pyspark_mq.dedup import Key, memory
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.journal import Journal
@@ -50,11 +50,11 @@ def test_a_clock_that_went_back_loses_nothing_in_a_bounded_run_of_spark_4_0() ->
 
 
 def test_a_replay_of_what_was_received_before_has_the_planned_order() -> None:
-    ledger: Ledger[str, str] = Ledger(grace_s=5.0)
-    ledger.open_session(1)
-    ledger.deliver(1, [1, 2], ["a", "b"], ["body of a", "body of b"])
-    ledger.restore_planned(1, ["b", "a"])
-    assert ledger.planned.payloads(1) == ["body of b", "body of a"]
+    in_flight: InFlightTable[str, str] = InFlightTable(grace_s=5.0)
+    in_flight.open_session(1)
+    in_flight.deliver(1, [1, 2], ["a", "b"], ["body of a", "body of b"])
+    in_flight.restore_planned(1, ["b", "a"])
+    assert in_flight.planned.payloads(1) == ["body of b", "body of a"]
 
 
 @pytest.mark.parametrize("shows_start", [True, False])
@@ -112,16 +112,16 @@ def test_what_is_read_at_a_restart_is_bounded_by_what_is_known() -> None:
     folder, log, chance = MemoryFolder(), IdLog("/memory", "queue"), random.Random(1)
     log._folder = folder
     journal = Journal(make_settings(dedup_window=0), log)
-    ledger: Ledger[Key, bytes] = Ledger(grace_s=5.0, memory=journal.known("queue"))
+    in_flight: InFlightTable[Key, bytes] = InFlightTable(grace_s=5.0, memory=journal.known("queue"))
     messages, file = [f"id-{number}" for number in range(1_000)], ""
     for turn in range(1, 401):
         keys = messages[turn * 50 - 50 : turn * 50] or chance.sample(messages, 50)  # in any order, again and again
-        ledger.open_session(turn)
-        ledger.deliver(turn, range(1, 51), keys, [b""] * 50)
-        file = journal.plan(turn, {"queue": ledger.plan(turn, 50)}, {"queue": ledger})
+        in_flight.open_session(turn)
+        in_flight.deliver(turn, range(1, 51), keys, [b""] * 50)
+        file = journal.plan(turn, {"queue": in_flight.plan(turn, 50)}, {"queue": in_flight})
         journal.begin_commit(turn)
-        ledger.commit(turn)
-        ledger.lose(turn)  # before anything is settled
+        in_flight.commit(turn)
+        in_flight.lose(turn)  # before anything is settled
     files = [log.read(name) for name in (file, *log.read(file).names)]
     digests = sum(len(one.left) + len(one.left_part) + len(one.window_part) for one in files)
     assert digests + sum(len(one.planned.get("queue", ())) for one in files) < 3 * len(messages)
@@ -140,7 +140,7 @@ class _Renaming(MemoryFolder):
         super().replace(name, data)
 
 
-def test_a_record_of_what_is_given_up_survives_a_kill_while_it_is_written_again() -> None:
+def test_a_record_of_what_is_abandoned_survives_a_kill_while_it_is_written_again() -> None:
     scene = Scene(max_messages=10, replay_timeout_s=5.0, fail_on_data_loss=False)
     scene.query.folder = scene.query._codec.log._folder = _Renaming()  # type: ignore[union-attr]
     scene.publish(10)
@@ -218,7 +218,7 @@ def test_contents_that_were_forgotten_stay_forgotten_when_files_become_one(
     monkeypatch.setattr(memory, "FOLLOWING_MAX", following)
     monkeypatch.setattr(memory, "_CONTENTS_LEFT", 8)
     scene = Scene(max_messages=50, prefetch=200, dedup_window=0)
-    scene.queue.weather.flags = True
+    scene.queue.faults.flags = True
     scene.query.trigger()
     scene.queue.publish(b"the same", None)
     kill_behind_a_commit(scene, 4)
@@ -238,7 +238,7 @@ def test_contents_that_were_forgotten_stay_forgotten_when_files_become_one(
 @pytest.mark.parametrize("another_epoch", [True, False])
 def test_contents_are_forgotten_after_an_hour_of_being_connected_to_an_idle_queue(*, another_epoch: bool) -> None:
     scene = Scene(max_messages=10, dedup_window=0)
-    scene.queue.weather.flags, scene.queue.weather.forgets_s = True, 0.0
+    scene.queue.faults.flags, scene.queue.faults.forgets_s = True, 0.0
     scene.queue.publish(b"the same", None)
     while not scene.query.trigger():
         pass

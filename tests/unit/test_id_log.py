@@ -210,7 +210,7 @@ def test_a_draft_that_a_crash_left_is_written_over(tmp_path: Path) -> None:
     assert log.read(name, "given-up-000000").planned == {"orders": ["x"]}
 
 
-def test_what_was_given_up_is_kept_for_its_file_alone(place: str) -> None:
+def test_what_was_abandoned_is_kept_for_its_file_alone(place: str) -> None:
     log = IdLog(place, QUEUE)
     third, fourth = log.put(content(3)), log.put(content(4))
     assert log.parts(third) == []

@@ -38,9 +38,9 @@ def test_a_file_comes_back_as_it_was(keys: list[Key]) -> None:
     digests = digests_of(["a", "b", "c"])
     contents = digests_of([bytes([number]) * 16 for number in range(3)])
     file = EpochFile(
-        epoch=7, queues=["orders", "returns"], planned={"returns": keys, "orders": ["x"]}, blind=True, connected_s=1.5,
-        settled=[3, 5], left=digests, left_contents=contents, settled_again=contents[:1], repeating=contents[1:],
-        repeats=contents[2:], base="", after=["a", "b"], left_after=["c"],
+        epoch=7, queues=["orders", "returns"], planned={"returns": keys, "orders": ["x"]}, without_start=True,
+        connected_s=1.5, settled=[3, 5], left=digests, left_contents=contents, settled_again=contents[:1],
+        repeating=contents[1:], repeats=contents[2:], base="", after=["a", "b"], left_after=["c"],
         window_parts=["d"], left_parts=["e", ""], window_part=digests[:1], left_part=digests[1:],
         unsettled=[Snapshot(6, contents, digests[:2], {"orders": 2}), Snapshot(8, contents[:0], digests[2:], {"a": 1})],
         contents=[Snapshot(60, contents, so_far=5)], gone=[["f"], []], state="s",

@@ -215,10 +215,10 @@ def test_the_dashboard_is_what_grafana_takes() -> None:
     assert board["uid"] == "pyspark-mq"
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     boxes = [panel["gridPos"] for panel in board["panels"]]
-    cells = [(x, y) for box in boxes for x in range(box["x"], box["x"] + box["w"])
+    entries = [(x, y) for box in boxes for x in range(box["x"], box["x"] + box["w"])
              for y in range(box["y"], box["y"] + box["h"])]  # fmt: skip
-    assert len(cells) == len(set(cells))
-    assert all(x < 24 for x, _ in cells)
+    assert len(entries) == len(set(entries))
+    assert all(x < 24 for x, _ in entries)
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 70 + ".b", "no such host"])

@@ -26,5 +26,5 @@ def in_thread(name: str, work: Callable[[], None]) -> None:
 def test_a_library_is_heard_by_others_of_the_process(logger: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger):
         in_thread("somebody", lambda: logging.getLogger(logger).warning("of theirs"))
-        in_thread("pyspark-mq keeper", lambda: logging.getLogger(logger).error("of ours"))
+        in_thread("pyspark-mq supervisor", lambda: logging.getLogger(logger).error("of ours"))
     assert [record.message for record in caplog.records] == ["of theirs"]

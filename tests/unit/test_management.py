@@ -243,7 +243,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("part", ENDLESS)
-def test_an_answer_that_takes_for_ever_anywhere_is_given_up(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_takes_for_ever_anywhere_is_abandoned(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(management_module, "_TIMEOUT_S", 0.3)
     answer, again = ENDLESS[part]
     with port(answer) as opened:
@@ -254,7 +254,7 @@ def test_an_answer_that_takes_for_ever_anywhere_is_given_up(part: str, monkeypat
 
 
 @pytest.mark.parametrize("part", ["continue", "body", "body without a length", "chunks", "trailers"])
-def test_an_answer_that_is_too_long_anywhere_is_given_up(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_too_long_anywhere_is_abandoned(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(management_module, "_ANSWER_BYTES_MAX", 50_000)
     answer, again = ENDLESS[part]
     with port(answer) as opened:
@@ -273,7 +273,7 @@ def test_an_answer_with_more_values_than_any_broker_has_takes_no_memory(values: 
             asked.names()
 
 
-def test_pages_that_come_too_slowly_are_given_up(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_that_come_too_slowly_are_abandoned(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(management_module, "_LIST_TIMEOUT_S", 0.0)
     web.code, web.body = 200, b'{"page_count":2,"items":[{"name":"q"}]}'
     with pytest.raises(BrokerUnavailableError, match="1 of 2 pages of its queues came in 0 s"):

@@ -17,7 +17,7 @@ from tests.support.effort import with_all
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker, MemoryQueue, Message
 from tests.support.scene import Scene
-from tests.support.simulation import KEEPER, QUEUE, WORKER, Query, World, make_settings, only
+from tests.support.simulation import QUEUE, SUPERVISOR, WORKER, Query, World, make_settings, only
 
 
 class TwoQueues:
@@ -54,10 +54,10 @@ def test_messages_that_come_again_slowly_while_another_queue_goes_on_are_not_dou
     scene.publish("slow", 200, size=10_000)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_COMMIT_LOG)
-    scene.slow.weather.rate = 20.0
+    scene.slow.faults.rate = 20.0
     scene.go_on(8.0)
     scene.query.crash()
-    scene.slow.weather.rate = float("inf")
+    scene.slow.faults.rate = float("inf")
     scene.assert_exactly_once()
 
 
@@ -67,10 +67,10 @@ def test_they_may_come_as_slowly_as_that(rate: float) -> None:
     scene.publish("slow", 20)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_COMMIT_LOG)
-    scene.slow.weather.rate = rate
+    scene.slow.faults.rate = rate
     scene.go_on(9.0)
     scene.query.crash()
-    scene.slow.weather.rate = float("inf")
+    scene.slow.faults.rate = float("inf")
     scene.assert_exactly_once()
 
 
@@ -78,18 +78,18 @@ def test_they_may_come_as_slowly_as_that(rate: float) -> None:
 def test_a_link_on_which_a_window_takes_minutes_does_not_double_what_a_half_open_connection_held() -> None:
     # What the dead connection held comes behind a window that is on its way.
     scene = Scene(max_messages=500, prefetch=4_000, dedup_window=0)
-    scene.queue.weather.tells_depth = False  # nobody tells that we are alone
+    scene.queue.faults.tells_depth = False  # nobody tells that we are alone
     scene.publish(500)
     assert scene.query.trigger() == 500
     scene.query.crash(unnoticed_s=100.0)
     scene.publish(12_000)
-    scene.queue.weather.link_rate = 20.0
+    scene.queue.faults.link_rate = 20.0
     until = scene.world.now_s + 280.0
     while scene.world.now_s < until:
         scene.query.trigger()
         scene.world.let_pass(2.0)
     scene.query.crash()
-    scene.queue.weather.link_rate = float("inf")
+    scene.queue.faults.link_rate = float("inf")
     scene.assert_exactly_once()
 
 
@@ -98,19 +98,19 @@ def test_a_window_that_is_on_its_way_on_a_slow_link_is_no_room_for_what_comes_ag
     # What a machine that died held is ready while all of the window is on its way or here, and the question is asked
     # together with the acknowledgements that make room for it.
     scene = Scene(max_messages=100, prefetch=200, dedup_window=0, heartbeat_s=10.0)
-    scene.queue.weather.tells_depth = False
+    scene.queue.faults.tells_depth = False
     scene.publish(100)
     while len(scene.query.emitted) < 100:
         scene.query.trigger()
     scene.query.crash(unnoticed_s=noticed_s)
     scene.publish(900)
-    scene.queue.weather.link_rate = 10.0
+    scene.queue.faults.link_rate = 10.0
     until_s = scene.world.now_s + 160.0
     while scene.world.now_s < until_s:
         scene.query.trigger()
         scene.world.let_pass(8.0)
     scene.query.crash()
-    scene.queue.weather.link_rate = float("inf")
+    scene.queue.faults.link_rate = float("inf")
     scene.assert_exactly_once()
 
 
@@ -118,15 +118,15 @@ def test_a_session_that_is_silent_from_its_beginning_does_not_end_a_wait() -> No
     scene = TwoQueues(max_messages=100, prefetch=200, dedup_window=0)
     scene.publish("slow", 10)
     scene.query.trigger()
-    scene.slow.weather.acks_s = 1_000.0  # what acknowledges them is on its way when the connection is reset
+    scene.slow.faults.acks_s = 1_000.0  # what acknowledges them is on its way when the connection is reset
     scene.query.trigger()
     (session,) = scene.slow.sessions
     scene.slow.end(session, "the connection was reset")
-    scene.slow.weather.rate = 0.0
+    scene.slow.faults.rate = 0.0
     scene.go_on(0.6)
     (session,) = scene.slow.sessions
     scene.slow.silence(session, 140.0)
-    scene.slow.weather.rate, scene.slow.weather.acks_s = float("inf"), 0.0
+    scene.slow.faults.rate, scene.slow.faults.acks_s = float("inf"), 0.0
     scene.go_on(100.0)
     scene.query.crash()
     scene.assert_exactly_once()
@@ -136,10 +136,10 @@ def test_on_a_quiet_queue_everything_is_settled_soon() -> None:
     scene = Scene(max_messages=20, prefetch=40, dedup_window=0)
     scene.publish(20)
     scene.query.trigger()
-    scene.queue.weather.confirms_s = 1_000.0
+    scene.queue.faults.confirms_s = 1_000.0
     scene.query.trigger()
     scene.broker.cut()
-    scene.queue.weather.confirms_s = 0.0
+    scene.queue.faults.confirms_s = 0.0
     until = scene.world.now_s + 9.0
     while scene.world.now_s < until:
         scene.query.trigger()
@@ -153,12 +153,12 @@ def test_before_spark_4_2_three_kills_double_nothing() -> None:
     scene.publish(20)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_COMMIT_LOG)
-    scene.queue.weather.rate = 8.0
+    scene.queue.faults.rate = 8.0
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_COMMIT_LOG)
-    scene.queue.weather.rate = float("inf")
+    scene.queue.faults.rate = float("inf")
     scene.publish(10)
     scene.query.drain()
     assert sorted(scene.query.emitted) == sorted(scene.sent)
@@ -230,7 +230,7 @@ def test_reconnect_timeout_does_not_pass_while_the_process_stands_still() -> Non
 
 
 @pytest.mark.parametrize("back_s", [60.0, 110.0])
-@pytest.mark.parametrize("who", ["process", WORKER, KEEPER])
+@pytest.mark.parametrize("who", ["process", WORKER, SUPERVISOR])
 def test_who_stands_still_has_no_time_in_which_messages_could_come(who: str, back_s: float) -> None:
     scene = Scene(max_messages=10, replay_timeout_s=30.0)
     scene.publish(10)
@@ -271,7 +271,7 @@ def test_a_replay_has_the_window_that_its_epoch_had_whatever_prefetch_is_now(url
     scene.publish(2_000)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
-    assert len(only(scene.query.source).ledger.planned.epochs) == 0
+    assert len(only(scene.query.source).in_flight.planned.epochs) == 0
     scene.query.crash()
     scene.query.settings = make_settings(max_messages=2_000, prefetch=2, replay_timeout_s=60.0)
     assert scene.query.trigger() == 2_000
@@ -296,38 +296,38 @@ def left(scene: Scene, ids: set[str]) -> set[str]:
     return ids.intersection(message.id for message in [*scene.queue.ready, *scene.queue.handed_out] if message.id)
 
 
-@pytest.mark.parametrize("disturbance", ["a worker without a turn", "a keeper without a turn", "another cut"])
+@pytest.mark.parametrize("disturbance", ["a worker without a turn", "a supervisor without a turn", "another cut"])
 def test_what_is_on_its_way_while_something_else_begins_anew_is_not_forgotten(disturbance: str) -> None:
     several = disturbance == "another cut"
     scene = Scene(
         max_messages=20, prefetch=100, dedup_window=1_000, heartbeat_s=10.0, reconnect_timeout_s=1e6,
         consumers=2 if several else 1,
     )  # fmt: skip
-    scene.queue.weather.tells_depth = False
+    scene.queue.faults.tells_depth = False
     scene.publish(1_000 * (1 + several))
     scene.query.trigger()
     scene.query.crash(unnoticed_s=25.0)
-    scene.queue.weather.link_rate = 2.0
+    scene.queue.faults.link_rate = 2.0
     began_s, disturbed = scene.world.now_s, False
     while scene.world.now_s < began_s + 62.0:
         scene.query.trigger()
         if not disturbed and scene.world.now_s >= began_s + 55.0:
             disturbed = True
             if several:
-                scene.queue.weather.link_rate = 1e6
+                scene.queue.faults.link_rate = 1e6
                 scene.queue.end(scene.queue.sessions[1], "reset")
             else:
-                scene.query.process.starve(*((WORKER, 0.7) if "worker" in disturbance else (KEEPER, 1.3)))
+                scene.query.process.starve(*((WORKER, 0.7) if "worker" in disturbance else (SUPERVISOR, 1.3)))
         scene.world.let_pass(0.5)
     scene.query.crash()
-    scene.queue.weather.link_rate = float("inf")
+    scene.queue.faults.link_rate = float("inf")
     scene.assert_exactly_once()
 
 
 @pytest.mark.parametrize("machines", [1, 2])
 def test_several_machines_that_died_may_each_have_left_a_window(machines: int) -> None:
     scene = Scene(max_messages=20, prefetch=100, dedup_window=1_000, heartbeat_s=10.0, reconnect_timeout_s=1e6)
-    scene.queue.weather.tells_depth = False
+    scene.queue.faults.tells_depth = False
     scene.publish(3_000)
     for _ in range(machines - 1):
         scene.query.source.latest(scene.query.source.initial(), 20)
@@ -385,7 +385,7 @@ def test_without_flags_a_whole_prefetch_may_come_before_what_is_overdue(monkeypa
 
     monkeypatch.setattr(MemoryQueue, "_give_back", last)
     scene = Scene(max_messages=100, prefetch=800, dedup_window=1_000, heartbeat_s=10.0, reconnect_timeout_s=1e6)
-    scene.queue.weather.tells_depth, scene.queue.weather.flags = False, False
+    scene.queue.faults.tells_depth, scene.queue.faults.flags = False, False
     scene.publish(2_000)
     scene.query.trigger()
     committed |= set(scene.query.emitted)
@@ -433,7 +433,7 @@ def test_a_backlog_of_which_everything_is_flagged_leaves_few_names(
 ) -> None:
     """As a classic queue of RabbitMQ is after a restart."""
     scene = Scene(max_messages=50, prefetch=100, dedup_window=0, heartbeat_s=10.0, reconnect_timeout_s=1e6)
-    scene.queue.weather.tells_depth, scene.queue.weather.confirms_s, scene.queue.weather.flags = False, late_s, True
+    scene.queue.faults.tells_depth, scene.queue.faults.confirms_s, scene.queue.faults.flags = False, late_s, True
     scene.publish(30_000)
     cut_every(scene, life_s)
     for _ in range(400):
@@ -462,7 +462,7 @@ def test_one_session_of_two_that_gets_everything_leaves_few_names(
     scene = Scene(
         max_messages=50, prefetch=100, dedup_window=0, heartbeat_s=10.0, reconnect_timeout_s=1e6, consumers=2
     )  # fmt: skip
-    scene.queue.weather.tells_depth, scene.queue.weather.confirms_s = False, 1.0
+    scene.queue.faults.tells_depth, scene.queue.faults.confirms_s = False, 1.0
     scene.publish(25_000)
     cut_every(scene, life_s)
     for _ in range(400):
@@ -483,7 +483,7 @@ def test_connections_that_live_shorter_than_a_batch_do_not_stop_the_stream_and_l
         max_messages=20, prefetch=100, dedup_window=1_000, heartbeat_s=10.0, reconnect_timeout_s=1e6,
         replay_timeout_s=1e6, max_delay_s=1.0,
     )  # fmt: skip
-    scene.queue.weather.tells_depth = False
+    scene.queue.faults.tells_depth = False
     scene.publish(5_000)
     cut_every(scene, life_s)
     scene.query.between = lambda: scene.world.let_pass(batch_s)
@@ -499,7 +499,7 @@ def test_connections_that_live_shorter_than_a_batch_do_not_stop_the_stream_and_l
 
 @pytest.mark.parametrize("shows_start", [True, False])
 @pytest.mark.parametrize("at", [At.AFTER_SINK, At.AFTER_COMMIT_LOG])
-def test_of_equal_contents_that_were_given_up_none_is_given_up_twice(at: At, shows_start: bool) -> None:
+def test_of_equal_contents_that_were_abandoned_none_is_abandoned_twice(at: At, shows_start: bool) -> None:
     scene = Scene(shows_start=shows_start, fail_on_data_loss=False, replay_timeout_s=5.0, max_messages=50)
     query = scene.query
     for body in (b"equal", b"equal", b"other"):

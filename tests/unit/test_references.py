@@ -13,7 +13,7 @@ from tests.unit.test_architecture import MODULES, PACKAGE, ROOT
 
 _ROLE = re.compile(r":(?:mod|class|meth|func|attr|data|exc):`~?([\w.]+)`")
 _PATH = re.compile(
-    r"(?<![\w/.{<])((?:docs|pyspark_mq|tests|dev|testbed|tools|spec|judge|examples|benchmarks)/[\w/.-]*\w\.(?:py|md|tla))\b"
+    r"(?<![\w/.{<])((?:docs|pyspark_mq|tests|dev|testbed|tools|spec|examples|benchmarks)/[\w/.-]*\w\.(?:py|md|tla))\b"
 )
 #: Of other packages, by the names that they are known by.
 _OTHERS = {"HTTPResponse", "decimal.Decimal", "pyspark.sql.streaming.StreamingQueryListener"}

@@ -12,7 +12,7 @@ from tests.support.scene import Scene
 
 def a_scene(*, proves: bool) -> Scene:
     scene = Scene(max_messages=20, prefetch=40, broker=replace(MEMORY, proves_new=proves))
-    scene.queue.weather.flags = None if proves else False
+    scene.queue.faults.flags = None if proves else False
     return scene
 
 
@@ -53,13 +53,13 @@ def test_redeliveries_are_not(*, proves: bool) -> None:
     scene = a_scene(proves=proves)
     dropped = 0
     for _ in range(6):
-        scene.queue.weather.forgets_s = 1_000.0
+        scene.queue.faults.forgets_s = 1_000.0
         scene.publish(30)
         run(scene)
         scene.broker.kill()
         scene.broker.start()
         run(scene, 5.0)
-        scene.queue.weather.forgets_s = 0.0
+        scene.queue.faults.forgets_s = 0.0
         scene.broker.cut()
         run(scene)
         dropped += scene.counters.duplicates_dropped

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError, CheckpointError, DataLossError, DestinationError
-from pyspark_mq.sources.admission import fair_shares
+from pyspark_mq.sources.batch_sizing import fair_shares
 from pyspark_mq.sources.settings import Guarantee
 from tests.support.effort import with_all
 from tests.support.engine import At, Crashed
@@ -143,7 +143,7 @@ def test_bytes_held_are_bounded_over_all_queues() -> None:
     def look() -> None:
         lanes = list(scene.query.source._queues)
         inbox = sum(len(raw.message.body) for queue in scene.query.queues for session in queue.sessions
-                    for raw in session.consumer.sink.inbox)  # fmt: skip
+                    for raw in session.consumer.buffer.inbox)  # fmt: skip
         held.append(sum(lane.held_bytes for lane in lanes) + inbox)
         scene.world.let_pass(5.0)
 
@@ -541,7 +541,7 @@ def test_what_the_end_of_a_queue_has_left_open_is_known_when_it_comes_back(
     publish(other, 1)
     run(20)
     publish(queue, 5)
-    queue.weather.acks_s = 5.0
+    queue.faults.acks_s = 5.0
     while not scene.query.trigger():
         scene.world.let_pass(0.1)
     publish(other, 1)
@@ -550,7 +550,7 @@ def test_what_the_end_of_a_queue_has_left_open_is_known_when_it_comes_back(
     for session in list(queue.sessions):
         queue.end(session, "its node is gone", lose_acks=True)
     run(80)
-    queue.weather.acks_s = 0.0
+    queue.faults.acks_s = 0.0
     scene.broker.queues[queue.name] = queue
     run(80)
     publish(other, 1)  # before Spark 4.2 the last epoch is open until there is another, and so is the queue's

@@ -11,7 +11,7 @@ import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp091.session import Amqp091Session
-from pyspark_mq.sources.connections.session import Sink
+from pyspark_mq.sources.connections.session import ReceiveBuffer
 from pyspark_mq.sources.connections.socket_loop import SocketLoop
 from pyspark_mq.spark_source.options import parse_options
 from tests.unit.test_amqp091_session import server
@@ -93,7 +93,7 @@ def test_pika_finds_an_address_that_answers_behind_one_that_does_not(
         resolve_to(monkeypatch, [deaf, port])
         options = {"broker": "rabbitmq", "url": "amqp://broker.example", "queue": "q"}
         endpoint = parse_options(options).settings.endpoint
-        consumer = Amqp091Session(endpoint, 1, Sink())
+        consumer = Amqp091Session(endpoint, 1, ReceiveBuffer())
         try:
             consumer.open(endpoint.urls[0], 6 * TIMEOUT_S)
         finally:

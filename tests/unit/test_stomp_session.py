@@ -13,7 +13,7 @@ import pytest
 
 from pyspark_mq.decode.batch import TOGETHER_MIN
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
-from pyspark_mq.sources.connections.session import KEEP_ALIVE_READ_S, SessionLostError, SessionOptions, Sink
+from pyspark_mq.sources.connections.session import KEEP_ALIVE_READ_S, ReceiveBuffer, SessionLostError, SessionOptions
 from pyspark_mq.sources.stomp.frames import FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.session import StompSession
 from pyspark_mq.spark_source.options import parse_options
@@ -70,7 +70,7 @@ def server(pieces: Sequence[bytes], connected: bytes = CONNECTED, *, proves: boo
 def consumer(*, keeps: bool = True, now_s: Callable[[], float] = time.monotonic, **options: str) -> StompSession:
     told = {"broker": "activemq", "url": "stomp://localhost", "queue": "q", **options}
     endpoint = parse_options(told).settings.endpoint
-    return StompSession(endpoint, 1, Sink(), SessionOptions(keeps_unreadable=keeps), now_s)
+    return StompSession(endpoint, 1, ReceiveBuffer(), SessionOptions(keeps_unreadable=keeps), now_s)
 
 
 def received(pieces: Sequence[bytes], count: int, *, keeps: bool = True, connected: bytes = CONNECTED) -> list[Any]:
@@ -102,11 +102,11 @@ def test_a_text_comes_also_from_a_broker_that_does_not_prove_its_end(monkeypatch
             while not asked.is_set():
                 session.run(0.01)
             session.run(0.1)
-            assert take_each(session.sink) == []
+            assert take_each(session.buffer) == []
             monkeypatch.setattr(proof, 0.1)
-            while not session.sink.deliveries:
+            while not session.buffer.deliveries:
                 session.run(0.01)
-            ((_, headers, body, _),) = take_each(session.sink)
+            ((_, headers, body, _),) = take_each(session.buffer)
         finally:
             session.close()
     assert (type(headers), body) == (bytes, b"text")
@@ -206,7 +206,7 @@ def test_silence_and_pauses_go_by_the_clock_that_a_session_is_given() -> None:
     connected = b"CONNECTED\nversion:1.2\nheart-beat:1000,1000\n\n\0"
     with server([HEAD + b"text\0\n"], connected):
         session = consumer(now_s=now_s)
-        session.sink.bytes_allowed = 0
+        session.buffer.bytes_allowed = 0
         try:
             session.open(session.endpoint.urls[0], LIMIT_S)
             session.consume(10)
@@ -231,7 +231,7 @@ def test_messages_of_another_protocol_stay_together_unless_one_hides_the_id_of_t
     head = b"MESSAGE\nack:1\nJMS_AMQP_NATIVE:true\nmessage-id:%b\ncontent-length:0\n\n\0\n"
     session = consumer(keeps=False)
     session._take(FrameReader(TOGETHER_MIN).feed(b"".join(head % one for one in ids)))
-    assert len(session.sink.inbox) == (60 if hides else 1)
+    assert len(session.buffer.inbox) == (60 if hides else 1)
     if hides:
         with pytest.raises(MessageError, match="'mine'"):
             session.run(0)
@@ -260,7 +260,7 @@ def told(pieces: Sequence[bytes], *, keeps: bool) -> tuple[Any, ...]:
             while True:
                 session.run(LIMIT_S)
         except (SessionLostError, MqError) as ended:
-            raws = take_each(session.sink)
+            raws = take_each(session.buffer)
             odd = [(odd.tag, odd.error) for odd in Asked(session.batches).unreadable(raws)]
             return raws, odd, type(ended), str(ended), getattr(ended, "stated", None)
         finally:

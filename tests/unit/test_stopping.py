@@ -46,7 +46,9 @@ def test_all_connections_of_a_query_are_closed_at_the_same_time(queues: int, con
     log = OffsetCodec.of(settings, str(tmp_path)).log
     source = EpochSource(settings, worker, runtime=Threads(), files=log)
     source.latest(source.initial(), 10)
-    assert poll(lambda: all(queue.connections.complete for queue in source._queues if queue.pump() is None), LIMIT_S)
+    assert poll(
+        lambda: all(queue.connections.complete for queue in source._queues if queue.drain_events() is None), LIMIT_S
+    )
     source.stop()
     worker.stop()
     assert not broken

@@ -1,7 +1,7 @@
-"""The table drives the ledger: each change of a row is noticed by a test of the ledger.
+"""The table drives the in-flight table: each change of a row is noticed by a test of the in-flight table.
 
 A mutant is the table with one row changed: another target state, another action, or no row at all. The
-tests of ``test_ledger.py`` are run against each until one fails. A row that could be changed without
+tests of ``test_in_flight.py`` are run against each until one fails. A row that could be changed without
 anybody noticing would be a row that decides nothing.
 """
 
@@ -14,14 +14,14 @@ from types import MappingProxyType
 import pytest
 
 from pyspark_mq.ack import TRANSITIONS, Action, Event, State, table
-from tests.unit import test_ledger
+from tests.unit import test_in_flight
 
 Row = tuple[State, Action]
 Table = Mapping[tuple[State, Event], Row]
 
 CHECKS: list[Callable[[], None]] = [
     check
-    for name, check in inspect.getmembers(test_ledger, inspect.isfunction)
+    for name, check in inspect.getmembers(test_in_flight, inspect.isfunction)
     if name.startswith("test_") and not inspect.signature(check).parameters
 ]
 

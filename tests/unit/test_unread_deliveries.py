@@ -11,8 +11,8 @@ import pytest
 
 from pyspark_mq.sources.epochs import Position
 from tests.support.memory import MemoryBatch, MemoryBroker
-from tests.support.memory_cell import MemoryReader
-from tests.support.simulation import KEEPER, QUEUE, WORKER, Query, World, ids_of, make_settings, only
+from tests.support.memory_entry import MemoryReader
+from tests.support.simulation import QUEUE, SUPERVISOR, WORKER, Query, World, ids_of, make_settings, only
 
 
 class Scene:
@@ -55,7 +55,7 @@ class Scene:
         return self.query.source.counters().carried
 
 
-@pytest.fixture(params=[WORKER, KEEPER])
+@pytest.fixture(params=[WORKER, SUPERVISOR])
 def who(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -64,15 +64,15 @@ def stopped_with_what_comes_again(scene: Scene) -> None:
     """Everything committed comes again in a new session, and who is to tell it has no turn."""
     scene.publish(20)
     scene.query.trigger()
-    scene.queue.weather.acks_s = 1_000.0
+    scene.queue.faults.acks_s = 1_000.0
     scene.query.trigger()  # acknowledges, and it does not arrive
     scene.broker.cut()
-    scene.queue.weather.acks_s = 0.0
-    scene.queue.weather.rate = 0.0
+    scene.queue.faults.acks_s = 0.0
+    scene.queue.faults.rate = 0.0
     scene.trigger_for(0.5)  # the session opens, and the broker hands out nothing yet
     assert only(scene.query.source).connections.complete
     scene.stand_still(60.0)
-    scene.queue.weather.rate = 1e6
+    scene.queue.faults.rate = 1e6
 
 
 @pytest.mark.parametrize("looks", [False, True])
@@ -101,11 +101,11 @@ def test_what_came_again_is_settled_once_it_is_told(who: str) -> None:
 
 def test_a_bounded_run_does_not_end_while_its_messages_are_on_their_way(who: str) -> None:
     scene = Scene(who, max_messages=20, prefetch=40)
-    scene.queue.weather.rate = 0.0
+    scene.queue.faults.rate = 0.0
     scene.publish(20)
     scene.query.bound()
     scene.stand_still(10.0)
-    scene.queue.weather.rate = 1e6
+    scene.queue.faults.rate = 1e6
     assert scene.query.trigger() == 20
 
 
@@ -122,16 +122,16 @@ def test_time_goes_no_further_than_the_last_word(who: str) -> None:
     scene.stand_still(20.0)
     scene.trigger_for(19.0)
     assert connections.late
-    # A keeper may be waiting at its socket for half a second before it is missed, and half a second is on the way.
-    assert queue.connected.seconds < before_s + (1.2 if who == KEEPER else 0.5)
+    # A supervisor may be waiting at its socket for half a second before it is missed, and half a second is on the way.
+    assert queue.connected.seconds < before_s + (1.2 if who == SUPERVISOR else 0.5)
     scene.trigger_for(3.0)
     assert not connections.late
     # What was no time to come in is none that passed.
-    assert queue.connected.seconds < before_s + (5 if who == KEEPER else 4)
+    assert queue.connected.seconds < before_s + (5 if who == SUPERVISOR else 4)
     assert journal.connected_s < forgets_s + 5
 
 
-def test_a_queue_that_was_given_up_holds_up_no_other() -> None:
+def test_a_queue_that_was_abandoned_holds_up_no_other() -> None:
     world = World()
     broker = MemoryBroker(world.process())
     names = ("a", "b")
@@ -141,13 +141,13 @@ def test_a_queue_that_was_given_up_holds_up_no_other() -> None:
     query.trigger()
     world.let_pass(1.0)
     stuck, other = query.source._queues
-    query.process.starve(KEEPER, 60.0, most=1)
+    query.process.starve(SUPERVISOR, 60.0, most=1)
     world.let_pass(2.0)
-    other.pump()
+    other.drain_events()
     assert other.connections.late
     stuck.stop()
     world.let_pass(1.0)
-    other.pump()
+    other.drain_events()
     assert not other.connections.late
 
 
@@ -167,7 +167,7 @@ def test_what_was_dropped_takes_no_room_for_as_long_as_what_came_with_it(new: in
     first = plan(scene, source.initial())
     (run,) = source.payload(source.initial(), first)
     assert len(run.rows) == 1_000
-    scene.queue.weather.acks_s = 1_000.0
+    scene.queue.faults.acks_s = 1_000.0
     source.commit(first)  # acknowledges, and it does not arrive
     scene.broker.cut()
     scene.publish(new)

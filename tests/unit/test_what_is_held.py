@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.ack import Ledger
+from pyspark_mq.ack import InFlightTable
 from pyspark_mq.dedup import Memory, OnMissing, QueueMemory
 from pyspark_mq.sources.connections.block import Block
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
@@ -37,7 +37,7 @@ class Scene:
     def receive(self, seconds: float = 0.4) -> None:
         for _ in range(round(seconds / 0.05)):
             self.world.let_pass(0.05)
-            self.query.source._queues.pump()
+            self.query.source._queues.drain_events()
 
 
 def bytes_alive() -> int:
@@ -67,8 +67,8 @@ def test_small_blocks_that_are_held_are_put_together_and_all_there() -> None:
         scene.queues[0].publish(b"%d" % turn, f"m{turn}")
         scene.receive(0.1)
     (reader,) = scene.readers
-    blocks = {id(block) for block, _ in reader.ledger.received.oldest(1_000)}
-    assert len(reader.ledger.received) == 200
+    blocks = {id(block) for block, _ in reader.in_flight.received.oldest(1_000)}
+    assert len(reader.in_flight.received) == 200
     assert len(blocks) < 100
     scene.query.drain()
     assert scene.query.emitted == [f"m{turn} of a" for turn in range(200)]
@@ -88,7 +88,7 @@ def test_a_few_bytes_do_not_keep_the_large_duplicates_that_they_came_with(large_
                 queue.publish(b"small", f"{turn}-{number}")
         scene.receive()
     (reader,) = scene.readers
-    assert len(reader.ledger.received) == 20 * 20 * (10 - large_of_ten)
+    assert len(reader.in_flight.received) == 20 * 20 * (10 - large_of_ten)
     assert bytes_alive() - alive_before < 2 * _MIB
     scene.query.drain()
     assert len(scene.query.emitted) == 1 + 20 * 20 * (10 - large_of_ten)
@@ -136,22 +136,22 @@ def test_queues_that_come_and_go_leave_nothing_with_the_worker() -> None:
 
 def test_what_is_held_is_bounded_though_a_rest_is_always_by_itself() -> None:
     memory = QueueMemory(Memory(1_000, 1_000, b"secret"), "a")
-    ledger: Ledger[str, str] = Ledger(grace_s=5.0, memory=memory)
-    ledger.open_session(1)
+    in_flight: InFlightTable[str, str] = InFlightTable(grace_s=5.0, memory=memory)
+    in_flight.open_session(1)
     numbers = iter(range(1, 1_000_000))
 
     def deliver(count: int) -> None:
         tags = [next(numbers) for _ in range(count)]
-        ledger.deliver(1, tags, [f"id-{tag}" for tag in tags], [""] * count)
+        in_flight.deliver(1, tags, [f"id-{tag}" for tag in tags], [""] * count)
 
     deliver(10)  # by itself, as it is few
     for epoch in range(1, 100):
-        while len(ledger.received) < 250:
+        while len(in_flight.received) < 250:
             deliver(100)
-        ledger.plan(epoch, 100)
-        ledger.commit(epoch)
-    assert ledger.received.runs
-    assert len(memory._held) <= len(ledger.received)
+        in_flight.plan(epoch, 100)
+        in_flight.commit(epoch)
+    assert in_flight.received.runs
+    assert len(memory._held) <= len(in_flight.received)
 
 
 def test_a_trickle_behind_a_large_block_is_no_run_for_each_message() -> None:
@@ -161,14 +161,14 @@ def test_a_trickle_behind_a_large_block_is_no_run_for_each_message() -> None:
         queue.publish(b"", f"large-{turn}")
     scene.receive(0.1)
     (reader,) = scene.readers
-    assert reader.ledger.received.runs
+    assert reader.in_flight.received.runs
     for turn in range(300):
         queue.publish(b"", f"m{turn}")
         scene.receive(0.1)
-    assert len(reader.ledger.received) == 1_800
-    assert len(reader.ledger.received.runs) < 100
-    keys = [key for run in reader.ledger.received.runs for key in run.keys]
-    assert [*reader.ledger.received.order, *keys] == [f"large-{n}" for n in range(1_500)] + [
+    assert len(reader.in_flight.received) == 1_800
+    assert len(reader.in_flight.received.runs) < 100
+    keys = [key for run in reader.in_flight.received.runs for key in run.keys]
+    assert [*reader.in_flight.received.order, *keys] == [f"large-{n}" for n in range(1_500)] + [
         f"m{n}" for n in range(300)
     ]
 

@@ -9,22 +9,23 @@ import pytest
 
 from pyspark_mq.sources.queues import windows
 from pyspark_mq.sources.queues.reader import QueueReader
-from pyspark_mq.sources.queues.windows import WINDOWS, Moment, Window, window_of
+from pyspark_mq.sources.queues.windows import WINDOWS, Trigger, Window, window_of
 from tests.support.scene import Scene
 from tests.support.simulation import make_settings, only
 
 PREFETCH, SLOW = 9_000, 2_000
 #: Moment -> windows of a session to be opened, and of one that is open, of which both were 5,000.
 EXPECTED = {
-    Moment.UNPROVEN: (SLOW, 5_000),
-    Moment.REPLAY: (SLOW, 5_000),
-    Moment.NO_CRASH_LOOP: (PREFETCH, PREFETCH),
-    Moment.COMMITTED: (5_000, PREFETCH),
-    Moment.BLIND: (5_000, 5_000),
+    Trigger.UNPROVEN: (SLOW, 5_000),
+    Trigger.REPLAY: (SLOW, 5_000),
+    Trigger.NO_CRASH_LOOP: (PREFETCH, PREFETCH),
+    Trigger.COMMITTED: (5_000, PREFETCH),
+    Trigger.WITHOUT_START: (5_000, 5_000),
 }
 #: The same where both were 1.
-EXPECTED_OF_ONE = {**EXPECTED, Moment.UNPROVEN: (SLOW, 1), Moment.REPLAY: (SLOW, SLOW), Moment.COMMITTED: (1, PREFETCH),
-                   Moment.BLIND: (1, 2)}  # fmt: skip
+EXPECTED_OF_ONE = {**EXPECTED, Trigger.UNPROVEN: (SLOW, 1), Trigger.REPLAY: (SLOW, SLOW), Trigger.COMMITTED: (1,
+PREFETCH),
+                   Trigger.WITHOUT_START: (1, 2)}  # fmt: skip
 
 
 def opened() -> QueueReader:
@@ -34,30 +35,30 @@ def opened() -> QueueReader:
     return only(scene.query.source)
 
 
-def check(moment: Moment, queue: QueueReader) -> None:
-    """Check what a moment changes, for a large window and a small one."""
+def check(trigger: Trigger, queue: QueueReader) -> None:
+    """Check what a trigger changes, for a large window and a small one."""
     (session,) = queue.connections.windows
     for size, expected in ((5_000, EXPECTED), (1, EXPECTED_OF_ONE)):
         queue.connections.first_window = size
         queue.connections.set_window(session, size)
-        queue.windows.enter(moment)
-        assert (queue.connections.first_window, queue.windows.total) == expected[moment]
+        queue.windows.enter(trigger)
+        assert (queue.connections.first_window, queue.windows.total) == expected[trigger]
 
 
-@pytest.mark.parametrize("moment", Moment, ids=lambda one: one.value)
-def test_a_moment_changes_the_windows_that_the_table_says(moment: Moment) -> None:
-    check(moment, opened())
+@pytest.mark.parametrize("trigger", Trigger, ids=lambda one: one.value)
+def test_a_moment_changes_the_windows_that_the_table_says(trigger: Trigger) -> None:
+    check(trigger, opened())
 
 
-@pytest.mark.parametrize("moment", Moment, ids=lambda one: one.value)
-def test_every_change_of_a_row_is_noticed(moment: Moment, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("trigger", Trigger, ids=lambda one: one.value)
+def test_every_change_of_a_row_is_noticed(trigger: Trigger, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = opened()
     sizes: list[Window | None] = [None, *Window]
-    for row in [(first, least) for first in sizes for least in sizes if (first, least) != WINDOWS[moment]]:
-        mutant: Mapping[Moment, tuple[Window | None, Window | None]] = {**WINDOWS, moment: row}
+    for row in [(first, least) for first in sizes for least in sizes if (first, least) != WINDOWS[trigger]]:
+        mutant: Mapping[Trigger, tuple[Window | None, Window | None]] = {**WINDOWS, trigger: row}
         monkeypatch.setattr(windows, "WINDOWS", MappingProxyType(mutant))
         with pytest.raises(AssertionError):
-            check(moment, queue)
+            check(trigger, queue)
 
 
 def test_an_open_replay_is_handed_its_epoch_and_little_else() -> None:

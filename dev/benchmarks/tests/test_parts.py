@@ -307,7 +307,7 @@ def test_writing_is_shown_beside_the_bare_client_by_medians() -> None:
     figures = {"bare": (1_000.0, 30.0), "ours": (900.0, 16.0), "conversion": (9_000.0, 9.0)}
     turns = [
         {
-            "cell": "c", "body_bytes": 4096, "tasks": 2, "who": who,
+            "entry": "c", "body_bytes": 4096, "tasks": 2, "who": who,
             "turns": [{"rate": rate * factor, "cpu_us": us} for factor in (0.5, 1, 3)],
         }
         for who, (rate, us) in figures.items()
@@ -319,7 +319,7 @@ def test_writing_is_shown_beside_the_bare_client_by_medians() -> None:
 @pytest.mark.whole
 def test_writing_is_measured_with_the_same_messages(tmp_path: Path) -> None:
     file = tmp_path / "sink.json"
-    words = ["--messages", "300", "--rounds", "1", "--bodies", "200", "--tasks", "1,2", "--cells", "rabbitmq 0-9-1"]
+    words = ["--messages", "300", "--rounds", "1", "--bodies", "200", "--tasks", "1,2", "--entries", "rabbitmq 0-9-1"]
     run_part(Sink(), [*words, "--json", str(file)], tmp_path / "page.md")
     turns = json.loads(file.read_text("utf-8"))["results"]["turns"]
     assert [(one["tasks"], one["who"]) for one in turns] == [

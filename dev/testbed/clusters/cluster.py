@@ -1,4 +1,4 @@
-"""What a storm and the tests do to any cluster."""
+"""What a chaos test and the tests do to any cluster."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Cluster(Started):
 
     @abstractmethod
     def faults(self, queue: str) -> dict[str, Fault]:
-        """What a storm does to it, by name; in this order."""
+        """What a chaos test does to it, by name; in this order."""
 
     def unstrand(self, queue: str) -> bool:  # noqa: ARG002 - most brokers need no help
         """Do what an operator has to before a queue hands everything out again; False if there is nothing to do."""

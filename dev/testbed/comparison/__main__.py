@@ -25,13 +25,13 @@ from rich.console import Console
 
 from testbed.brokers.java import PASSWORD, USER, JavaNode
 from testbed.brokers.node import FROZEN_S
+from testbed.chaos.audit import Verdict, print_rows, verdict
+from testbed.chaos.chaos import ChaosTest, Publisher
+from testbed.chaos.proxy import FaultProxy
+from testbed.chaos.queues import PrivateBroker
 from testbed.comparison.readers import FlinkReader, HazelcastReader, JavaReader, OurReader
 from testbed.process import NodeError, PublishError, poll
 from testbed.publishers.amqp091 import publish_confirmed
-from testbed.storm.audit import Verdict, print_rows, verdict
-from testbed.storm.proxy import FaultProxy
-from testbed.storm.queues import PrivateBroker
-from testbed.storm.storm import Publisher, Storm
 
 QUEUE = "comparison"
 #: Those that read which broker.
@@ -119,7 +119,7 @@ def _run(name: str, arguments: argparse.Namespace, console: Console) -> dict[str
             reader = _reader(name, broker, url.replace(f":{port}", f":{proxy.port}"), Path(folder))
             reader.build()
             console.print(f"{reader.title}, {broker.name} {node.version}, seed {arguments.seed}", highlight=False)
-            return _storm(reader, broker, proxy, arguments, console)
+            return _chaos(reader, broker, proxy, arguments, console)
 
 
 def _reader(name: str, broker: PrivateBroker, url: str, folder: Path) -> OurReader | JavaReader:
@@ -132,7 +132,7 @@ def _reader(name: str, broker: PrivateBroker, url: str, folder: Path) -> OurRead
     return OurReader(broker.name, url, QUEUE, folder, {**broker.options, "heartbeat": f"{_HEARTBEAT_S}s"})
 
 
-def _storm(
+def _chaos(
     reader: OurReader | JavaReader,
     broker: PrivateBroker,
     proxy: FaultProxy,
@@ -146,7 +146,7 @@ def _storm(
     faults: list[tuple[float, str]] = []
 
     def faults_done() -> int:
-        return sum(storm.done.values())
+        return sum(chaos.done.values())
 
     def ready() -> bool:
         """All that was to be sent before this fault was sent."""
@@ -178,7 +178,7 @@ def _storm(
         "SIGSTOP of what reads, SIGCONT": lambda: reader.freeze(FROZEN_S),
         "SIGSTOP of the broker, SIGCONT": broker.freeze,
     }
-    storm = Storm(
+    chaos = ChaosTest(
         publisher,
         reader,
         {name: timed(name, fault) for name, fault in kinds.items()},
@@ -190,7 +190,7 @@ def _storm(
     )
     problem = ""
     try:
-        storm.run(_DRAIN_TIMEOUT_S)
+        chaos.run(_DRAIN_TIMEOUT_S)
     except (TimeoutError, NodeError) as failed:
         problem = str(failed).splitlines()[0]
         console.print(problem, highlight=False)
@@ -203,7 +203,7 @@ def _storm(
     if arguments.keep and reader.log.exists():
         Path(f"{arguments.keep}.{reader.title.replace(' ', '-')}").write_bytes(reader.log.read_bytes())
     after = _after(reader, faults)
-    print_rows(console, reader.title, {**result.rows(), **storm.done}, seconds)
+    print_rows(console, reader.title, {**result.rows(), **chaos.done}, seconds)
     if after:
         console.print(f"doubled after: {after}", highlight=False)
     return {
@@ -212,7 +212,7 @@ def _storm(
         "broker": f"{broker.name} {broker.node.version}",
         "seed": arguments.seed,
         "faults": faults_done(),
-        "kinds": storm.done,
+        "kinds": chaos.done,
         "sent": result.sent,
         "lost": result.lost,
         "doubled": result.duplicated,

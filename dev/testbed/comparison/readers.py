@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 import psutil
 
 from testbed.brokers.java import PASSWORD, USER
+from testbed.chaos.audit import committed_files, marks
+from testbed.chaos.chaos import Job
 from testbed.distributions import find_java, run_to_end
 from testbed.ports import free_ports
 from testbed.process import NodeError, poll
-from testbed.storm.audit import committed_files, marks
-from testbed.storm.storm import Job
 
 __all__ = [
     "FLINK_OPTIONS",
@@ -87,7 +87,7 @@ def build_project(project: Path) -> Path:
 
 @dataclass
 class OurReader(Job):
-    """This source, as :class:`testbed.storm.storm.Job` runs it, into Spark's file sink."""
+    """This source, as :class:`testbed.chaos.chaos.Job` runs it, into Spark's file sink."""
 
     title = "pyspark-mq"
 

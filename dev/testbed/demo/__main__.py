@@ -24,13 +24,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.url import redact
+from testbed.chaos.audit import Verdict, print_rows
+from testbed.chaos.chaos import ChaosTest, Job, Publisher
+from testbed.chaos.queues import OwnBroker, PrivateBroker
 from testbed.demo.prometheus import Prometheus, draw, panels
 from testbed.ports import LOOPBACK, ReservedPort
 from testbed.process import NodeError
 from testbed.spark.standalone import SparkCluster
-from testbed.storm.audit import Verdict, print_rows
-from testbed.storm.queues import OwnBroker, PrivateBroker
-from testbed.storm.storm import Job, Publisher, Storm
 
 #: Between two faults, from the first epoch after the last one.
 PAUSE_S = 2.0
@@ -101,7 +101,7 @@ def _run(
             """So many that something is left for each fault, also where a start of the job takes long."""
             if time.monotonic() - began > SPREAD_S:
                 return messages
-            return messages * (1 + sum(storm.done.values())) // (1 + len(storm.done))
+            return messages * (1 + sum(chaos.done.values())) // (1 + len(chaos.done))
 
         publisher = Publisher(
             broker.send,
@@ -115,7 +115,7 @@ def _run(
             job.master, job.spark = cluster.url, cluster.settings
         if prometheus is not None:
             job.prometheus = prometheus.target
-        storm = Storm(
+        chaos = ChaosTest(
             publisher,
             job,
             _faults(job, broker, cluster),
@@ -123,7 +123,7 @@ def _run(
             on_fault=lambda name: progress.console.print(f"  {time.monotonic() - began:6.1f} s  {name}"),
         )
         try:
-            storm.run(DRAIN_TIMEOUT_S)
+            chaos.run(DRAIN_TIMEOUT_S)
         except TimeoutError as late:
             console.print(f"[red]{late}")
             console.print(redact(job.log.read_text("utf-8", "replace")[-4000:]), markup=False, highlight=False)
@@ -135,8 +135,8 @@ def _run(
         finally:
             publisher.stop()
             job.stop()
-    result = storm.verdict(broker.left())
-    _print(console, result, storm, job, publisher, time.monotonic() - began)
+    result = chaos.verdict(broker.left())
+    _print(console, result, chaos, job, publisher, time.monotonic() - began)
     return 0 if result.holds else 1
 
 
@@ -157,11 +157,11 @@ def _faults(job: Job, broker: PrivateBroker | OwnBroker, cluster: SparkCluster |
     return first | faults
 
 
-def _print(console: Console, result: Verdict, storm: Storm, job: Job, publisher: Publisher, seconds: float) -> None:
+def _print(console: Console, result: Verdict, chaos: ChaosTest, job: Job, publisher: Publisher, seconds: float) -> None:
     counters = job.counters()
     rows = {
         **result.rows(),
-        **storm.done,
+        **chaos.done,
         "starts of the job": job.starts,
         "sent again by the publisher (unconfirmed)": publisher.sent_again,
         "redelivered by the broker": counters.get("redelivered", 0),

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from testbed.power.brokers import CELLS, BrokerCuts, run_broker_cuts
+from testbed.power.brokers import ENTRIES, BrokerCuts, run_broker_cuts
 from testbed.power.cuts import Cuts, run_cuts
 from testbed.power.streams import run_stream_cuts
 
@@ -31,7 +31,7 @@ def main() -> int:
     for name in arguments.brokers:
         for restarted in (False, True):
             told = run_broker_cuts(
-                CELLS[name], arguments.cuts, arguments.seed, _say, restarted=restarted,
+                ENTRIES[name], arguments.cuts, arguments.seed, _say, restarted=restarted,
                 options=dict(option.split("=", 1) for option in arguments.option),
             )  # fmt: skip
             good &= restarted or told.verdict.duplicated == 0
@@ -59,7 +59,7 @@ def _cuts_row(cuts: Cuts) -> str:
 def _broker_row(cuts: BrokerCuts, options: Sequence[str]) -> str:
     told = cuts.verdict
     source = "started anew" if cuts.restarted else "goes on"
-    kind = ", quorum" if cuts.cell.quorum else ", classic" if cuts.cell.broker == "rabbitmq" else ""
+    kind = ", quorum" if cuts.entry.quorum else ", classic" if cuts.entry.broker == "rabbitmq" else ""
     given = "".join(f", `{option}`" for option in options)
     found = f"{told.sent:,} | **{told.lost:,}** | {cuts.came_again:,} | **{told.duplicated:,}**"
     return f"| {cuts.title}{kind} | {source}{given} | {cuts.cuts} | {found} |"
@@ -90,7 +90,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--settle-after", type=_words(_MODES), default=[], help=f"below a query: of {', '.join(_MODES)}"
     )
-    parser.add_argument("--brokers", type=_words(tuple(CELLS)), default=[], help=f"below a broker: {', '.join(CELLS)}")
+    parser.add_argument(
+        "--brokers", type=_words(tuple(ENTRIES)), default=[], help=f"below a broker: {', '.join(ENTRIES)}"
+    )
     parser.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="of the source, with --brokers"
     )
@@ -98,7 +100,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--page", action="store_true", help=f"write the rows to {_PAGE.name}")
     arguments = parser.parse_args()
     if not (arguments.settle_after or arguments.brokers or arguments.stream):
-        arguments.settle_after, arguments.brokers = list(_MODES), list(CELLS)
+        arguments.settle_after, arguments.brokers = list(_MODES), list(ENTRIES)
     return arguments
 
 

@@ -20,13 +20,13 @@ from typing import Any
 
 from pyspark_mq.spark_source.datasource import MqDataSource
 from testbed.brokers.node import ProcessNode
+from testbed.chaos.audit import MARK_CHARS, Verdict, verdict
+from testbed.chaos.chaos import Publisher
+from testbed.chaos.queues import PrivateBroker
 from testbed.power.disk import Disk
 from testbed.process import NodeError
-from testbed.storm.audit import MARK_CHARS, Verdict, verdict
-from testbed.storm.queues import PrivateBroker
-from testbed.storm.storm import Publisher
 
-__all__ = ["CELLS", "BrokerCuts", "Cell", "run_broker_cuts"]
+__all__ = ["ENTRIES", "BrokerCuts", "MatrixEntry", "run_broker_cuts"]
 
 _QUEUE = "power"
 _RATE = 1_000
@@ -35,7 +35,7 @@ _DRAIN_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MatrixEntry:
     """A broker and a kind of queue."""
 
     name: str
@@ -44,15 +44,15 @@ class Cell:
     quorum: bool = False
 
 
-CELLS: Mapping[str, Cell] = {
-    cell.name: cell
-    for cell in (
-        Cell("rabbitmq-classic", "rabbitmq"),
-        Cell("rabbitmq-quorum", "rabbitmq", quorum=True),
-        Cell("rabbitmq-4.3-classic", "rabbitmq", "4.3"),
-        Cell("rabbitmq-4.3-quorum", "rabbitmq", "4.3", quorum=True),
-        Cell("artemis", "artemis"),
-        Cell("activemq", "activemq"),
+ENTRIES: Mapping[str, MatrixEntry] = {
+    entry.name: entry
+    for entry in (
+        MatrixEntry("rabbitmq-classic", "rabbitmq"),
+        MatrixEntry("rabbitmq-quorum", "rabbitmq", quorum=True),
+        MatrixEntry("rabbitmq-4.3-classic", "rabbitmq", "4.3"),
+        MatrixEntry("rabbitmq-4.3-quorum", "rabbitmq", "4.3", quorum=True),
+        MatrixEntry("artemis", "artemis"),
+        MatrixEntry("activemq", "activemq"),
     )
 }
 
@@ -62,7 +62,7 @@ class BrokerCuts:
     """What came of a run.
 
     Attributes:
-        cell: the broker.
+        matrix entry: the broker.
         title: its name and version.
         restarted: was the source started anew after each cut?
         cuts: of the power.
@@ -70,7 +70,7 @@ class BrokerCuts:
         verdict: of what was emitted, against what the broker had confirmed.
     """
 
-    cell: Cell
+    entry: MatrixEntry
     title: str
     restarted: bool
     cuts: int
@@ -125,12 +125,12 @@ class _Reader:
 
 
 def run_broker_cuts(
-    cell: Cell, cuts: int, seed: int, say: Callable[[str], None], *, restarted: bool, options: Mapping[str, str]
+    entry: MatrixEntry, cuts: int, seed: int, say: Callable[[str], None], *, restarted: bool, options: Mapping[str, str]
 ) -> BrokerCuts:
     """Cut the power of the broker's machine so many times.
 
     Args:
-        cell: the broker.
+        matrix entry: the broker.
         seed: of the moments.
         say: is told what happens.
         restarted: the source is started anew after each.
@@ -144,7 +144,9 @@ def run_broker_cuts(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pyspark-mq-power-")))
         disk = Disk(folder)
         stack.callback(disk.close)
-        broker = PrivateBroker(cell.broker, _QUEUE, version=cell.version, quorum=cell.quorum, data=disk.path / "broker")
+        broker = PrivateBroker(
+            entry.broker, _QUEUE, version=entry.version, quorum=entry.quorum, data=disk.path / "broker"
+        )
         stack.enter_context(broker)
         stack.callback(lambda: _off(broker))
         os.sync()  # it was not installed a moment ago
@@ -165,16 +167,16 @@ def run_broker_cuts(
             broker.node.start()
             if restarted:
                 reader.restart()
-            say(f"{cell.name}: {number} of {cuts} cuts, {len(publisher.sent):,} messages")
+            say(f"{entry.name}: {number} of {cuts} cuts, {len(publisher.sent):,} messages")
         publisher.stop()
         deadline = time.monotonic() + _DRAIN_TIMEOUT_S
         while broker.node.counts(_QUEUE).total or reader.unacked:
             if time.monotonic() > deadline:
-                raise NodeError(f"{cell.name}: {broker.node.counts(_QUEUE)} are not read")
+                raise NodeError(f"{entry.name}: {broker.node.counts(_QUEUE)} are not read")
             reader.trigger()
         reader.stop()
         told = verdict(publisher.arrived(reader.emitted), reader.emitted, 0)
-        return BrokerCuts(cell, f"{broker.node.title} {broker.node.version}", restarted, cuts, reader.came_again, told)
+        return BrokerCuts(entry, f"{broker.node.title} {broker.node.version}", restarted, cuts, reader.came_again, told)
 
 
 def _off(broker: PrivateBroker) -> None:

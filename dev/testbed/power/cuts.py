@@ -23,11 +23,11 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 
+from testbed.chaos.audit import Verdict, committed_files, marks, verdict
+from testbed.chaos.chaos import Job, Publisher
+from testbed.chaos.queues import PrivateBroker
 from testbed.power.disk import Disk
 from testbed.process import NodeError, poll
-from testbed.storm.audit import Verdict, committed_files, marks, verdict
-from testbed.storm.queues import PrivateBroker
-from testbed.storm.storm import Job, Publisher
 
 __all__ = ["Cuts", "run_cuts"]
 

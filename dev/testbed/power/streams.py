@@ -24,13 +24,13 @@ from pyspark_mq.errors import DataLossError
 from pyspark_mq.spark_source.datasource import MqDataSource
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.brokers.rabbitmq_erlang import SYNC
+from testbed.chaos.streams.audit import Records, StreamVerdict, joined, milliseconds, streams_of, verdict
+from testbed.chaos.streams.messages import BODY_BYTES, numbers_of
+from testbed.chaos.streams.parts import Producers
 from testbed.ports import LOOPBACK
 from testbed.power.disk import Disk
 from testbed.process import NodeError
 from testbed.publishers.streams import with_client
-from testbed.storm.streams.audit import Records, StreamVerdict, joined, milliseconds, streams_of, verdict
-from testbed.storm.streams.messages import BODY_BYTES, numbers_of
-from testbed.storm.streams.parts import Producers
 
 __all__ = ["StreamCuts", "run_stream_cuts"]
 

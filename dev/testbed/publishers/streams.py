@@ -1,4 +1,4 @@
-"""Clients of the stream protocol for publishers and judges, by `rstream`."""
+"""Clients of the stream protocol for publishers and checks, by `rstream`."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from testbed.power.brokers import CELLS, run_broker_cuts
+from testbed.power.brokers import ENTRIES, run_broker_cuts
 from testbed.power.cuts import run_cuts
 from testbed.power.streams import run_stream_cuts
 
@@ -24,7 +24,7 @@ def test_a_query_loses_and_doubles_nothing() -> None:
 
 
 def test_a_quorum_queue_keeps_what_it_has_confirmed() -> None:
-    told = run_broker_cuts(CELLS["rabbitmq-quorum"], 2, 11, print, restarted=False, options={})
+    told = run_broker_cuts(ENTRIES["rabbitmq-quorum"], 2, 11, print, restarted=False, options={})
     assert told.verdict.holds, told
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from testbed.storm.proxy import Direction, FaultProxy
+from testbed.chaos.proxy import Direction, FaultProxy
 
 TIMEOUT_S = 10.0
 SILENCE_S = 0.2  # how long "nothing arrives" is watched

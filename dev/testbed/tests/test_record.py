@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from testbed.chaos.audit import Output, output_marks, verdict
+from testbed.chaos.chaos import Publisher
+from testbed.chaos.faults import FAULTS, PERIODIC, fault_of
+from testbed.chaos.history import History
+from testbed.chaos.queues import PrivateBroker
+from testbed.chaos.record import Numbering, Record, RecordedPublisher
 from testbed.process import NodeError, PublishError
-from testbed.storm.audit import Output, output_marks, verdict
-from testbed.storm.faults import FAULTS, PERIODIC, fault_of
-from testbed.storm.history import History
-from testbed.storm.queues import PrivateBroker
-from testbed.storm.record import Numbering, Record, RecordedPublisher
-from testbed.storm.storm import Publisher
 
 RUN = "0123456789abcdef01234567"
 
@@ -127,7 +127,7 @@ def test_a_record_goes_on_where_it_was(tmp_path: Path) -> None:
     record.enqueue("ok", marks(0, 30))
     record.enqueue("invoke", marks(30, 10))  # and then it was killed
     sink.commit(marks(0, 10), marks(10, 5))
-    record.look(at_once=True)
+    record.poll(at_once=True)
     for kind, name in [("invoke", "cut"), ("ok", "cut"), ("invoke", "cut"), ("fail", "cut"), ("invoke", "kill")]:
         history.add(kind, "fault", name, "faults")
     history.close()
@@ -151,7 +151,7 @@ def test_a_verdict_counts_what_is_wrong(tmp_path: Path) -> None:
     record.sent = 10
     sink.commit(marks(0, 4), marks(3, 2))
     sink.commit(["x" * 36], marks(10, 1))
-    record.look(at_once=True)
+    record.poll(at_once=True)
     verdict = record.verdict(left=1)
     assert (verdict.lost, verdict.duplicated, verdict.unexpected, verdict.left) == (4, 1, 2, 1)
     assert verdict.examples["missing"] == ["5", "6", "7", "8", "9"]
@@ -176,9 +176,9 @@ def test_what_the_source_settled_is_written_down_once(tmp_path: Path) -> None:
     report = tmp_path / "counters.jsonl"
     lines = [json.dumps({"run": "a", "batch": n, "rows": 1, "settled": 10 * n}) + "\n" for n in range(3)]
     report.write_text("".join(lines[:1]) + lines[1][:5], "utf-8")
-    record.look(at_once=True)
+    record.poll(at_once=True)
     report.write_text("".join(lines) + '{"run": "a", "batch": 3, "rows": 0}\n', "utf-8")
-    record_in(tmp_path)[1].look(at_once=True)
+    record_in(tmp_path)[1].poll(at_once=True)
     acks = [each["value"] for each in history.read() if each["f"] == "ack"]
     assert acks == [{"run": "a", "batch": n, "settled": 10 * n} for n in range(3)]
 
@@ -219,7 +219,7 @@ def test_a_publisher_that_ends_of_itself_is_no_publisher_that_has_sent_all(tmp_p
         publisher.check()
 
 
-def test_a_chunk_that_was_given_up_unconfirmed_may_be_in_the_output_once_or_not_at_all() -> None:
+def test_a_chunk_that_was_abandoned_unconfirmed_may_be_in_the_output_once_or_not_at_all() -> None:
     failing = threading.Event()
     arrived: list[str] = []
 
@@ -275,7 +275,7 @@ def test_the_time_between_a_run_and_its_resumption_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([10, 12, 15, 100, 101.5])
-    monkeypatch.setattr("testbed.storm.history.time.time_ns", lambda: int(next(clock) * 1e9))
+    monkeypatch.setattr("testbed.chaos.history.time.time_ns", lambda: int(next(clock) * 1e9))
     with History(tmp_path) as history:
         for f in ("run", "enqueue", "dequeue", "run", "left"):
             history.add("info", f, 0, "test")

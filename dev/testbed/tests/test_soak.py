@@ -1,4 +1,4 @@
-"""The soak itself: it goes on after a `kill -9`, and the judge sees what is done to the history it leaves."""
+"""The soak itself: it goes on after a `kill -9`, and the checker sees what is done to the history it leaves."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from judge.check import check
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.chaos.faults import PERIODIC
+from testbed.history_checker.check import check
 from testbed.process import poll
-from testbed.storm.faults import PERIODIC
 
 ROOT = Path(__file__).parents[3]
 SIZE = ["--messages", "4000", "--rate", "400", "--faults", "2"]
@@ -33,7 +33,7 @@ class Soak:
         self.log = folder.parent / "soak.log"
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "testbed.storm.soak", "--folder", str(self.folder), *arguments]
+        command = [sys.executable, "-m", "testbed.chaos.soak", "--folder", str(self.folder), *arguments]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_MQ_TEST": str(self.folder)}
         with self.log.open("ab") as log:
             return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
@@ -111,7 +111,7 @@ def test_periodic_jobs_whose_sink_fails_lose_and_double_nothing(tmp_path: Path) 
     finally:
         for process in soak.processes():
             process.kill()
-    # Each sink failed, and what it was handed again is there for the judge, who compares it.
+    # Each sink failed, and what it was handed again is there for the checker, who compares it.
     done = {each["value"] for each in soak.operations() if each["f"] == "fault" and each["type"] == "ok"}
     assert done == set(PERIODIC)
     assert soak.count("attempt", "info") >= soak.count("dequeue") + sum("fails" in name for name in PERIODIC)
@@ -153,7 +153,7 @@ SPOILED = {
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", SPOILED)
-def test_the_judge_sees_what_is_done_to_a_real_history(soaked: Soak, tmp_path: Path, kind: str) -> None:
+def test_the_checker_sees_what_is_done_to_a_real_history(soaked: Soak, tmp_path: Path, kind: str) -> None:
     operations = soaked.operations()
     SPOILED[kind](operations)
     file = tmp_path / "history.jsonl"

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from testbed.storm import usage
-from testbed.storm.history import History
-from testbed.storm.usage import UsageWatch, growth
+from testbed.chaos import usage
+from testbed.chaos.history import History
+from testbed.chaos.usage import UsageWatch, growth
 
 
 def told(folder: Path, *looks: dict[str, int]) -> dict[str, tuple[float, float, float]]:
@@ -60,8 +60,8 @@ def test_a_look_has_processes_and_the_newest_offset(tmp_path: Path, monkeypatch:
         (checkpoint / name).write_bytes(bytes(size))
     with History(tmp_path) as history:
         watch = UsageWatch(Own(checkpoint), history)  # type: ignore[arg-type]
-        watch.look()
-        watch.look()  # too soon
+        watch.poll()
+        watch.poll()  # too soon
         (seen,) = [operation["value"] for operation in history.read()]
     assert (seen["offset: bytes"], seen["files of IDs"], seen["files of IDs: KiB"]) == (300, 1, 4)
     assert seen["JVM: threads"] == psutil.Process().num_threads()

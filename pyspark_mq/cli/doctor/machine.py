@@ -19,7 +19,7 @@ from pyspark_mq import __version__
 from pyspark_mq.admin.checks import Finding, Level
 from pyspark_mq.spark_source.folders import is_uri
 
-__all__ = ["Interpreter", "Machine", "check_machine", "look_at_machine"]
+__all__ = ["Interpreter", "Machine", "check_machine", "examine_machine"]
 
 _TIMEOUT_S = 60.0
 #: Spark's releases with streaming sources in Python that this package is tested with.
@@ -96,7 +96,7 @@ class Machine:
     java: str = ""
 
 
-def look_at_machine() -> Machine:
+def examine_machine() -> Machine:
     """Ask both interpreters and Java."""
     driver = _ask(sys.executable, ("pyspark_mq", "pyarrow", "pyspark", _SPARK_FULL))
     chosen = next((name for name in (_DRIVER_PYTHON, _PYTHON) if name in os.environ), "")

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from pyspark_mq.admin.checks import Finding, Level
 from pyspark_mq.cli.doctor.certificates import check_tls
-from pyspark_mq.cli.doctor.machine import check_machine, look_at_machine
+from pyspark_mq.cli.doctor.machine import check_machine, examine_machine
 from pyspark_mq.cli.doctor.report import Section
 from pyspark_mq.decode.amqp10 import ReadBatch
 from pyspark_mq.decode.amqp10_sections import SectionReader
@@ -37,8 +37,8 @@ _CHUNKS = 20
 
 
 def examine_streams(settings: StreamSettings, maximum: int, patience_s: float) -> Iterator[Section]:
-    """Look everywhere, section by section; see :func:`pyspark_mq.cli.doctor.look.examine`."""
-    yield Section("this machine", check_machine(look_at_machine(), "stream", None, syncs=False))
+    """Look everywhere, section by section; see :func:`pyspark_mq.cli.doctor.examine.examine`."""
+    yield Section("this machine", check_machine(examine_machine(), "stream", None, syncs=False))
     try:
         access = make_access(settings.endpoint)
     except MqError as failed:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pyspark_mq.admin.checks import Finding, Level
 from pyspark_mq.admin.http import Management
 from pyspark_mq.cli.doctor.certificates import check_tls
-from pyspark_mq.cli.doctor.machine import check_machine, look_at_machine
+from pyspark_mq.cli.doctor.machine import check_machine, examine_machine
 from pyspark_mq.cli.doctor.report import Section
 from pyspark_mq.errors import BrokerUnavailableError, ConfigurationError, MqError
 from pyspark_mq.sink.publisher import Publisher, publisher_class
@@ -29,13 +29,13 @@ _MANAGEMENT = "managementurl"
 
 
 def examine_write(options: Mapping[str, str]) -> Iterator[Section]:
-    """Look everywhere, section by section; see :func:`pyspark_mq.cli.doctor.look.examine`."""
+    """Look everywhere, section by section; see :func:`pyspark_mq.cli.doctor.examine.examine`."""
     asked = next((value for name, value in options.items() if name.lower() == _MANAGEMENT), None)
     own = {name: value for name, value in options.items() if name.lower() != _MANAGEMENT}
     settings = parse_sink_options(own, streaming=False)
     endpoint, place = settings.endpoint, settings.place
     management = None if asked is None else Management.of(asked, endpoint)
-    yield Section("this machine", check_machine(look_at_machine(), endpoint.protocol, None, syncs=False))
+    yield Section("this machine", check_machine(examine_machine(), endpoint.protocol, None, syncs=False))
     # Without its destination: to open that may make it.
     anywhere = replace(settings, queue=None, topic=None, exchange=None)
     answered = []

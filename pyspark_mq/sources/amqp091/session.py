@@ -1,15 +1,15 @@
 """AMQP 0-9-1 by pika.
 
 pika's callback connection is driven directly: :meth:`Amqp091Session.run` runs its I/O loop for a
-while on the keeper's thread. Compared to its blocking connection that saves a layer per message
+while on the supervisor's thread. Compared to its blocking connection that saves a layer per message
 and gives back control over cancelling: the blocking one rejects what it has buffered.
 
-Acknowledgements are confirmed by a barrier, a passive queue.declare sent after them on the same
+Acknowledgements are confirmed by a flush marker, a passive queue.declare sent after them on the same
 channel: a channel handles its methods in order, so the answer says that the ones before were
 taken (measured on classic and quorum queues; on classic ones the disk may be half a second
 behind, which is what `settleGrace` is for). The answer also reports the depth of the queue.
-One barrier is under way at a time, and the next is for all that came meanwhile: on a slow link the answer comes behind
-a whole window, and pika sends a declare only when the one before is answered.
+One flush marker is under way at a time, and the next is for all that came meanwhile: on a slow link the answer comes
+behind a whole window, and pika sends a declare only when the one before is answered.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Amqp091Session(Session):
         #: Was any acknowledged, or rejected?
         self._acknowledged = self._reading_one = False
         self._end: object = None
-        #: Acknowledgements without a barrier yet; those that the barrier under way is for, None if there is none.
+        #: Acknowledgements without a flush marker yet; those that the flush marker under way is for, None if there is
+        #: none.
         self._unconfirmed: list[int] = []
         self._confirming: list[int] | None = None
         self._url: BrokerUrl | None = None
@@ -238,11 +239,11 @@ class Amqp091Session(Session):
             return
         if not self._last_tag and _STREAM_OFFSET in (raws[0][2] if isinstance(raws, list) else raws.block(0)):
             self._ask_for_stream()
-        self.sink.inbox.extend(raws if isinstance(raws, list) else (raws,))
+        self.buffer.inbox.extend(raws if isinstance(raws, list) else (raws,))
         self._last_tag = int(tags[len(raws) - 1])
-        size = sum(map(Amqp091Batch.size, raws)) + ROW_BYTES * len(raws) if isinstance(raws, list) else raws.weight
-        self.sink.count(len(raws), size)
-        if self.sink.full and (not self.paused or self._reading_one):
+        size = sum(map(Amqp091Batch.size, raws)) + ROW_BYTES * len(raws) if isinstance(raws, list) else raws.size_bytes
+        self.buffer.count(len(raws), size)
+        if self.buffer.full and (not self.paused or self._reading_one):
             # Cancelling would cost deliveries, and have the broker count a consumer less while it holds messages.
             self.paused = True
             self._reading_one = False
@@ -323,13 +324,13 @@ class Amqp091Session(Session):
         for tag in singles:
             self._channel.basic_ack(tag)
         self._unconfirmed.append(number)
-        self._send_barrier()
+        self._send_flush_marker()
 
     def ask_depth(self) -> None:
-        self._send_barrier()  # its answer reports the depth as well
+        self._send_flush_marker()  # its answer reports the depth as well
 
-    def _send_barrier(self) -> None:
-        """Send a barrier, unless one is under way."""
+    def _send_flush_marker(self) -> None:
+        """Send a flush marker, unless one is under way."""
         if self._confirming is not None:
             return
         self._confirming, self._unconfirmed = self._unconfirmed, []
@@ -339,10 +340,10 @@ class Amqp091Session(Session):
     def _answered(self, own: int, frame: Any) -> None:
         confirmed, self._confirming = self._confirming or [], None
         for number in confirmed:
-            self.sink.confirmed(number)
-        self.sink.reported(self._depth(frame, own))
+            self.buffer.confirmed(number)
+        self.buffer.reported(self._depth(frame, own))
         if self._unconfirmed:
-            self._send_barrier()
+            self._send_flush_marker()
 
     def reject(self, tags: Sequence[int]) -> None:
         """Dead-lettered if the queue has a dead-letter exchange."""

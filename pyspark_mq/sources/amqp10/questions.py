@@ -19,7 +19,7 @@ from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, artemis_answer, 
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.amqp10.incoming import Incoming
 from pyspark_mq.sources.amqp10.session import Amqp10Session
-from pyspark_mq.sources.connections.session import SessionLostError, Sink
+from pyspark_mq.sources.connections.session import ReceiveBuffer, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -31,7 +31,7 @@ _CREDIT = 10
 
 def ask_queue(endpoint: Endpoint, url: BrokerUrl) -> QueueFacts:
     """Facts of the queue and of its address; nothing is known where this user may not ask."""
-    asker = _Asker(replace(endpoint, selector=None, subscription=None), 1, Sink())
+    asker = _Asker(replace(endpoint, selector=None, subscription=None), 1, ReceiveBuffer())
     facts = NOTHING_KNOWN
     try:
         asker.open(url, endpoint.connect_timeout_s)
@@ -104,5 +104,5 @@ class _Asker(Amqp10Session):
         self._to.send(question.encode())
         delivery.settle()
         self._to.advance()
-        self._until(lambda: bool(self.sink.inbox), deadline)
-        return bytes(self.batches.of(self.sink.take()).body()[-1].as_py())
+        self._until(lambda: bool(self.buffer.inbox), deadline)
+        return bytes(self.batches.of(self.buffer.take()).body()[-1].as_py())

@@ -45,7 +45,7 @@ __all__ = ["Amqp10Session"]
 _INCOMING_BYTES = 16 << 20
 #: A report on a queue is waited for this long at most.
 _ASK_TIMEOUT_S = 5.0
-#: Barriers whose end the broker has not answered yet.
+#: Flush markers whose end the broker has not answered yet.
 _CLOSING_LINKS_MAX = 100
 #: Credit is topped up when a tenth of the window is free: each top-up is a frame.
 _TOP_UP_PARTS = 10
@@ -71,9 +71,9 @@ class Amqp10Session(Amqp10Connection):
         self._taken: list[bytes] = []
         self._requests: deque[tuple[int, deque[Handle]]] = deque()
         self._closing: deque[Link] = deque()
-        #: Acknowledgements without a barrier yet; the barrier that is on its way, and those that it is for.
+        #: Acknowledgements without a flush marker yet; the flush marker that is on its way, and those that it is for.
         self._unconfirmed: list[tuple[int, list[Handle]]] = []
-        self._barrier: tuple[Link, list[tuple[int, list[Handle]]]] | None = None
+        self._flush_marker: tuple[Link, list[tuple[int, list[Handle]]]] | None = None
 
     # -- opening
 
@@ -121,8 +121,8 @@ class Amqp10Session(Amqp10Connection):
         return info
 
     def _depth(self, info: Mapping[str, Any]) -> QueueDepth:
-        # A link is a consumer, also without credit; and a barrier for a moment.
-        own = (self._link is not None) + (self._barrier is not None)
+        # A link is a consumer, also without credit; and a flush marker for a moment.
+        own = (self._link is not None) + (self._flush_marker is not None)
         counts = (info.get("message_count"), info.get("consumer_count"))
         ready, consumers = (count if isinstance(count, int) else 0 for count in counts)
         return QueueDepth(ready, max(0, consumers - own), own)
@@ -179,7 +179,7 @@ class Amqp10Session(Amqp10Connection):
         if self._management is not None and self._management.asked and self._window:
             info = self._management.answer()
             if info is not None:
-                self.sink.reported(self._depth(info))
+                self.buffer.reported(self._depth(info))
         # RabbitMQ 4.3 takes messages back from a consumer that is too slow for it (its consumer timeout) by a
         # disposition on the link, which stays open and gets them no more. The oldest is the first.
         oldest = next(iter(self._open.values()), None)
@@ -219,15 +219,15 @@ class Amqp10Session(Amqp10Connection):
     def _take_deliveries(self) -> None:
         if self._link is None or self.paused:
             return
-        sink, held, taken = self.sink, self._open, self._taken
+        buffer, held, taken = self.buffer, self._open, self._taken
         for delivery, data in self._deliveries.messages():
             self._newest = tag = self._newest + 1
             if tag == 1 and _STREAM_OFFSET in data:
                 raise self._refuse_stream(COPIED)
             held[tag] = delivery
             taken.append(data)
-            sink.bytes_arrived += ROW_BYTES + len(data)
-            if sink.full:
+            buffer.bytes_arrived += ROW_BYTES + len(data)
+            if buffer.full:
                 self.paused = True
                 break
 
@@ -236,10 +236,10 @@ class Amqp10Session(Amqp10Connection):
         for item in find_batches(self._newest - len(messages) + 1, messages, self._sections):
             if type(item) is UnreadableMessage and not self.options.keeps_unreadable:
                 raise self._refuse(unreadable_of(item))
-            self.sink.inbox.append(item)
-            self.sink.deliveries += len(item) if isinstance(item, WalkedBatch) else 1
+            self.buffer.inbox.append(item)
+            self.buffer.deliveries += len(item) if isinstance(item, WalkedBatch) else 1
         if messages:
-            self.sink.wake()
+            self.buffer.wake()
 
     def _resume(self) -> None:
         self.paused = False
@@ -264,20 +264,20 @@ class Amqp10Session(Amqp10Connection):
             self._settle(handles)
             handles = []
         self._unconfirmed.append((number, handles))
-        self._raise_barrier()
+        self._raise_flush_marker()
 
-    def _raise_barrier(self) -> None:
+    def _raise_flush_marker(self) -> None:
         """One at a time, for all that was settled since the last: the plugin of RabbitMQ 3 fails when links come and go
         by the thousand (`noproc` of a consumer).
         """
-        if self._barrier is None and self._unconfirmed:
-            self._barrier = self._barrier_link(), self._unconfirmed
+        if self._flush_marker is None and self._unconfirmed:
+            self._flush_marker = self._flush_marker_link(), self._unconfirmed
             self._unconfirmed = []
 
-    def _barrier_link(self) -> Link:
+    def _flush_marker_link(self) -> Link:
         """A link that nothing comes or goes on: its answer comes after the broker has seen what went before."""
         assert self._session is not None
-        name = f"pyspark-mq-barrier-{time.monotonic_ns()}"
+        name = f"pyspark-mq-flush-marker-{time.monotonic_ns()}"
         if self.endpoint.topic is None:
             # A user who may only read may have another receiving link; without credit it is sent nothing.
             link: Link = self._session.receiver(name)
@@ -302,18 +302,20 @@ class Amqp10Session(Amqp10Connection):
             if handles:
                 break
             self._requests.popleft()
-            self.sink.confirmed(number)
+            self.buffer.confirmed(number)
         # A broker may refuse the link, as one more consumer than the queue takes. That is an answer, too.
-        if self._barrier is not None and self._barrier[0].state & (Endpoint.REMOTE_ACTIVE | Endpoint.REMOTE_CLOSED):
-            link, acknowledged = self._barrier
-            self._barrier = None
+        if self._flush_marker is not None and self._flush_marker[0].state & (
+            Endpoint.REMOTE_ACTIVE | Endpoint.REMOTE_CLOSED
+        ):
+            link, acknowledged = self._flush_marker
+            self._flush_marker = None
             link.close()
             self._closing.append(link)
             for number, accepted in acknowledged:
                 if not self._settle(accepted):
                     return
-                self.sink.confirmed(number)
-            self._raise_barrier()
+                self.buffer.confirmed(number)
+            self._raise_flush_marker()
         # Not before the broker has closed it too: proton keeps 2 kB of a link that was freed earlier. The plugin of
         # RabbitMQ 3 never does, so there each settlement costs that.
         while self._closing and (

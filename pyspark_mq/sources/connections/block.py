@@ -2,8 +2,8 @@
 
 A :class:`Block` is what one session received in a row. Its columns are those that the query asks for, in the types it
 asks for, so a partition of an epoch is a slice of blocks. A row is known as (block, number of the row), which is what
-the ledger holds. With a new block goes what has to be known of each delivery when it is taken in, and not after:
-:class:`Metadata`.
+the in-flight table holds. With a new block goes what has to be known of each delivery when it is taken in, and not
+after: :class:`Metadata`.
 
 A block lives as long as one of its rows is referred to. So that a block of which hardly anything is kept does not stay
 for that, and so that a trickle of small ones does not take more than it is worth, :meth:`BlockRows.joined` makes a new
@@ -64,7 +64,7 @@ class Metadata:
         tags: handles, ascending.
         keys: which message it is: by its ID, or the digest of its content; None for one without. :class:`.TextKeys` if
             each has an ID that is text. Empty where messages are not distinguished.
-        unmarked: where there are digests: whether nothing marks each as delivered before.
+        not_redelivered: where there are digests: whether nothing marks each as delivered before.
         redelivered: whether the broker has flagged each as redelivered, an array.
         hidden: what hides the broker's ID in those without one.
         unreadable: row -> the delivery that could not be decoded.
@@ -72,7 +72,7 @@ class Metadata:
 
     tags: array[int]
     keys: Sequence[Key | None]
-    unmarked: list[bool]
+    not_redelivered: list[bool]
     redelivered: Any
     hidden: list[str]
     unreadable: dict[int, Unreadable]
@@ -172,7 +172,7 @@ def make_block(batch: DeliveryBatch, ids: MessageIds, schema: pa.Schema) -> tupl
     metadata = Metadata(
         array("q", batch.tags.tolist()),
         keys,
-        batch.unmarked() if digests else [],
+        batch.not_redelivered() if digests else [],
         batch.redelivered,
         ids.hidden(batch) if no_id else [],
         dict(batch.unreadable),
@@ -271,7 +271,7 @@ class BlockRows:
         return np.concatenate(parts)
 
     @property
-    def weight(self) -> int:
+    def size_bytes(self) -> int:
         """The bytes that all take."""
         return int(self.sizes.sum())
 

@@ -1,8 +1,8 @@
 """The connections of one queue, as the thread that Spark calls sees them.
 
-Keepers keep one session each alive, in their own threads, and emit events. :class:`Connections` reads them, knows which
-sessions live, their status and how many messages each may have been handed, asks them for things, and holds them to a
-number of bytes. Nothing above it touches a session: that is a number there.
+Supervisors keep one session each alive, in their own threads, and emit events. :class:`Connections` reads them, knows
+which sessions live, their status and how many messages each may have been handed, asks them for things, and holds them
+to a number of bytes. Nothing above it touches a session: that is a number there.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pyspark_mq.sources.connections.events import (
     Opened,
     SessionStatus,
 )
-from pyspark_mq.sources.connections.keeper import Limits, SessionKeeper
 from pyspark_mq.sources.connections.session import QueueDepth
+from pyspark_mq.sources.connections.supervisor import ConnectionSupervisor, Limits
 from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
@@ -40,15 +40,15 @@ _LATE_S = 0.25
 
 
 @dataclass(slots=True)
-class _Keeper:
-    """A keeper, and what was heard of it.
+class _Supervisor:
+    """A supervisor, and what was heard of it.
 
     Attributes:
         limits: those it was given last.
         depth: what the broker reported to it last, and when that was asked for.
     """
 
-    keeper: SessionKeeper
+    supervisor: ConnectionSupervisor
     limits: Limits
     depth: QueueDepth | None = None
     depth_s: float = -math.inf
@@ -89,36 +89,36 @@ class Connections:
         self._events = events
         self._bytes_allowed = 0.0
         #: By their numbers; empty before the start.
-        self._keepers: dict[int, _Keeper] = {}
+        self._supervisors: dict[int, _Supervisor] = {}
         self._live: dict[int, _OpenSession] = {}
         self._waiting: list[Delivered] = []
         self._failure: Exception | None = None
         self._breaks = 0
 
     def start(self) -> None:
-        """Have the keepers connect, if they were not asked to yet.
+        """Have the supervisors connect, if they were not asked to yet.
 
         Raises:
             MqError: a client library is missing.
         """
         limits = Limits(self.first_window, self._bytes_allowed)
-        while len(self._keepers) < self._settings.consumers:
-            keeper = self._worker.keep(self._settings, limits, self._events)
-            self._keepers[keeper.key] = _Keeper(keeper, limits)
+        while len(self._supervisors) < self._settings.consumers:
+            supervisor = self._worker.keep(self._settings, limits, self._events)
+            self._supervisors[supervisor.key] = _Supervisor(supervisor, limits)
 
     def ask_to_stop(self) -> None:
         """Have the connections closed, and do not wait for it."""
-        for kept in self._keepers.values():
-            kept.keeper.stop()
+        for kept in self._supervisors.values():
+            kept.supervisor.stop()
 
     def stop(self) -> None:
         self.ask_to_stop()
-        self._worker.join(kept.keeper for kept in self._keepers.values())
+        self._worker.join(kept.supervisor for kept in self._supervisors.values())
 
     # -- what happened
 
     def news(self, *, taking: bool) -> Iterator[Opened | Lost | Confirmed | Delivered]:
-        """Yield events of the keepers since the last time, in order.
+        """Yield events of the supervisors since the last time, in order.
 
         A session whose opening makes the caller raise never counts as living: nothing is taken from it.
 
@@ -126,7 +126,7 @@ class Connections:
             taking: may deliveries be taken? If not, they wait here.
 
         Raises:
-            MqError: after the last of them, if a keeper has given up.
+            MqError: after the last of them, if a supervisor has given up.
         """
         self._look_at_progress()
         if taking and self._waiting:
@@ -177,11 +177,11 @@ class Connections:
         if depth is not None:
             self._note_depth(event.key, depth)
         else:  # what was reported to an earlier session may never be reported again
-            self._keepers[event.key].depth = None
+            self._supervisors[event.key].depth = None
 
     def _note_depth(self, key: int, depth: QueueDepth) -> None:
-        keeper = self._keepers[key]
-        keeper.depth, keeper.depth_s = depth, self._runtime.machine_s()
+        supervisor = self._supervisors[key]
+        supervisor.depth, supervisor.depth_s = depth, self._runtime.machine_s()
 
     def _look_at_progress(self) -> None:
         # Before the events are looked at: what was passed on by then is among them.
@@ -192,7 +192,7 @@ class Connections:
 
     @property
     def complete(self) -> bool:
-        """Whether every keeper is connected."""
+        """Whether every supervisor is connected."""
         return len(self._live) == self._settings.consumers
 
     @property
@@ -210,20 +210,20 @@ class Connections:
         """Have a method of :class:`.Session` called, if the session lives then."""
         live = self._live.get(session)
         if live is not None:
-            self._keepers[live.key].keeper.ask(session, methodcaller(method, *arguments))
+            self._supervisors[live.key].supervisor.ask(session, methodcaller(method, *arguments))
 
     def acknowledge(self, due: Acknowledgements) -> None:
         """Have acknowledgements sent, each in the session it belongs to (rule 10)."""
         for part in due.parts:
             self._ask(part.session, "acknowledge", due.number, part.upto, part.singles)
 
-    def send_barriers(self, number: int) -> None:
-        """Have a barrier sent in each session, which acknowledges nothing and is confirmed under that number."""
+    def send_flush_markers(self, number: int) -> None:
+        """Have a flush marker sent in each session, which acknowledges nothing and is confirmed under that number."""
         for session in self._live:
             self._ask(session, "acknowledge", number, 0, ())
 
     def renew(self, session: int, why: str) -> None:
-        """End a session, so that the broker takes back what it holds; its keeper opens another."""
+        """End a session, so that the broker takes back what it holds; its supervisor opens another."""
         self._ask(session, "end", why)
 
     def reject(self, session: int, tags: Sequence[int]) -> None:
@@ -261,13 +261,13 @@ class Connections:
         """
         self._bytes_allowed = maximum / self._settings.consumers
         sessions = {session.key: (number, session) for number, session in self._live.items()}
-        for key, kept in self._keepers.items():
+        for key, kept in self._supervisors.items():
             number, session = sessions.get(key, (0, None))
             taken = 0 if session is None else session.bytes_taken
             limits = Limits(self.first_window, self._bytes_allowed, number, taken)
             if limits != kept.limits:
                 kept.limits = limits
-                kept.keeper.limit(limits)
+                kept.supervisor.limit(limits)
             if session is not None and session.paused and resume and not self._waiting:
                 self._ask(number, "resume")  # what it waits for is taken first
 
@@ -277,26 +277,30 @@ class Connections:
         """Ask the broker how many messages wait, unless it has reported it lately, or is asked."""
         now_s = self._runtime.machine_s()
         for number, session in self._live.items():
-            keeper = self._keepers[session.key]
-            if now_s - max(keeper.depth_s, keeper.asked_s) > age_max_s:
-                keeper.asked_s = now_s
+            supervisor = self._supervisors[session.key]
+            if now_s - max(supervisor.depth_s, supervisor.asked_s) > age_max_s:
+                supervisor.asked_s = now_s
                 self._ask(number, "ask_depth")
 
     def depths(self) -> list[int]:
-        """Messages waiting at the broker, as last reported to each keeper; empty if it does not report it."""
+        """Messages waiting at the broker, as last reported to each supervisor; empty if it does not report it."""
         return [depth.ready for depth in self._reported()]
 
     def _reported(self) -> list[QueueDepth]:
-        return [keeper.depth for keeper in self._keepers.values() if keeper.depth is not None]
+        return [supervisor.depth for supervisor in self._supervisors.values() if supervisor.depth is not None]
 
     def depth_in(self, session: int) -> QueueDepth | None:
-        """The last report to the keeper of a session that lives."""
-        return self._keepers[self._live[session].key].depth
+        """The last report to the supervisor of a session that lives."""
+        return self._supervisors[self._live[session].key].depth
 
     @property
     def newest_depth(self) -> int | None:
         """Messages waiting at the broker, by its last report; None if it does not report it."""
-        reported = [(keeper.depth_s, keeper.depth.ready) for keeper in self._keepers.values() if keeper.depth]
+        reported = [
+            (supervisor.depth_s, supervisor.depth.ready)
+            for supervisor in self._supervisors.values()
+            if supervisor.depth
+        ]
         return max(reported)[1] if reported else None
 
     @property

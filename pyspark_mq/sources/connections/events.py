@@ -1,4 +1,4 @@
-"""Events of a connection, from its keeper through the worker to the query's thread.
+"""Events of a connection, from its supervisor through the worker to the query's thread.
 
 The order is that of what happened (rules 6 and 10): what was delivered before a confirmation, or before a word on the
 depth of the queue, is emitted before it, and nothing of a session is emitted after its end.
@@ -32,7 +32,7 @@ class Opened:
     """A session is open and about to consume.
 
     Attributes:
-        key: of the keeper, here and below.
+        key: of the supervisor, here and below.
         session: its number, unique in the query.
         window: how many unacknowledged messages it asks for.
     """
@@ -89,7 +89,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The keeper has given up, for this reason."""
+    """The supervisor has given up, for this reason."""
 
     key: int
     error: MqError

@@ -2,18 +2,18 @@
 
 A session never reconnects: when the connection, the channel or the subscription ends, it
 raises :class:`SessionLostError` and is thrown away, and with it every handle it gave (rule 10: a handle used in another
-session acknowledges another message). Its keeper then makes a new one.
+session acknowledges another message). Its supervisor then makes a new one.
 
 What may be called when: :meth:`~Session.open` once; then :meth:`~Session.consume`, again to widen the window;
 then :meth:`~Session.run`, again and again, with the requests (acknowledge, reject, ask, resume) between two runs;
-:meth:`~Session.close` at any time. One thread, the keeper's, calls all of them. :meth:`~Session.wake` is for
+:meth:`~Session.close` at any time. One thread, the supervisor's, calls all of them. :meth:`~Session.wake` is for
 other threads.
 
 What may block: `open` for its timeout, `run` for its timeout, `close` for a moment. Requests only write down what the
 next `run` sends.
 
-A message that comes is checked, and goes as it is into the inbox of the :class:`Sink`. Another thread empties that, and
-decodes.
+A message that comes is checked, and goes as it is into the inbox of the :class:`ReceiveBuffer`. Another thread empties
+that, and decodes.
 
 What survives a crash: nothing. The broker hands out again what was not acknowledged.
 
@@ -39,7 +39,16 @@ from pyspark_mq.errors import DestinationError, MessageError, shown
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["COPIED", "TRANSIT_S", "Greeting", "QueueDepth", "Session", "SessionLostError", "SessionOptions", "Sink"]
+__all__ = [
+    "COPIED",
+    "TRANSIT_S",
+    "Greeting",
+    "QueueDepth",
+    "ReceiveBuffer",
+    "Session",
+    "SessionLostError",
+    "SessionOptions",
+]
 
 #: How long a broker may take to hand out what is ready: on one machine milliseconds, more with paging or under load.
 TRANSIT_S = 0.5
@@ -57,7 +66,7 @@ COPIED = (
 class SessionLostError(Exception):
     """The session ended by itself. Unacknowledged messages are with the broker again.
 
-    Not an error for users: the keeper answers it by connecting again.
+    Not an error for users: the supervisor answers it by connecting again.
 
     Attributes:
         stated: the broker gave the reason, so it may give it again; otherwise the connection is gone.
@@ -104,7 +113,7 @@ class Greeting:
     facts: QueueFacts = NOTHING_KNOWN
 
 
-class Sink:
+class ReceiveBuffer:
     """Deliveries of one session on their way to another thread, and what its broker answers.
 
     The session appends and counts what arrives, on its thread; the other thread takes, and counts what it took. The
@@ -118,7 +127,7 @@ class Sink:
     Attributes:
         inbox: deliveries in order, also as batches; the other thread takes them from the left.
         deliveries: appended so far.
-        bytes_arrived: bytes appended so far, see :attr:`.DeliveryBatch.weight`.
+        bytes_arrived: bytes appended so far, see :attr:`.DeliveryBatch.size_bytes`.
         bytes_grown: bytes that they take more in blocks than as they came.
         bytes_taken: bytes taken out so far.
         bytes_allowed: the session pauses when more bytes than this wait.
@@ -181,7 +190,7 @@ class Session(ABC):
 
     Args:
         number: of this session, unique in the process.
-        sink: where deliveries and answers go.
+        buffer: where deliveries and answers go.
     """
 
     #: What its deliveries become.
@@ -191,13 +200,13 @@ class Session(ABC):
         self,
         endpoint: Endpoint,
         number: int,
-        sink: Sink,
+        buffer: ReceiveBuffer,
         options: SessionOptions = SessionOptions(),
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.endpoint = endpoint
         self.number = number
-        self.sink = sink
+        self.buffer = buffer
         self.options = options
         self.now_s = now_s
         self._paused = False
@@ -205,7 +214,7 @@ class Session(ABC):
 
     @property
     def paused(self) -> bool:
-        """Whether it pauses because too many bytes wait in the sink."""
+        """Whether it pauses because too many bytes wait in the buffer."""
         return self._paused
 
     @paused.setter
@@ -271,7 +280,7 @@ class Session(ABC):
 
     @abstractmethod
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
-        """Acknowledge, and call `confirmed(number)` of the sink once the broker has taken it.
+        """Acknowledge, and call `confirmed(number)` of the buffer once the broker has taken it.
 
         The confirmation comes after what the broker had handed out before. Where nothing is to be acknowledged, it is
         asked for all the same.
@@ -288,11 +297,11 @@ class Session(ABC):
 
     @abstractmethod
     def ask_depth(self) -> None:
-        """Ask for the depth of the queue; the answer goes to `reported` of the sink, or never comes."""
+        """Ask for the depth of the queue; the answer goes to `reported` of the buffer, or never comes."""
 
     def resume(self) -> None:
         """Take messages in again after a pause, unless too many bytes wait. Without a pause it does nothing."""
-        if self.paused and not self.sink.full:
+        if self.paused and not self.buffer.full:
             self._resume()
 
     @abstractmethod
@@ -300,7 +309,7 @@ class Session(ABC):
         """Take messages in again."""
 
     def end(self, why: str) -> None:
-        """End the session by its keeper's will, so that the broker takes back what it holds.
+        """End the session by its supervisor's will, so that the broker takes back what it holds.
 
         Raises:
             SessionLostError: always.

@@ -67,7 +67,7 @@ class ReadPace:
 
 
 class SocketLoop:
-    """One connection. All but :meth:`wake` belongs to the keeper's thread.
+    """One connection. All but :meth:`wake` belongs to the supervisor's thread.
 
     Attributes:
         outgoing: bytes to be sent, added to by the protocol.

@@ -1,21 +1,21 @@
 """The thread that takes what the sessions of a query receive and hands it to its queues, as blocks and in order.
 
-Keepers have a thread each, for their connection. The worker goes round them, makes blocks of what is in their sinks,
-and passes on those and the events, each to the queue whose keeper it is. Keepers that made the blocks were tried: they
-took 4.8 to 6.2 µs of CPU a message where this takes 4.4, 5.5 to 6.1 over four connections (5.5) and 5.6 to 6.9 over
-eight (6.5); and who makes a block is not at its socket, where heartbeats are due.
+Supervisors have a thread each, for their connection. The worker goes round them, makes blocks of what is in their
+buffers, and passes on those and the events, each to the queue whose supervisor it is. Supervisors that made the blocks
+were tried: they took 4.8 to 6.2 µs of CPU a message where this takes 4.4, 5.5 to 6.1 over four connections (5.5) and
+5.6 to 6.9 over eight (6.5); and who makes a block is not at its socket, where heartbeats are due.
 
 **Order** (rules 6 and 10). One thread passes on everything. Before a confirmation, and before a word on the depth of
 the queue, it hands over what the session had received by then; after the end of a session it hands over nothing of it.
 
 **Nothing is in flight unseen.** Connected time counts only while what was ready has come, and a worker may be slow, or
 stopped. So its progress mark says, every tenth of a second: all that came up to then was passed on. A worker that finds
-that it, or a keeper, stood still for longer than a broker may take to hand something out counts that too, and no time
-is counted.
+that it, or a supervisor, stood still for longer than a broker may take to hand something out counts that too, and no
+time is counted.
 
 **Bytes.** A session counts what arrived, learns from the worker what that takes in blocks, and from :class:`.Limits`
-what was taken. The difference is what pauses it: what waits in the sink, what is being made into blocks, and what waits
-to be taken.
+what was taken. The difference is what pauses it: what waits in the buffer, what is being made into blocks, and
+what waits to be taken.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from pyspark_mq.sources.connections.events import (
     Opened,
     SessionStatus,
 )
-from pyspark_mq.sources.connections.keeper import STILL_S, Limits, SessionKeeper
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.connections.session import TRANSIT_S, Session, SessionOptions
+from pyspark_mq.sources.connections.supervisor import STILL_S, ConnectionSupervisor, Limits
 from pyspark_mq.sources.runtime import Runtime, Task
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
@@ -84,17 +84,17 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class _Kept:
-    """A keeper, and what was passed on of it.
+    """A supervisor, and what was passed on of it.
 
     Attributes:
         ids: which message a delivery is.
         events: where they go.
         session: the one whose opening was passed on and whose end was not.
         status: of that session, as passed on last.
-        breaks: of the keeper, as counted in the mark.
+        breaks: of the supervisor, as counted in the mark.
     """
 
-    keeper: SessionKeeper
+    supervisor: ConnectionSupervisor
     ids: MessageIds
     events: EventQueue
     session: Session | None = None
@@ -103,7 +103,7 @@ class _Kept:
 
 
 class Worker:
-    """One thread that takes from all keepers of a query. It begins with the first of them.
+    """One thread that takes from all supervisors of a query. It begins with the first of them.
 
     Args:
         find_session: raises an MqError where a protocol's client is missing.
@@ -124,12 +124,12 @@ class Worker:
 
     # -- for the query's thread
 
-    def keep(self, settings: Settings, limits: Limits, events: EventQueue) -> SessionKeeper:
+    def keep(self, settings: Settings, limits: Limits, events: EventQueue) -> ConnectionSupervisor:
         """Begin to keep a connection to the endpoint of these settings.
 
         Args:
             limits: of its first session.
-            events: where those of the keeper go.
+            events: where those of the supervisor go.
 
         Raises:
             MqError: a client library is missing, or it has been stopped.
@@ -142,16 +142,16 @@ class Worker:
             self._looked_s = self._runtime.monotonic_s()
             self._mark = Mark(0, self._looked_s)
             self._task = self._runtime.spawn("pyspark-mq worker", self._life(), self._events.arrived)
-        keeper = SessionKeeper(
+        supervisor = ConnectionSupervisor(
             next(self._keys), settings.endpoint, make, options, limits, self._events, self._sessions, self._runtime
         )
-        self._kept[keeper.key] = _Kept(keeper, MessageIds.of(settings), events)
+        self._kept[supervisor.key] = _Kept(supervisor, MessageIds.of(settings), events)
         try:
-            keeper.start()
+            supervisor.start()
         except BaseException:
-            del self._kept[keeper.key]
+            del self._kept[supervisor.key]
             raise
-        return keeper
+        return supervisor
 
     @property
     def mark(self) -> Mark:
@@ -164,17 +164,17 @@ class Worker:
             self._task.check()
         return self._mark
 
-    def join(self, keepers: Iterable[SessionKeeper]) -> None:
-        """Wait until keepers that were asked to stop have, for a moment from then on."""
-        for keeper in keepers:
-            left_s = keeper.asked_s + _END_TIMEOUT_S - self._runtime.monotonic_s()
-            self._runtime.wait(keeper.stopped, max(0.0, left_s))
+    def join(self, supervisors: Iterable[ConnectionSupervisor]) -> None:
+        """Wait until supervisors that were asked to stop have, for a moment from then on."""
+        for supervisor in supervisors:
+            left_s = supervisor.asked_s + _END_TIMEOUT_S - self._runtime.monotonic_s()
+            self._runtime.wait(supervisor.stopped, max(0.0, left_s))
 
     def stop(self) -> None:
         """Have all connections closed, and wait for that for a moment."""
         self._ending = True
         for kept in list(self._kept.values()):
-            kept.keeper.stop()
+            kept.supervisor.stop()
         self._events.arrived.set()
         if self._task is not None:
             self._task.join(_END_TIMEOUT_S)
@@ -186,10 +186,10 @@ class Worker:
         while self._kept or not self._ending:
             began_s = self._look()
             self._events.arrived.clear()
-            waits = self._waits_for_a_keeper(began_s)
+            waits = self._waits_for_a_supervisor(began_s)
             broke_off, self._broke_off = self._broke_off, False
             rows = self._round()
-            broke_off = self._keeper_broke_off() or broke_off
+            broke_off = self._supervisor_broke_off() or broke_off
             if waits:
                 self._broke_off |= broke_off
             elif broke_off or began_s - self._mark.until_s >= _PROGRESS_S:
@@ -209,7 +209,7 @@ class Worker:
         self._looked_s = now_s
         return now_s
 
-    def _waits_for_a_keeper(self, now_s: float) -> bool:
+    def _waits_for_a_supervisor(self, now_s: float) -> bool:
         """Whether one with a session has not been at its socket for too long: what came there is unread.
 
         Raises:
@@ -217,39 +217,39 @@ class Worker:
         """
         waits = False
         for kept in list(self._kept.values()):
-            kept.keeper.check()
-            lives = kept.session is not None and not kept.keeper.stopping.is_set()
-            waits |= lives and now_s - kept.keeper.turned_s > STILL_S
+            kept.supervisor.check()
+            lives = kept.session is not None and not kept.supervisor.stopping.is_set()
+            waits |= lives and now_s - kept.supervisor.turned_s > STILL_S
         return waits
 
-    def _keeper_broke_off(self) -> bool:
+    def _supervisor_broke_off(self) -> bool:
         """Whether one stood still since this was asked last."""
         found = False
         for kept in list(self._kept.values()):
-            found |= kept.breaks != kept.keeper.breaks
-            kept.breaks = kept.keeper.breaks
+            found |= kept.breaks != kept.supervisor.breaks
+            kept.breaks = kept.supervisor.breaks
         return found
 
     def _round(self) -> int:
         """Pass on everything that is there; return how many deliveries that was."""
         # Looked at before the events: it has stopped after `Lost`, which a slow close reports late.
-        keepers = [kept.keeper for kept in list(self._kept.values())]
-        ended = [keeper for keeper in keepers if keeper.ended and keeper.stopping.is_set()]
+        supervisors = [kept.supervisor for kept in list(self._kept.values())]
+        ended = [supervisor for supervisor in supervisors if supervisor.ended and supervisor.stopping.is_set()]
         rows = sum(map(self._pass_on, self._events.take()))
         for kept in list(self._kept.values()):
             if kept.session is not None:
                 rows += self._hand_over(kept, kept.session)
             if kept.session is not None:
                 self._tell_status(kept, kept.session)
-        for keeper in ended:
-            del self._kept[keeper.key]
-            keeper.stopped.set()
+        for supervisor in ended:
+            del self._kept[supervisor.key]
+            supervisor.stopped.set()
         return rows
 
     def _pass_on(self, event: Event) -> int:
         kept, rows = self._kept[event.key], 0
         if isinstance(event, Opened):
-            kept.session, kept.status = kept.keeper.session(event.session), None
+            kept.session, kept.status = kept.supervisor.session(event.session), None
         elif isinstance(event, Lost):
             kept.session = None
         elif isinstance(event, Confirmed | DepthReported) and kept.session is not None:
@@ -258,30 +258,30 @@ class Worker:
         return rows
 
     def _hand_over(self, kept: _Kept, session: Session) -> int:
-        sink = session.sink
-        rows, left = 0, len(sink.inbox)
+        buffer = session.buffer
+        rows, left = 0, len(buffer.inbox)
         try:
             while left > 0:
-                items = sink.take(_ROWS_MAX)
+                items = buffer.take(_ROWS_MAX)
                 if not items:
                     break  # the session has ended meanwhile
                 left -= len(items)
                 for batch in session.batches.gather(items, _BYTES_MAX):
                     self._look()
                     metadata, block = make_block(batch, kept.ids, self._schema)
-                    sink.bytes_grown += sum(block.sizes) - batch.weight
-                    kept.events.put(Delivered(kept.keeper.key, session.number, metadata, block))
+                    buffer.bytes_grown += sum(block.sizes) - batch.size_bytes
+                    kept.events.put(Delivered(kept.supervisor.key, session.number, metadata, block))
                     rows += len(batch)
         except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
             _LOG.exception("handing over failed")
-            text = f"{kept.keeper.endpoint.destination}: deliveries could not be taken in: "
-            kept.events.put(Failed(kept.keeper.key, MqError(f"{text}{type(error).__name__}: {error}")))
-            kept.keeper.stop()
+            text = f"{kept.supervisor.endpoint.destination}: deliveries could not be taken in: "
+            kept.events.put(Failed(kept.supervisor.key, MqError(f"{text}{type(error).__name__}: {error}")))
+            kept.supervisor.stop()
             kept.session = None
         return rows
 
     def _tell_status(self, kept: _Kept, session: Session) -> None:
-        status = SessionStatus(kept.keeper.key, session.number, session.paused)
+        status = SessionStatus(kept.supervisor.key, session.number, session.paused)
         if status != kept.status:
             kept.status = status
             kept.events.put(status)

@@ -1,1 +1,1 @@
-"""The queues of a query: each with its connections and its ledger, and all of them together."""
+"""The queues of a query: each with its connections and its in-flight table, and all of them together."""

@@ -138,7 +138,7 @@ class EndOfRun:
             )  # fmt: skip
         return False
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Look whether the queue is read to its end: nothing is buffered, and somebody else may have taken the rest."""
         queue, now_s = self._queue, self._runtime.monotonic_s()
         queue.refresh_depth()

@@ -94,7 +94,7 @@ class Connected:
             )
         self.broker_id = expected or found
 
-    def look(self, until_s: float, *, up: bool) -> None:
+    def poll(self, until_s: float, *, up: bool) -> None:
         """Take note of whether all connections are up.
 
         Args:

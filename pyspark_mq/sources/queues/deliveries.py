@@ -1,4 +1,4 @@
-"""Takes deliveries into the ledger of their queue."""
+"""Takes deliveries into the in-flight table of their queue."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from weakref import ref
 
 import numpy as np
 
-from pyspark_mq.ack import Acknowledgements, Ledger
+from pyspark_mq.ack import Acknowledgements, InFlightTable
 from pyspark_mq.ack.buffer import MessageRun, joined
-from pyspark_mq.ack.copies import Copies
+from pyspark_mq.ack.content_matcher import ContentMatcher
 from pyspark_mq.dedup import OnMissing, SeenStore, TextKeys, is_content, key_text
 from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
 from pyspark_mq.sources.connections.block import Block, BlockRows, Row
@@ -42,13 +42,13 @@ _NOTES = {
 
 
 class Deliveries:
-    """Takes in what sessions of one queue deliver: finds out which message each is, and has the ledger decide.
+    """Takes in what sessions of one queue deliver: finds out which message each is, and has the in-flight table decide.
 
     Args:
         settings: the query's, with this queue as its endpoint.
         store: where committed IDs are shared, beyond the checkpoint.
         acknowledge: sends acknowledgements.
-        copies: distinguishes messages that have no ID; None where none are distinguished.
+        matcher: distinguishes messages that have no ID; None where none are distinguished.
         take_back_s: how long confirmations are waited for before what was skipped is asked for again.
 
     Attributes:
@@ -59,22 +59,22 @@ class Deliveries:
     def __init__(
         self,
         settings: Settings,
-        ledger: Ledger[Any, Row],
+        in_flight: InFlightTable[Any, Row],
         connections: Connections,
         store: SeenStore,
         acknowledge: Callable[[Acknowledgements | None], object],
-        copies: Copies | None,
+        matcher: ContentMatcher | None,
         take_back_s: float,
     ) -> None:
         self._settings = settings
         self._destination = settings.endpoint.destination
         self._exact = settings.guarantee.identifies
         self._ids = MessageIds.of(settings)
-        self._ledger = ledger
+        self._in_flight = in_flight
         self._connections = connections
         self._store = store
         self._acknowledge = acknowledge
-        self._copies = copies
+        self._matcher = matcher
         self._take_back_s = take_back_s
         #: It was said that there are messages without an ID.
         self._noted = settings.id_source.kind == "content"
@@ -101,7 +101,7 @@ class Deliveries:
         return self._skipped.get(session, 0)
 
     def enter(self, event: Delivered, *, over_limit: bool) -> None:
-        """Have the ledger decide about deliveries.
+        """Have the in-flight table decide about deliveries.
 
         Args:
             over_limit: nothing new is to be held.
@@ -115,7 +115,7 @@ class Deliveries:
         tags: Sequence[int] = metadata.tags
         rows: Sequence[Row] = block.rows
         keys: Sequence[Any] = metadata.keys
-        unmarked: Sequence[bool] = metadata.unmarked
+        not_redelivered: Sequence[bool] = metadata.not_redelivered
         if not self._exact:
             keys = range(self._serial, self._serial + len(block))
             self._serial += len(block)
@@ -124,22 +124,22 @@ class Deliveries:
         left_out = self._refused(event) if metadata.unreadable or (not every_id and None in keys) else {}
         if left_out:
             tags, keys, rows = _without(left_out, tags, keys, rows)
-            unmarked = [sure for place, sure in enumerate(unmarked) if place not in left_out]
+            not_redelivered = [sure for place, sure in enumerate(not_redelivered) if place not in left_out]
         elsewhere: Collection[Any] = ()
-        if unmarked or (not every_id and None in keys):
-            keys, elsewhere = self._named(session, keys, unmarked)
+        if not_redelivered or (not every_id and None in keys):
+            keys, elsewhere = self._named(session, keys, not_redelivered)
         if self._exact:
             if over_limit:
                 tags, keys, rows = self._only_known(session, tags, keys, rows, elsewhere)
             # Those that are not known here and were committed by somebody else.
-            others = self._store.known(key for key in self._ledger.unseen(keys) if not is_content(key))
+            others = self._store.known(key for key in self._in_flight.unseen(keys) if not is_content(key))
             elsewhere = {*elsewhere, *others} if elsewhere else others
-        ledger = self._ledger
-        buffered = len(ledger.received)
-        self._acknowledge(ledger.deliver(session, tags, keys, rows, elsewhere))
-        taken = len(ledger.received) - buffered
+        in_flight = self._in_flight
+        buffered = len(in_flight.received)
+        self._acknowledge(in_flight.deliver(session, tags, keys, rows, elsewhere))
+        taken = len(in_flight.received) - buffered
         if taken < len(block):
-            places = range(len(keys)) if taken == len(keys) else ledger.held(keys, rows)
+            places = range(len(keys)) if taken == len(keys) else in_flight.held(keys, rows)
             if self._exact and len(places) < len(keys):
                 dropped = set(range(len(keys))).difference(places)
                 self._note_reused(
@@ -149,19 +149,19 @@ class Deliveries:
             if _KEPT_PARTS * sum(block.sizes[row] for _, (_, row) in kept) < sum(block.sizes):
                 # The rest would stay in memory with them.
                 self._join(kept)
-                if taken == len(keys) and ledger.received.runs:
-                    run = ledger.received.runs[-1]
+                if taken == len(keys) and in_flight.received.runs:
+                    run = in_flight.received.runs[-1]
                     run.payloads = BlockRows.of(run.payloads).joined().rows
                 return
         self._join_small(block, keys, rows)
 
     def _join_small(self, block: Block, keys: Sequence[Any], rows: Sequence[Row]) -> None:
         """Take note of a block if it is small, and put many of those together."""
-        ledger = self._ledger
+        in_flight = self._in_flight
         if len(block) >= _SMALL_ROWS or block.batch.nbytes >= _SMALL_BYTES:
             return
-        if ledger.received.runs:
-            self._small_runs.append(ref(ledger.received.runs[-1]))
+        if in_flight.received.runs:
+            self._small_runs.append(ref(in_flight.received.runs[-1]))
             if len(self._small_runs) == _SMALL_BLOCKS:
                 self._join_runs()
         else:
@@ -177,10 +177,10 @@ class Deliveries:
             keys: of deliveries that were dropped, and that the broker has not marked as redelivered.
             elsewhere: IDs that somebody else has committed.
         """
-        ledger, passed = self._ledger, set(elsewhere)
+        in_flight, passed = self._in_flight, set(elsewhere)
         if not self._settings.endpoint.broker.proves_new:
-            # An unmarked one may be a redelivery, unless the first was settled or is held here and not planned.
-            passed |= ledger.left_among(keys) | {key for key in keys if key in ledger.planned}
+            # An not redelivered one may be a redelivery, unless the first was settled or is held here and not planned.
+            passed |= in_flight.left_among(keys) | {key for key in keys if key in in_flight.planned}
         ids = [key for key in keys if key not in passed and not is_content(key)]
         if not ids:
             return
@@ -194,10 +194,10 @@ class Deliveries:
             )  # fmt: skip
         self.counted["reused_ids"] += len(ids)
 
-    def _named(self, session: int, keys: Sequence[Any], unmarked: Sequence[bool]) -> tuple[list[Any], set[Any]]:
+    def _named(self, session: int, keys: Sequence[Any], not_redelivered: Sequence[bool]) -> tuple[list[Any], set[Any]]:
         """Find out which messages those without an ID are, and which of them are committed."""
-        copies, ledger = self._copies, self._ledger
-        assert copies is not None, "messages are distinguished, so there is a memory"
+        matcher, in_flight = self._matcher, self._in_flight
+        assert matcher is not None, "messages are distinguished, so there is a memory"
         if not self._noted:
             self._noted = True
             _LOG.warning(
@@ -207,27 +207,27 @@ class Deliveries:
         places = [place for place, key in enumerate(keys) if type(key) is bytes and len(key) == CONTENT_DIGEST_BYTES]
         named = list(keys)
         digests = keys if len(places) == len(keys) else [keys[place] for place in places]
-        sure = unmarked if digests is keys else [unmarked[place] for place in places]
-        names, committed = copies.name(session, digests, sure, ledger)
+        sure = not_redelivered if digests is keys else [not_redelivered[place] for place in places]
+        names, committed = matcher.name(session, digests, sure, in_flight)
         for place, key in zip(places, names, strict=True):
             named[place] = key
         nameless = [place for place, key in enumerate(keys) if key is None]
         self.counted["nameless"] += len(nameless)
-        for place, key in zip(nameless, copies.name_nothing(len(nameless)), strict=True):
+        for place, key in zip(nameless, matcher.name_nothing(len(nameless)), strict=True):
             named[place] = key
         return named, committed
 
     def _join(self, pairs: Sequence[tuple[Any, Row]]) -> None:
         """Hold rows of a block of their own in place of these, where they are held at all."""
-        places = self._ledger.held([key for key, _ in pairs], [row for _, row in pairs])
+        places = self._in_flight.held([key for key, _ in pairs], [row for _, row in pairs])
         if places:
             block = BlockRows.of(pairs[place][1] for place in places).joined()
-            self._ledger.exchange([pairs[place][0] for place in places], block.rows)
+            self._in_flight.exchange([pairs[place][0] for place in places], block.rows)
 
     def _join_runs(self) -> None:
         """Make one run of small ones that are still held, and one block of theirs."""
         small, self._small_runs = {run for one in self._small_runs if (run := one())}, []
-        self._ledger.received.join(small, _joined)
+        self._in_flight.received.join(small, _joined)
 
     def _refused(self, event: Delivered) -> dict[int, str]:
         """Rows that are rejected, and why.
@@ -261,7 +261,7 @@ class Deliveries:
         self, session: int, tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row], elsewhere: Collection[Any]
     ) -> tuple[Sequence[int], Sequence[Any], Sequence[Row]]:
         """Keep what is planned, committed or here; the rest stays unacknowledged and is not looked at again."""
-        new = set(self._ledger.unseen(keys)).difference(elsewhere)
+        new = set(self._in_flight.unseen(keys)).difference(elsewhere)
         places = {place for place, key in enumerate(keys) if key in new}
         if not places:
             return tags, keys, rows
@@ -271,9 +271,9 @@ class Deliveries:
                 "is asked for again later, which counts as a delivery",
                 self._destination, self._settings.max_bytes,
             )  # fmt: skip
-        self._ledger.pass_over(session, tags[min(places)])
-        if self._copies is not None:
-            self._copies.give_back([keys[place] for place in places])
+        self._in_flight.pass_over(session, tags[min(places)])
+        if self._matcher is not None:
+            self._matcher.give_back([keys[place] for place in places])
         self._skipped[session] = self._skipped.get(session, 0) + len(places)
         return _without(places, tags, keys, rows)
 
@@ -289,7 +289,7 @@ class Deliveries:
             self._unconfirmed_since_s = now_s
         # Under load something is always unconfirmed; and over STOMP RabbitMQ confirms nothing after what was skipped
         # over.
-        if self._ledger.settling.unconfirmed() and now_s - self._unconfirmed_since_s < self._take_back_s:
+        if self._in_flight.settling.unconfirmed() and now_s - self._unconfirmed_since_s < self._take_back_s:
             return
         for session, number in list(self._skipped.items()):
             del self._skipped[session]
@@ -304,7 +304,7 @@ def _joined(runs: Sequence[MessageRun[Any, Row]]) -> MessageRun[Any, Row]:
         array("q", chain.from_iterable(run.tags for run in runs)),
         TextKeys([keys.array]) if isinstance(keys, TextKeys) else keys,
         BlockRows.of(*(run.payloads for run in runs)).joined().rows,
-        sum(run.weight for run in runs),
+        sum(run.size_bytes for run in runs),
         None if runs[0].digests is None else np.concatenate([run.digests for run in runs]),
     )
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark_mq.ack import Ledger
+from pyspark_mq.ack import InFlightTable
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.dedup import Key
 from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
@@ -139,7 +139,7 @@ class QueueGroup:
         self._runtime.wait(self._arrived, seconds)
         self._arrived.clear()
 
-    def pump(self) -> None:
+    def drain_events(self) -> None:
         """Take in everything that arrived since the last time.
 
         Raises:
@@ -147,7 +147,7 @@ class QueueGroup:
         """
         for queue in list(self):
             try:
-                queue.pump()
+                queue.drain_events()
             except (DestinationError, RefusedError) as error:
                 if not self._may_end(queue, error):
                     raise
@@ -156,7 +156,7 @@ class QueueGroup:
         self._share_bytes()
         connected = self.complete and all(queue.view.is_up for queue in self)
         until_s = min((queue.view.reported_s for queue in self), default=self._runtime.monotonic_s())
-        self._memory.look(until_s, connected=connected)
+        self._memory.poll(until_s, connected=connected)
 
     def _share_bytes(self) -> None:
         most = _BYTES_HELD_EPOCHS * self._settings.max_bytes
@@ -174,9 +174,9 @@ class QueueGroup:
         return any(queue.is_open(epoch) for queue in self.with_ended())
 
     @property
-    def ledgers(self) -> dict[str, Ledger[Key, Any]]:
-        """Ledgers of all that may have an open epoch, for the memory."""
-        return {queue.name: queue.ledger for queue in self.with_ended()}
+    def in_flight_tables(self) -> dict[str, InFlightTable[Key, Any]]:
+        """In-flight tables of all that may have an open epoch, for the memory."""
+        return {queue.name: queue.in_flight for queue in self.with_ended()}
 
     @property
     def broker_id(self) -> str:
@@ -195,12 +195,12 @@ class QueueGroup:
     @property
     def buffered_bytes(self) -> int:
         """Bytes that they take."""
-        return sum(queue.view.weight for queue in self)
+        return sum(queue.view.size_bytes for queue in self)
 
     @property
     def planned_bytes(self) -> int:
         """Bytes of epochs that are not committed."""
-        return sum(queue.view.planned_weight for queue in self)
+        return sum(queue.view.planned_size_bytes for queue in self)
 
     @property
     def full(self) -> bool:

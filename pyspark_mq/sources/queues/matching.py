@@ -78,7 +78,7 @@ class MatchingQueues(QueueGroup):
     def _may_end(self, queue: QueueReader, error: BrokerError) -> bool:
         """Let a queue go that was deleted; or one that came later, and is not for us."""
         try:
-            listed = queue.name in self._watch.look()
+            listed = queue.name in self._watch.poll()
         except BrokerError:
             return False
         destination = self._settings.destination

@@ -45,7 +45,7 @@ class QueueWatch:
     def begun(self) -> bool:
         return self._task is not None
 
-    def look(self) -> list[str]:
+    def poll(self) -> list[str]:
         """Ask now.
 
         Raises:
@@ -64,7 +64,7 @@ class QueueWatch:
         give_up_s = self._runtime.monotonic_s() + self._patience_s
         while True:
             try:
-                names = self.look()
+                names = self.poll()
                 break
             except BrokerUnavailableError:
                 if self._runtime.monotonic_s() + self._runtime.timing.pattern_retry_s > give_up_s:
@@ -90,7 +90,7 @@ class QueueWatch:
         yield self._interval_s
         while not self._stopping.is_set():
             try:
-                self.look()
+                self.poll()
             except BrokerError as error:
                 _LOG.warning("%s; the queues known so far are read on", error)
             yield self._interval_s

@@ -1,15 +1,15 @@
-"""One queue of a query: its connections, its ledger, and its part in each epoch.
+"""One queue of a query: its connections, its in-flight table, and its part in each epoch.
 
 A query reads one queue or several, and each has a :class:`QueueReader`: what a broker does to one says nothing about
 another, and the same ID in two queues is two messages, as an exchange that copies makes them.
 :class:`~pyspark_mq.sources.epochs.EpochSource` takes all of them from epoch to epoch together.
 
 The contract. One thread calls everything here, and nothing blocks but :meth:`QueueReader.stop`, for a moment.
-:meth:`QueueReader.pump` is the one place where that thread takes in what happened in the background, in its order:
-sessions that opened and ended, deliveries, confirmations. It has the ledger decide, and sends what the ledger makes
-due. An epoch is cut by :meth:`~QueueReader.plan`, held by :meth:`~QueueReader.hold` while Spark may ask for it, and
-acknowledged by :meth:`~QueueReader.commit`. A process that goes on after another learns first what that had committed
-(:meth:`~QueueReader.adopt`) and left open (:meth:`~QueueReader.begin_replay`).
+:meth:`QueueReader.drain_events` is the one place where that thread takes in what happened in the background, in its
+order: sessions that opened and ended, deliveries, confirmations. It has the in-flight table decide, and sends what the
+in-flight table makes due. An epoch is cut by :meth:`~QueueReader.plan`, held by :meth:`~QueueReader.hold` while Spark
+may ask for it, and acknowledged by :meth:`~QueueReader.commit`. A process that goes on after another learns first what
+that had committed (:meth:`~QueueReader.adopt`) and left open (:meth:`~QueueReader.begin_replay`).
 
 What survives a crash is the journal, which has what :meth:`~QueueReader.plan` returns, and the store of seen IDs.
 Guarantee: a message is acknowledged only after the commit of the epoch it was emitted in, or because its ID was.
@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from pyspark_mq.ack import Acknowledgements, Ledger
-from pyspark_mq.ack.copies import Copies
+from pyspark_mq.ack import Acknowledgements, InFlightTable
+from pyspark_mq.ack.content_matcher import ContentMatcher
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.dedup import Key, QueueMemory, SeenStore, is_content
 from pyspark_mq.sources.connections.block import BlockRows, Row
@@ -34,7 +34,7 @@ from pyspark_mq.sources.journal import Recent
 from pyspark_mq.sources.queues.connected import CheckFacts, Connected
 from pyspark_mq.sources.queues.deliveries import Deliveries
 from pyspark_mq.sources.queues.watch import QueueWatches
-from pyspark_mq.sources.queues.windows import Moment, Windows
+from pyspark_mq.sources.queues.windows import Trigger, Windows
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
@@ -53,32 +53,32 @@ class QueueView:
     @property
     def received(self) -> int:
         """Messages that are received and not planned."""
-        return len(self._queue.ledger.received)
+        return len(self._queue.in_flight.received)
 
     @property
-    def weight(self) -> int:
+    def size_bytes(self) -> int:
         """Their bytes."""
-        return self._queue.ledger.received.weight
+        return self._queue.in_flight.received.size_bytes
 
     @property
-    def planned_weight(self) -> int:
+    def planned_size_bytes(self) -> int:
         """Bytes of epochs that are not committed."""
-        return self._queue.ledger.planned.weight
+        return self._queue.in_flight.planned.size_bytes
 
     @property
     def unacked(self) -> int:
         """Deliveries of open sessions that no acknowledgement is due for."""
-        return self._queue.ledger.unacked
+        return self._queue.in_flight.unacked
 
     @property
     def expected(self) -> int:
         """Messages that a new session may be handed again."""
-        return self._queue.ledger.expected
+        return self._queue.in_flight.expected
 
     @property
     def unconfirmed(self) -> bool:
         """Whether an acknowledgement is under way whose confirmation can still come."""
-        return self._queue.ledger.settling.unconfirmed()
+        return self._queue.in_flight.settling.unconfirmed()
 
     @property
     def has_open_epochs(self) -> bool:
@@ -161,7 +161,7 @@ class QueueView:
 
 
 class QueueReader:
-    """Connections and ledger of one queue, and what they come to in an epoch.
+    """Connections and in-flight table of one queue, and what they come to in an epoch.
 
     Args:
         settings: the query's, with this queue as its endpoint.
@@ -170,7 +170,7 @@ class QueueReader:
         memory: knows what is committed; None for a guarantee without IDs.
 
     Attributes:
-        view: the queue as others see it. The parts are its own: `ledger`, `connections`, `connected`.
+        view: the queue as others see it. The parts are its own: `in_flight`, `connections`, `connected`.
         ended: whether the queue is no longer there.
         taking: whether deliveries are taken. Before Spark has shown what is committed new and old look alike.
         last_sign_s: when a delivery or a confirmation last came; what is asked for its answer alone does not count.
@@ -189,22 +189,25 @@ class QueueReader:
         memory: QueueMemory | None,
     ) -> None:
         self.settings = settings
-        copies = None if memory is None else Copies(memory, proves=settings.endpoint.broker.proves_new)
-        self.ledger: Ledger[Any, Row] = Ledger(
-            grace_s=settings.settle_grace_s, memory=memory, copies=copies, weigh=lambda rows: BlockRows.of(rows).weight
+        matcher = None if memory is None else ContentMatcher(memory, proves=settings.endpoint.broker.proves_new)
+        self.in_flight: InFlightTable[Any, Row] = InFlightTable(
+            grace_s=settings.settle_grace_s,
+            memory=memory,
+            matcher=matcher,
+            size_of=lambda rows: BlockRows.of(rows).size_bytes,
         )
         self.connections = Connections(settings, worker, runtime, events)
         self.connected = Connected(settings, check)
-        self._copies = copies
-        self._last_barrier = 0
+        self._matcher = matcher
+        self._last_flush_marker = 0
         self._store = store
         self._runtime = runtime
         self._reconnects = 0
         self._deliveries = Deliveries(
-            settings, self.ledger, self.connections, store, self._send, copies, runtime.timing.take_back_s
+            settings, self.in_flight, self.connections, store, self._send, matcher, runtime.timing.take_back_s
         )
-        self.windows = Windows(settings, self.ledger, self.connections, self._deliveries)
-        self._watches = QueueWatches(settings, self.ledger.settling, self.connections, self.windows, runtime.timing)
+        self.windows = Windows(settings, self.in_flight, self.connections, self._deliveries)
+        self._watches = QueueWatches(settings, self.in_flight.settling, self.connections, self.windows, runtime.timing)
         #: Epochs that Spark has asked the payload of and not committed: what they emit, as it may ask again.
         self._emitted: dict[int, BlockRows] = {}
         self._retained_bytes = 0
@@ -235,9 +238,9 @@ class QueueReader:
         """Have its connections be closed; :meth:`stop` waits for that."""
         self.connections.ask_to_stop()
 
-    def want(self, moment: Moment) -> None:
+    def want(self, trigger: Trigger) -> None:
         """Have the windows be as the table of :mod:`.windows` says of a moment."""
-        self.windows.enter(moment)
+        self.windows.enter(trigger)
 
     def expect_broker(self, broker_id: str) -> None:
         """Refuse another broker than that one."""
@@ -252,7 +255,7 @@ class QueueReader:
         self.disconnect()
         self._store.close()
         self.ended |= ended
-        for session in self.ledger.sessions if ended else ():
+        for session in self.in_flight.sessions if ended else ():
             self._lose(session)  # nobody looks for the events of a queue that is not there
 
     def take(self) -> None:
@@ -260,7 +263,7 @@ class QueueReader:
 
     # -- what happens
 
-    def pump(self) -> None:
+    def drain_events(self) -> None:
         """Take in everything that happened since the last time.
 
         Raises:
@@ -272,43 +275,43 @@ class QueueReader:
                 self.last_sign_s = now_s
                 self._deliveries.enter(event, over_limit=self._replaying and self.held_bytes >= self._bytes_max)
             elif isinstance(event, Confirmed):
-                if event.number > 0:  # and not a barrier alone
+                if event.number > 0:  # and not a flush marker alone
                     self.last_sign_s = now_s
                     self._watches.confirmed()
-                self.ledger.confirm(event.number, event.session, now_s)
+                self.in_flight.confirm(event.number, event.session, now_s)
             elif isinstance(event, Opened):
                 self._open(event)
             else:
                 self._lose(event.session)
         now_s = self._runtime.monotonic_s()
         up = self.connections.complete and self.taking
-        self.connected.look(self.connections.progress_s, up=up and not self.connections.broke_off)
-        if self.ledger.settling.asks(now_s):  # nothing was asked since the grace ended, and an answer settles
-            self._last_barrier -= 1
-            self.ledger.settling.asked(self._last_barrier, self.connections.windows, now_s)
-            self.connections.send_barriers(self._last_barrier)
-        self.windows.look()
+        self.connected.poll(self.connections.progress_s, up=up and not self.connections.broke_off)
+        if self.in_flight.settling.asks(now_s):  # nothing was asked since the grace ended, and an answer settles
+            self._last_flush_marker -= 1
+            self.in_flight.settling.asked(self._last_flush_marker, self.connections.windows, now_s)
+            self.connections.send_flush_markers(self._last_flush_marker)
+        self.windows.poll()
         if not self._replaying and not self.windows.replay_is_open:
             self._deliveries.take_back(now_s)
-        self._watches.look(now_s, up=up)
+        self._watches.poll(now_s, up=up)
 
     def _open(self, event: Opened) -> None:
         self.connected.opened(event.greeting)
         self._deliveries.begin(event.session)
-        self.ledger.open_session(event.session)
+        self.in_flight.open_session(event.session)
 
     def _lose(self, session: int) -> None:
         self._reconnects += 1
         self._deliveries.end(session)
         self._watches.forget(session)
-        self.coming_again += self.ledger.lose(session)
+        self.coming_again += self.in_flight.lose(session)
 
     # -- bytes and depth
 
     @property
     def held_bytes(self) -> int:
         """Bytes in this process that were taken in; what was dropped does not count."""
-        return self.ledger.received.weight + self.ledger.planned.weight + self._retained_bytes
+        return self.in_flight.received.size_bytes + self.in_flight.planned.size_bytes + self._retained_bytes
 
     def share_bytes(self, most: float, *, resumes: bool) -> None:
         """Bound the bytes that sessions may pile up, those to be opened too.
@@ -333,27 +336,27 @@ class QueueReader:
     # -- phase one
 
     def oldest(self, most: int) -> Iterator[Row]:
-        return iter(self.ledger.received.oldest(most))
+        return iter(self.in_flight.received.oldest(most))
 
     def plan(self, epoch: int, size: int) -> Sequence[Any]:
         """Cut the oldest `size` buffered messages, which may be none, into an epoch; their IDs, in order."""
-        return self.ledger.plan(epoch, size)
+        return self.in_flight.plan(epoch, size)
 
     # -- run
 
     @property
     def has_open_epochs(self) -> bool:
         """Whether anything is planned or emitted here that is not committed."""
-        return bool(self._emitted) or len(self.ledger.planned.epochs) > 0
+        return bool(self._emitted) or len(self.in_flight.planned.epochs) > 0
 
     def is_open(self, epoch: int) -> bool:
         """Whether an epoch is planned here and not committed."""
-        return epoch in self.ledger.planned.epochs
+        return epoch in self.in_flight.planned.epochs
 
     def hold(self, epoch: int) -> None:
         """Keep what an epoch emits until it is committed: Spark may ask for it again."""
         if self.is_open(epoch):
-            self._emitted[epoch] = BlockRows.of(*self.ledger.planned.parts(epoch))
+            self._emitted[epoch] = BlockRows.of(*self.in_flight.planned.parts(epoch))
 
     def emitted(self, epoch: int) -> BlockRows:
         """The rows that are kept of an epoch, in planned order."""
@@ -363,17 +366,17 @@ class QueueReader:
 
     def commit(self, epoch: int) -> Callable[[], bool]:
         """Have an epoch acknowledged; return whether a confirmation can still come."""
-        self._store.remember(key for key in self.ledger.planned.keys(epoch) if not is_content(key))
-        self.windows.enter(Moment.COMMITTED)
+        self._store.remember(key for key in self.in_flight.planned.keys(epoch) if not is_content(key))
+        self.windows.enter(Trigger.COMMITTED)
         self._emitted.pop(epoch, None)
         number = self.acknowledge(epoch)
-        return lambda: number is not None and self.ledger.settling.unconfirmed(number)
+        return lambda: number is not None and self.in_flight.settling.unconfirmed(number)
 
     def acknowledge(self, epoch: int) -> int | None:
         """Acknowledge an epoch; with guarantee `none` before Spark runs it. The number of that, if any is due."""
-        due = self.ledger.commit(epoch)
+        due = self.in_flight.commit(epoch)
         gone = [rows for emitted, rows in self._emitted.items() if not self.is_open(emitted)]
-        self._retained_bytes = sum(rows.weight for rows in gone)
+        self._retained_bytes = sum(rows.size_bytes for rows in gone)
         return self._send(due)
 
     def _send(self, due: Acknowledgements | None) -> int | None:
@@ -381,7 +384,7 @@ class QueueReader:
         if due is None:
             return None
         now_s = self._runtime.monotonic_s()
-        self.ledger.settling.asked(due.number, [part.session for part in due.parts], now_s)
+        self.in_flight.settling.asked(due.number, [part.session for part in due.parts], now_s)
         self.connections.acknowledge(due)
         return due.number
 
@@ -397,33 +400,33 @@ class QueueReader:
         self.connected.expect_broker(broker_id)
         self.take()
         self._store.remember(key for key in recent.keys.get(self.name, ()) if not is_content(key))
-        self.ledger.recalled = recent.counts.get(self.name, 0)
-        if self._copies is not None:
-            self._copies.expect(recent.coming.get(self.name, ()))
-        self._send(self.ledger.restore_committed())
-        self.windows.enter(Moment.UNPROVEN)
+        self.in_flight.recalled = recent.counts.get(self.name, 0)
+        if self._matcher is not None:
+            self._matcher.expect(recent.coming.get(self.name, ()))
+        self._send(self.in_flight.restore_committed())
+        self.windows.enter(Trigger.UNPROVEN)
 
     def begin_replay(self, epoch: int, planned: Sequence[Key]) -> None:
         """Expect the messages of an epoch that a former process planned and Spark did not commit, by IDs in order.
 
         A guarantee without IDs expects none: which they were is not known, and they come in later epochs.
         """
-        self.ledger.restore_planned(epoch, planned)
+        self.in_flight.restore_planned(epoch, planned)
         if self.settings.guarantee.identifies:
             self._replaying = True
             self.windows.begin_replay(epoch)
 
     def planned(self, epoch: int) -> Sequence[Key]:
         """Return the IDs of an epoch, in order; none if it is committed or not of this queue."""
-        return self.ledger.planned.keys(epoch)
+        return self.in_flight.planned.keys(epoch)
 
     def missing(self, epoch: int) -> list[Key]:
         """Return the IDs of an open epoch that have not come, in order."""
-        return self.ledger.planned.missing(epoch)
+        return self.in_flight.planned.missing(epoch)
 
     def count_missing(self, epoch: int) -> int:
         """Count them."""
-        return self.ledger.planned.epochs[epoch].missing
+        return self.in_flight.planned.epochs[epoch].missing
 
     def ask_for_more(self, missing: int) -> bool:
         """Widen windows that are full of messages other than the missing ones; whether there are any."""
@@ -431,7 +434,7 @@ class QueueReader:
 
     def give_up(self, epoch: int) -> None:
         """Run an epoch without what has not come of it (rule 9)."""
-        self.ledger.abandon(epoch)
+        self.in_flight.abandon(epoch)
 
     def end_replay(self) -> None:
         """Want other messages than planned ones again."""
@@ -441,14 +444,14 @@ class QueueReader:
 
     def counters(self) -> Counters:
         """The counters that a user sees in the query's progress (rule 8)."""
-        ledger = self.ledger
+        in_flight = self.in_flight
         return replace(
-            ledger.counters,
+            in_flight.counters,
             **self._deliveries.counted,
-            ambiguous=0 if self._copies is None else self._copies.ambiguous,
+            ambiguous=0 if self._matcher is None else self._matcher.ambiguous,
             reconnects=self._reconnects,
-            unacked=ledger.unacked,
-            buffered=len(ledger.received),
-            carried=ledger.expected,
+            unacked=in_flight.unacked,
+            buffered=len(in_flight.received),
+            carried=in_flight.expected,
             backlog=self.connections.newest_depth,
         )

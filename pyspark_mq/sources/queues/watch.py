@@ -129,7 +129,7 @@ class QueueWatches:
     def forget(self, session: int) -> None:
         self._since_s.pop(session, None)
 
-    def look(self, now_s: float, *, up: bool) -> None:
+    def poll(self, now_s: float, *, up: bool) -> None:
         """Take note of how things are, after everything that came.
 
         Args:

@@ -13,12 +13,12 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from pyspark_mq.ack import Ledger
+from pyspark_mq.ack import InFlightTable
 from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.queues.deliveries import Deliveries
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["EPOCHS_IN_WINDOW", "WINDOWS", "Moment", "Window", "Windows", "window_of"]
+__all__ = ["EPOCHS_IN_WINDOW", "WINDOWS", "Trigger", "Window", "Windows", "window_of"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -38,26 +38,26 @@ class Window(Enum):
     SHARED = "shared"  #: room for an epoch that waits and the next one, whatever their sizes
 
 
-class Moment(Enum):
-    """A moment at which windows change."""
+class Trigger(Enum):
+    """What changes windows."""
 
     UNPROVEN = "unproven"  #: a former process may have been; or a session is open, and another one follows its end
     REPLAY = "replay"  #: an epoch that a former process left open is expected
     NO_CRASH_LOOP = "no crash loop"  #: there was no former process, or all that it planned is committed
     COMMITTED = "committed"  #: an epoch of this process is
-    BLIND = "blind"  #: Spark before 4.2 plans an epoch before it shows that the one before is committed
+    WITHOUT_START = "without_start"  #: Spark before 4.2 plans an epoch before it shows that the one before is committed
 
 
 #: Moment -> the window of sessions to be opened, and what those that are open have at least. None leaves it.
-WINDOWS: Mapping[Moment, tuple[Window | None, Window | None]] = MappingProxyType(
+WINDOWS: Mapping[Trigger, tuple[Window | None, Window | None]] = MappingProxyType(
     {
         # A session that is open has enough to begin with: what comes again is acknowledged on sight.
-        Moment.UNPROVEN: (Window.SLOW, None),
-        Moment.REPLAY: (Window.SLOW, Window.SLOW),
-        Moment.NO_CRASH_LOOP: (Window.WIDE, Window.WIDE),
+        Trigger.UNPROVEN: (Window.SLOW, None),
+        Trigger.REPLAY: (Window.SLOW, Window.SLOW),
+        Trigger.NO_CRASH_LOOP: (Window.WIDE, Window.WIDE),
         # Before the acknowledgements make room: where a wider window is a new consumer, nothing is on its way then.
-        Moment.COMMITTED: (None, Window.WIDE),
-        Moment.BLIND: (None, Window.SHARED),
+        Trigger.COMMITTED: (None, Window.WIDE),
+        Trigger.WITHOUT_START: (None, Window.SHARED),
     }
 )
 
@@ -89,44 +89,44 @@ class Windows:
     """Keeps the sessions of one queue to the table."""
 
     def __init__(
-        self, settings: Settings, ledger: Ledger[Any, Any], connections: Connections, deliveries: Deliveries
+        self, settings: Settings, in_flight: InFlightTable[Any, Any], connections: Connections, deliveries: Deliveries
     ) -> None:
         self._settings = settings
-        self._ledger = ledger
+        self._in_flight = in_flight
         self._connections = connections
         self._deliveries = deliveries
         self._replayed = 0
-        self.enter(Moment.UNPROVEN)
+        self.enter(Trigger.UNPROVEN)
 
-    def enter(self, moment: Moment) -> None:
+    def enter(self, trigger: Trigger) -> None:
         """Change what the table changes at a moment."""
-        first, least = WINDOWS[moment]
+        first, least = WINDOWS[trigger]
         if first is not None:
             self._connections.first_window = self._of(first)
         if least is not None:
             self._connections.widen(self._of(least), strictly=least is Window.SLOW)
 
     def _of(self, size: Window) -> int:
-        ledger = self._ledger
-        expected = ledger.expected + ledger.recalled
+        in_flight = self._in_flight
+        expected = in_flight.expected + in_flight.recalled
         return window_of(
-            size, self._settings, planned=len(ledger.planned), expected=expected, replays=self.replay_is_open
+            size, self._settings, planned=len(in_flight.planned), expected=expected, replays=self.replay_is_open
         )
 
     def begin_replay(self, epoch: int) -> None:
-        """Start slowly again, for an epoch that the ledger expects by now."""
+        """Start slowly again, for an epoch that the in-flight table expects by now."""
         self._replayed = epoch
-        self.enter(Moment.REPLAY)
+        self.enter(Trigger.REPLAY)
 
     @property
     def replay_is_open(self) -> bool:
         """Whether the epoch that was replayed last is not committed yet."""
-        return self._replayed in self._ledger.planned.epochs
+        return self._replayed in self._in_flight.planned.epochs
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Have whatever is opened from now on start slowly, if a session is open."""
         if self._connections.windows:
-            self.enter(Moment.UNPROVEN)
+            self.enter(Trigger.UNPROVEN)
 
     @property
     def total(self) -> int:
@@ -140,7 +140,7 @@ class Windows:
 
     def unacked_in(self, session: int) -> int:
         """Count the deliveries of an open session that nobody has acknowledged, with those that were skipped."""
-        return self._ledger.unacked_in(session) + self._deliveries.skipped_in(session)
+        return self._in_flight.unacked_in(session) + self._deliveries.skipped_in(session)
 
     def _taken(self) -> dict[int, int]:
         """Sessions that may be handed no more, and their windows."""

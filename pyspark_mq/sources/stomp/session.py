@@ -30,7 +30,7 @@ from pyspark_mq.decode.stomp import FramesBatch, StompBatch, unreadable_of
 from pyspark_mq.decode.stomp_frames import Frames
 from pyspark_mq.decode.stomp_headers import UnreadableHeaders, as_text, parse, value
 from pyspark_mq.errors import MessageError, MqError
-from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth, SessionLostError, Sink
+from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth, ReceiveBuffer, SessionLostError
 from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
 from pyspark_mq.sources.stomp.errors import subscribe_error
@@ -122,7 +122,7 @@ class StompSession(StompConnection):
 
     def _ask_beside(self, asker: str, deadline: float) -> tuple[list[QueueInfo | None], dict[str, Any] | None]:
         """The answers over a connection that is there for the questions, or nothing: of the queue, of its address."""
-        beside = StompSession(self.endpoint, self.number, Sink(), now_s=self.now_s)
+        beside = StompSession(self.endpoint, self.number, ReceiveBuffer(), now_s=self.now_s)
         answers: list[QueueInfo | None] = []
         beside._on_info = answers.append
         beside._questions = questions = beside._make_questions()
@@ -248,7 +248,7 @@ class StompSession(StompConnection):
 
     def _take(self, frames: Iterable[Frame | Frames]) -> None:
         tag, size = self._tag, 0
-        append, handles, dialect = self.sink.inbox.append, self._settling.open, self._dialect
+        append, handles, dialect = self.buffer.inbox.append, self._settling.open, self._dialect
         try:
             for item in frames:
                 alone: Iterable[Frame] = ()
@@ -257,7 +257,7 @@ class StompSession(StompConnection):
                 elif self._are_plain(batch := FramesBatch(item, np.arange(len(item.kinds)) + tag + 1, dialect)):
                     handles.update(zip(batch.tags.tolist(), item.values(_ACK), strict=True))
                     append(batch)
-                    tag, size = tag + len(batch), size + batch.weight
+                    tag, size = tag + len(batch), size + batch.size_bytes
                 else:
                     alone = ((MESSAGE, *one) for one in item.cut())
                 for command, headers, body in alone:
@@ -324,8 +324,8 @@ class StompSession(StompConnection):
         )
 
     def _arrived(self, deliveries: int, size: int) -> None:
-        self.sink.count(deliveries, size)
-        if self.sink.full:
+        self.buffer.count(deliveries, size)
+        if self.buffer.full:
             self.paused = True
         self._wakeups = _WAKEUPS
         self._show_life()
@@ -407,7 +407,7 @@ class StompSession(StompConnection):
         self._answers.discard(receipt)
         for number in self._settling.confirmed(receipt):
             if self._end is None:
-                self.sink.confirmed(number)
+                self.buffer.confirmed(number)
         self._show_life()
 
     def ask_depth(self) -> None:
@@ -428,7 +428,7 @@ class StompSession(StompConnection):
 
     def _report_depth(self, info: QueueInfo | None) -> None:
         if info is not None:
-            self.sink.reported(info.depth(self._subscriptions))
+            self.buffer.reported(info.depth(self._subscriptions))
 
     def close(self) -> None:
         try:

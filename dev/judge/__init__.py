@@ -1,1 +1,0 @@
-"""An outside judge of histories. It shares no code with the package, the test bed or the tests."""

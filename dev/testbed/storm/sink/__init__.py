@@ -1,1 +1,0 @@
-"""The storm of writing: a query that writes to a queue while everything around it is killed, and its judge."""

@@ -1,1 +1,0 @@
-"""The storm of streams: tasks of Spark read a super stream while nodes, drivers, executors and connections are lost."""

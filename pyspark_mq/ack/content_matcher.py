@@ -1,0 +1,285 @@
+"""Which message a delivery without an ID is, where only its content is known. Pure.
+
+In this process a message without an ID has a key of its own: the digest of its content and an ordinal. In files it is
+the digest alone. What is found out here is whether a delivery is a message that is known already, or a new one.
+
+Brokers say little. That a delivery is new is proved by a missing `redelivered` flag of RabbitMQ, if the message was
+never dead-lettered; a flag proves nothing, as messages that nobody has read are flagged, too. A content *repeats* once
+two messages of it were met; the memory keeps that. A delivery is, by the first rule that fits:
+
+1. a planned message of its content that has no handle;
+2. new, if that is proved;
+3. a committed message that had no handle to be acknowledged by: dropped;
+4. a message that was left open, if its content does not repeat: dropped. If it repeats, the delivery is new, and
+   counted as ambiguous;
+5. a message that was proved to be new, and is held or being acknowledged, if its content does not repeat: that one
+   again, from a session that the broker has given up;
+6. new.
+
+A session is handed no message twice: what it brings again by rule 3 to 5 is new if it brings one more. A message is
+outstanding until its own acknowledgement is settled: only then is it no longer among those that were left open.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import compress, count
+from operator import not_
+from typing import Any, Protocol
+
+from pyspark_mq.ack.remembered import Remembered
+from pyspark_mq.ack.table import State
+
+__all__ = ["ContentMatcher", "Lookup"]
+
+#: Bytes of a digest, and of a key. The first message of a content has this ordinal.
+_DIGEST, _KEY = 16, 24
+_FIRST = bytes(_KEY - _DIGEST)
+#: In place of the digest of what is not distinguished at all.
+_NAMELESS = bytes(_DIGEST)
+#: Notes until those are dropped whose messages are not held or remembered any more.
+_NOTED_MIN = 4_096
+
+
+class Lookup(Protocol):
+    """View of an in-flight table's messages."""
+
+    def all_unseen(self, keys: set[Any]) -> bool:
+        """Whether none of these is known."""
+
+    def states(self, keys: Collection[Any]) -> Callable[[Any], State]:
+        """Return the state of each of these, until something changes."""
+
+    def settling_among(self, keys: Collection[Any]) -> set[Any]:
+        """Return those of these that are acknowledged and not settled."""
+
+
+class ContentMatcher:
+    """Messages without IDs of one queue. A message is known to the in-flight table by the keys that come from here.
+
+    Args:
+        proves: a delivery without a flag is a new message.
+
+    Attributes:
+        ambiguous: deliveries emitted although they may be redeliveries.
+    """
+
+    def __init__(self, memory: Remembered[Any], *, proves: bool) -> None:
+        self._memory = memory
+        self._proves = proves
+        self._ordinals = count(1)
+        #: Planned messages without a handle: digest -> keys, oldest first.
+        self._waiting: dict[bytes, dict[bytes, None]] = {}
+        #: Committed messages that had no handle, by digest.
+        self._coming: Counter[Any] = Counter()
+        #: Contents of which a message has come again, and in which session.
+        self._again: dict[bytes, int] = {}
+        #: Messages that came without a proof that they are new.
+        self._unproved: set[bytes] = set()
+        self._noted_max = _NOTED_MIN
+        self.ambiguous = 0
+
+    # -- a delivery ------------------------------------------------------------------------
+
+    def name(
+        self, session: int, digests: Sequence[bytes], not_redelivered: Sequence[bool], lookup: Lookup
+    ) -> tuple[list[bytes], set[bytes]]:
+        """Find out which messages these deliveries of a session are.
+
+        Args:
+            not_redelivered: the broker has flagged none of those as redelivered, nor were they dead letters.
+
+        Returns:
+            their keys; and those of them that are committed.
+        """
+        first = [digest + _FIRST for digest in digests]
+        every = set(first)
+        known, left, repeats = self._memory.contents_among(every)
+        quiet = not known and not repeats and len(every) == len(first) and lookup.all_unseen(every)
+        if quiet and self._waiting.keys().isdisjoint(digests) and self._coming.keys().isdisjoint(digests):
+            self._doubt(compress(first, map(not_, not_redelivered)))
+            return first, set()
+        state_of = lookup.states(every)
+        settling = lookup.settling_among(every) if self._proves and not all(not_redelivered) else ()
+        here: set[bytes] = set()
+        committed: set[bytes] = set()
+        names: list[bytes] = []
+        for digest, key, sure in zip(digests, first, not_redelivered, strict=True):
+            held = key in here or state_of(key) is not State.UNSEEN
+            found = self._next_waiting(digest, lookup)
+            new = sure and self._proves
+            if found is not None:
+                if new:
+                    self._repeat(key, repeats)  # of two equal ones either will do, and the other may come
+                self._doubt([] if sure else [found])
+            elif not new and self._was_committed(session, digest, key, held, left, repeats, settling):
+                self._again[digest] = session
+                found = self._further(digest)
+                committed.add(found)
+            elif not new and held and self._may_be(session, digest, key, repeats) and self._is_proved(key):
+                self._again[digest] = session
+                found = key
+            else:
+                if held or key in known or key in repeats:
+                    self._repeat(key, repeats)
+                    self.ambiguous += not new and self._memory.emit_again(key)
+                found = self._further(digest) if key in repeats else key
+                here.add(found)
+                self._doubt([] if sure else [found])
+            names.append(found)
+        return names, committed
+
+    def _was_committed(
+        self,
+        session: int,
+        digest: bytes,
+        key: bytes,
+        held: bool,
+        left: Collection[Any],
+        repeats: Collection[Any],
+        settling: Collection[Any],
+    ) -> bool:
+        if self._coming.get(digest):
+            self._coming[digest] -= 1
+            if not self._coming[digest]:
+                del self._coming[digest]
+            return True
+        acknowledged = key in settling and not held and self._is_proved(key)
+        return self._may_be(session, digest, key, repeats) and (key in left or acknowledged)
+
+    def _may_be(self, session: int, digest: bytes, key: bytes, repeats: Collection[Any]) -> bool:
+        """Whether a delivery may be the only message of a content, which a session is not handed twice."""
+        return key not in repeats and self._again.get(digest) != session
+
+    def _is_proved(self, key: bytes) -> bool:
+        return self._proves and key not in self._unproved
+
+    def name_nothing(self, count_of: int) -> list[bytes]:
+        """Make keys for deliveries that are not distinguished from others, whatever comes again."""
+        return [self._further(_NAMELESS) for _ in range(count_of)]
+
+    def _further(self, digest: bytes) -> bytes:
+        return digest + next(self._ordinals).to_bytes(_KEY - _DIGEST, "big")
+
+    def _repeat(self, key: bytes, repeats: set[Any]) -> None:
+        if key not in repeats:
+            repeats.add(key)
+            self._memory.repeat(key)
+
+    def _doubt(self, keys: Iterable[bytes]) -> None:
+        if self._proves:
+            self._unproved.update(keys)
+
+    def _next_waiting(self, digest: bytes, lookup: Lookup) -> bytes | None:
+        """Take the oldest planned message of a content that has no handle."""
+        keys = self._waiting.get(digest)
+        while keys:
+            key = next(iter(keys))
+            del keys[key]
+            if not keys:
+                del self._waiting[digest]
+            if lookup.states([key])(key) is State.PLANNED:
+                return key
+        return None
+
+    # -- what becomes of messages ----------------------------------------------------------
+
+    def wait(self, keys: Iterable[Any]) -> None:
+        """Take note that planned messages have no handle."""
+        for key in _contents(keys):
+            self._waiting.setdefault(key[:_DIGEST], {})[key] = None
+
+    def expect(self, keys: Iterable[Any]) -> None:
+        """Take note that messages were committed that have no handle to be acknowledged by: they will come."""
+        for key in _contents(keys):
+            waiting = self._waiting.get(key[:_DIGEST], {})
+            waiting.pop(key, None)
+            if not waiting:
+                self._waiting.pop(key[:_DIGEST], None)
+            self._coming[key[:_DIGEST]] += 1
+
+    def recognise(self, keys: Sequence[Any]) -> set[Any]:
+        """Find the committed messages among those that were held before it was known what is committed."""
+        contents = [key for key in _contents(keys) if not self._proves or key in self._unproved]
+        return {*self._memory.recognise(contents, self._coming)}
+
+    def restore(self, keys: Sequence[Any], held: Iterable[Any], lookup: Lookup) -> list[Any]:
+        """Make keys for the contents of an epoch that a former process planned.
+
+        Before Spark 4.2 its messages may have come, and have been planned, before that epoch was shown.
+
+        Args:
+            keys: in its file.
+            held: received and planned messages, oldest first.
+        """
+        there: dict[bytes, list[bytes]] = {}
+        for key in _contents(held):
+            there.setdefault(key[:_DIGEST], []).append(key)
+        digests = {key for key in keys if type(key) is bytes and len(key) == _DIGEST}
+        known, _, repeats = self._memory.contents_among(digests)
+        every: list[Any] = []
+        used: set[bytes] = set()
+        for key in keys:
+            if key not in digests:
+                every.append(key)
+            elif some := there.get(key):
+                every.append(some.pop(0))
+            else:
+                first = key + _FIRST
+                if first in used or key in known or not lookup.all_unseen({first}):
+                    self._repeat(key, repeats)
+                    first = self._further(key)
+                every.append(first)
+            used.add(every[-1])
+        return every
+
+    def give_back(self, keys: Iterable[Any]) -> None:
+        """Take note that messages went back to the broker which were not planned."""
+        for key in _contents(keys):
+            self._unproved.discard(key)
+            self._again.pop(key[:_DIGEST], None)
+
+    def come_again(self, session: int, keys: Iterable[Any]) -> None:
+        """Take note that what is committed has come again, in this session."""
+        self._again.update((key[:_DIGEST], session) for key in _contents(keys))
+
+    def settle(self, keys: Collection[Any]) -> None:
+        """Take note that the acknowledgement of what came again is settled."""
+        contents = [*_contents(keys)]
+        if contents:
+            self._memory.settle_again(contents)
+            for key in contents:
+                self._again.pop(key[:_DIGEST], None)
+
+    def end(self, session: int) -> None:
+        """Take note of the end of a session."""
+        self._again = {digest: where for digest, where in self._again.items() if where != session}
+
+    def sweep(self, lookup: Lookup) -> None:
+        """Forget what is noted of messages that are not held any more, if there is much."""
+        noted = (self._unproved, self._again, self._waiting, self._coming)
+        if sum(map(len, noted)) <= self._noted_max:
+            return
+        state_of = lookup.states(self._unproved)
+        self._unproved = {key for key in self._unproved if state_of(key) is not State.UNSEEN}
+        digests = {*self._again, *self._waiting, *self._coming}
+        remembered = {key[:_DIGEST] for key in self._memory.contents_among(digests)[0]}
+        state_of = lookup.states({digest + _FIRST for digest in self._again})
+        for digest in [one for one in self._again if one not in remembered]:
+            if state_of(digest + _FIRST) is State.UNSEEN:
+                del self._again[digest]
+        for digest in [one for one in self._coming if one not in remembered]:
+            del self._coming[digest]
+        planned = lookup.states({key for keys in self._waiting.values() for key in keys})
+        for digest, keys in [*self._waiting.items()]:
+            self._waiting[digest] = {key: None for key in keys if planned(key) is State.PLANNED}
+            if not self._waiting[digest]:
+                del self._waiting[digest]
+        noted = (self._unproved, self._again, self._waiting, self._coming)
+        self._noted_max = _NOTED_MIN + 2 * sum(map(len, noted))
+
+
+def _contents(keys: Iterable[Any]) -> Iterator[bytes]:
+    """Select the messages that are known by their contents, by keys of this process or of a file."""
+    return (key for key in keys if type(key) is bytes and len(key) in {_DIGEST, _KEY} and not key.startswith(_NAMELESS))

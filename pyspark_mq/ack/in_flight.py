@@ -1,0 +1,500 @@
+"""The in-flight table: which messages this process knows, under which handles, and what may be acknowledged.
+
+Pure bookkeeping: time is a number passed in, payloads are opaque, and nothing is sent from here. A method that makes
+acknowledgements due returns a :class:`Acknowledgements` that says which.
+
+The table of :mod:`.table` decides, this module does what it says. Nearly every message is new, and is planned and
+committed with thousands of others, so a state is a container: the buffer (RECEIVED), the planned epochs (PLANNED), the
+memory (COMMITTED). Messages of one state that meet an event are a group: the transition is looked up once, its action
+is done, and the group goes into the container of the target state. New messages that came together stay together, as a
+*run* (:mod:`.buffer`). When a delivery repeats a known ID, all runs are spread, and its block is sorted by state.
+Rules are cited by their number in docs/how-it-works.md#the-rules.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Generic, TypeVar, cast
+
+from pyspark_mq.ack.buffer import RUN_MIN, SPREAD_MAX, Buffer, MessageRun, joined, lowest_tags
+from pyspark_mq.ack.content_matcher import ContentMatcher
+from pyspark_mq.ack.counters import Counters
+from pyspark_mq.ack.groups import Assigned, DeliveredGroup, Ended, Group, Whole, sorted_by_state
+from pyspark_mq.ack.handles import Acknowledgements, OpenDeliveries, SessionAcks
+from pyspark_mq.ack.planned import Epoch, Planned, Taken
+from pyspark_mq.ack.remembered import Remembered
+from pyspark_mq.ack.settling import Settling
+from pyspark_mq.ack.table import Action, Event, State, step
+from pyspark_mq.errors import InternalError
+
+__all__ = ["Acknowledgements", "InFlightTable", "SessionAcks"]
+
+K = TypeVar("K", bound=Hashable)  #: identity of a message
+P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
+
+
+#: Actions after which a message is in another container, though its state may be the same.
+_REPLACING = frozenset({Action.FORGET, Action.REPLAN})
+
+
+class InFlightTable(Generic[K, P]):
+    """Deliveries and their two phases, for one queue. One thread calls it.
+
+    Args:
+        grace_s: seconds after a confirmation from which on an answer settles (`settleGrace`).
+        memory: knows the IDs of committed messages. None for the lower guarantees: the keys are then mere serial
+            numbers of deliveries, and nothing is kept once an epoch is committed.
+        matcher: distinguishes messages that have no ID, by keys of its own; None where there are none.
+        weigh: the bytes of payloads.
+        run_min: fewer new messages become a run only after many others; one by one they cost less.
+
+    Attributes:
+        received: what is not planned yet, oldest first. To be looked at, as the next three are.
+        planned: epochs that are planned and not committed.
+        settling: what is acknowledged and not settled. The caller reports what is asked, and when.
+        recalled: messages that a former process may have left open a moment ago.
+    """
+
+    def __init__(
+        self,
+        *,
+        grace_s: float,
+        memory: Remembered[K] | None = None,
+        matcher: ContentMatcher | None = None,
+        size_of: Callable[[Sequence[P]], int] = len,
+        run_min: int = RUN_MIN,
+    ) -> None:
+        self._open: OpenDeliveries[K] = OpenDeliveries()
+        self._memory = memory
+        self._matcher = matcher
+        self._size_of = size_of
+        self._run_min = run_min
+        self.received: Buffer[K, P] = Buffer(size_of)
+        self.planned: Planned[K, P] = Planned(size_of)
+        self.settling: Settling[K] = Settling(None if memory is None else grace_s)
+        self.recalled = 0
+        self._numbers = 0
+        self._count: Counter[str] = Counter()
+        #: Action -> what has to meet it, and how it is done.
+        self._act: Mapping[Action, tuple[type[Group[K]], Callable[[Any], None]]] = {
+            Action.NOTHING: (Group, lambda _: None),
+            Action.KEEP: (DeliveredGroup, self._hold),
+            Action.BIND: (DeliveredGroup, self._bind),
+            Action.REPLAN: (Assigned, lambda _: None),
+            Action.UNBIND: (Ended, self._unbind),
+            Action.LEAVE: (Group, self._leave),
+            Action.FORGET: (Group, self._forget),
+        }
+        self._take_from: Mapping[State, Callable[[Group[K]], Taken[P]]] = {
+            State.UNSEEN: lambda group: Taken([None] * len(group.keys), missing=len(group.keys)),
+            State.RECEIVED: self._take_received,
+            State.PLANNED: self._take_planned,
+        }
+
+    # -- looking ---------------------------------------------------------------------------
+
+    def states(self, keys: Collection[K]) -> Callable[[K], State]:
+        """Return the state of each of these, until something changes."""
+        self._spread()
+        known = frozenset() if self._memory is None else self._memory.among(keys)
+
+        def state(key: K) -> State:
+            if key in self.received:
+                return State.RECEIVED
+            if key in self.planned:
+                return State.PLANNED
+            return State.COMMITTED if key in known else State.UNSEEN
+
+        return state
+
+    @property
+    def counters(self) -> Counters:
+        return Counters(**self._count)
+
+    @property
+    def unacked(self) -> int:
+        """Deliveries of the open sessions for which no acknowledgement is due yet."""
+        return len(self._open) + sum(map(len, self._runs))
+
+    @property
+    def sessions(self) -> list[int]:
+        """Numbers of the open sessions."""
+        return self._open.sessions
+
+    def unacked_in(self, session: int) -> int:
+        """Return for how many deliveries of one open session no acknowledgement is due yet."""
+        return len(self._open[session]) + sum(len(run) for run in self._runs if run.session == session)
+
+    def unseen(self, keys: Collection[K]) -> Iterator[K]:
+        state_of = self.states(keys)
+        yield from (key for key in keys if state_of(key) is State.UNSEEN)
+
+    def all_unseen(self, keys: set[K]) -> bool:
+        """Whether none of these is known. None of them may be in a run."""
+        here = self.received.knows_none_of(keys) and self.planned.knows_none_of(keys)
+        return here and not (self._memory is not None and self._memory.among(keys))
+
+    def left_among(self, keys: Collection[K]) -> set[K]:
+        return set() if self._memory is None else self._memory.left_among(keys)
+
+    def settling_among(self, keys: Collection[K]) -> set[K]:
+        return self.settling.among(keys)
+
+    @property
+    def expected(self) -> int:
+        """Messages that a new session may be handed again: planned, or acknowledged and not settled."""
+        return len(self.planned) + len(self.settling)
+
+    # -- receiving -------------------------------------------------------------------------
+
+    def open_session(self, session: int) -> None:
+        """A connection is up; its deliveries will come under this number, never used before."""
+        self._open.open(session)
+
+    def deliver(
+        self,
+        session: int,
+        tags: Sequence[int],
+        keys: Sequence[K],
+        payloads: Sequence[P],
+        elsewhere: Collection[K] = frozenset(),
+    ) -> Acknowledgements | None:
+        """Take in deliveries of one session, in the order of arrival.
+
+        Args:
+            tags: ascending, above all earlier tags of the session.
+            elsewhere: those that are not known here, and that somebody else has committed.
+
+        Returns:
+            Acknowledgements of duplicates that are due at once (rule 4), or None.
+        """
+        if not len(tags) == len(keys) == len(payloads):
+            raise InternalError(f"{len(keys)} messages came with {len(tags)} tags and {len(payloads)} payloads")
+        if not keys:
+            return None
+        self._count["received"] += len(keys)
+        run = None if elsewhere else self._as_run(session, tags, keys, payloads)
+        if run is not None:
+            return self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, session, tags, payloads, run)})
+        self._spread()
+        keys = [*keys]  # one object for each from now on, whatever refers to it
+        distinct = set(keys)
+        if len(distinct) == len(keys) and not elsewhere and self.all_unseen(distinct):
+            return self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, session, tags, payloads)})
+        state_of = self.states(distinct)
+        met = sorted_by_state(
+            session, tags, keys, payloads, lambda key: State.COMMITTED if key in elsewhere else state_of(key)
+        )
+        return self._meet(Event.DELIVER, met)
+
+    def held(self, keys: Sequence[K], payloads: Sequence[P]) -> list[int]:
+        """Return the places of payloads that are held here: the last :meth:`deliver` did not drop them."""
+        return [place for place, key in enumerate(keys) if self._payload(key) == payloads[place]]
+
+    def exchange(self, keys: Iterable[K], payloads: Iterable[P]) -> None:
+        """Hold other payloads of the same weight in place of those that are held for these messages."""
+        for key, payload in zip(keys, payloads, strict=True):
+            (self.received if key in self.received else self.planned).exchange(key, payload)
+
+    def _payload(self, key: K) -> P | None:
+        epoch = self.planned.get(key)
+        return self.received.get(key) if epoch is None else epoch.payloads[key]
+
+    def pass_over(self, session: int, tag: int) -> None:
+        """A delivery is not taken in and has to stay open: nothing from it on is acknowledged cumulatively.
+
+        Until the session ends; only then it comes again.
+        """
+        handles = self._open[session]
+        bound = handles.cumulative_below
+        handles.cumulative_below = tag if bound is None else min(tag, bound)
+
+    def lose(self, session: int) -> int:
+        """Void every handle of a session that has ended (rule 6).
+
+        Returns:
+            how many deliveries may come again with a message that is planned or committed.
+        """
+        self._spread()
+        open_deliveries = self.unacked_in(session)
+        held = dict.fromkeys(self._open[session].messages())
+        elsewhere = self._open.held(besides=session)
+        received = [key for key in held if key in self.received]
+        only_here = [key for key in received if key not in elsewhere]
+        planned = [key for key in held if key in self.planned]
+        cut_off = self.settling.lose(session)
+        if self._matcher is not None:
+            self._matcher.give_back(only_here)
+            self._matcher.wait(key for key in planned if key not in elsewhere)
+            self._matcher.end(session)
+        # Another session holds these too: they lose one of their handles, and nothing happens to them.
+        self._unbind(Ended([key for key in received if key in elsewhere], session))
+        self._meet(
+            Event.LOSE,
+            {
+                State.RECEIVED: Ended(only_here, session),
+                State.PLANNED: Ended(planned, session),
+                State.COMMITTED: Ended(cut_off, session),
+            },
+        )
+        self._count["returned"] += len(only_here)
+        left = self._open.close(session)
+        if left:
+            raise InternalError(f"session {session} is gone, and {left} of its handles are still held")
+        return open_deliveries - len(only_here) + len(set(cut_off))
+
+    # -- phase one -------------------------------------------------------------------------
+
+    def plan(self, epoch: int, count: int) -> Sequence[K]:
+        """Cut the oldest `count` buffered messages into an epoch; their IDs, in order.
+
+        Args:
+            epoch: number above all earlier ones.
+        """
+        planned: Epoch[K, P] = Epoch(epoch)
+        runs: Sequence[MessageRun[K, P]] = ()
+        keys: Sequence[K]
+        if self.received.order:
+            self._by_themselves(self.received.spread(count))
+            keys = tuple(islice(self.received.order, count))
+        else:
+            runs = self.received.front(count)
+            keys = joined([run.keys for run in runs]) if runs else ()
+        self._meet(Event.PLAN, {State.RECEIVED: Assigned(keys, planned, runs)})
+        self.planned.epochs[epoch] = planned
+        self._count["planned"] += len(planned)
+        if self._matcher is not None:
+            self._matcher.sweep(self)
+        return keys
+
+    def restore_planned(self, epoch: int, keys: Sequence[K]) -> None:
+        """Expect an epoch that a former process planned and Spark did not commit.
+
+        IDs that are committed already are left out: they are not emitted again. What was buffered, or planned
+        here for a later epoch, becomes a part of this one.
+        """
+        self._spread()
+        planned: Epoch[K, P] = Epoch(epoch)
+        if self._matcher is not None:
+            keys = self._matcher.restore(keys, [*self.received.order, *self.planned.all_keys()], self)
+        groups: dict[State, dict[K, None]] = {}
+        state_of = self.states(keys)
+        for key in keys:
+            groups.setdefault(state_of(key), {})[key] = None
+        self._meet(Event.RESTORE_PLANNED, {state: Assigned(groups[state], planned) for state in groups})
+        if len(groups) > 1:
+            planned.payloads = {key: planned.payloads[key] for key in keys if key in planned.payloads}
+        self.planned.epochs[epoch] = planned
+        self._count["replays"] += 1
+        if self._matcher is not None:
+            self._matcher.wait(self.planned.missing(epoch))
+
+    def restore_committed(self) -> Acknowledgements | None:
+        """Learn that more IDs are known as committed than before.
+
+        Returns:
+            Acknowledgements due for those that were received or planned before this was known.
+        """
+        if self._memory is None:
+            return None
+        self._spread()
+        here = {State.RECEIVED: list(self.received.order), State.PLANNED: self.planned.all_keys()}
+        groups: dict[State, Group[K]] = {}
+        for state, keys in here.items():
+            known = self._memory.among(keys)
+            if self._matcher is not None:
+                known |= self._matcher.recognise(keys)
+            if known:
+                groups[state] = Group([key for key in keys if key in known])
+        return self._meet(Event.RESTORE_COMMITTED, groups)
+
+    def abandon(self, epoch: int) -> None:
+        """Give up what an epoch still misses (rule 9)."""
+        abandoned = self.planned.missing(epoch)
+        self._meet(Event.ABANDON, {State.PLANNED: Group(abandoned)})
+        self._count["lost"] += len(abandoned)
+
+    # -- phase two -------------------------------------------------------------------------
+
+    def commit(self, epoch: int) -> Acknowledgements | None:
+        """Spark has committed an epoch: this one and no other, as numbers may be times of a clock that went back.
+
+        Returns:
+            The acknowledgements that are due now, or None if no session holds one.
+        """
+        self.recalled = 0
+        ready = self.planned.epochs.pop(epoch, None)
+        if ready is None:
+            return None
+        keys = joined([run.keys for run in ready.runs]) if ready.runs else ready.payloads
+        due = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, epoch)
+        if self._memory is not None:
+            self._memory.committed(epoch, keys, [run.digests for run in ready.runs])
+        if ready.runs:
+            self._hold_runs()
+        return due
+
+    def confirm(self, number: int, session: int, now_s: float) -> None:
+        """A session has answered, and so taken the acknowledgements of that number, if it has any."""
+        self._count["settled"] += self.settling.confirm(number, session, now_s)
+        again = self.settling.take_again()
+        if again and self._matcher is not None:
+            self._matcher.settle(again)
+
+    # -- runs ------------------------------------------------------------------------------
+
+    @property
+    def _runs(self) -> list[MessageRun[K, P]]:
+        return [*self.planned.runs, *self.received.runs]
+
+    def _as_run(
+        self, session: int, tags: Sequence[int], keys: Sequence[K], payloads: Sequence[P]
+    ) -> MessageRun[K, P] | None:
+        """Return deliveries as a run, if they are new messages, and it pays."""
+        if len(keys) < self._run_min and len(self.received) < SPREAD_MAX * self._run_min:
+            return None
+        if self._memory is None:
+            if not isinstance(keys, range):  # as numbers of deliveries are, which repeat nothing
+                return None
+            return MessageRun(session, tags, cast("Sequence[K]", keys), payloads, self._size_of(payloads), None)
+        if self.received.order or self.planned.has_single:
+            distinct = set(keys)
+            if not (self.received.knows_none_of(distinct) and self.planned.knows_none_of(distinct)):
+                return None
+        digests = self._memory.hold(keys)
+        return None if digests is None else MessageRun(session, tags, keys, payloads, self._size_of(payloads), digests)
+
+    def _spread(self) -> None:
+        """Have every message be by itself."""
+        self._by_themselves(self.planned.spread() + self.received.spread(len(self.received)))
+
+    def _by_themselves(self, spread: Sequence[MessageRun[K, P]]) -> None:
+        """Hold the deliveries of runs that were spread."""
+        for run in spread:
+            self._open[run.session].hold(run.tags, run.keys)
+        if spread:
+            self._hold_runs()
+
+    def _hold_runs(self) -> None:
+        """Have the memory hold what is in runs, and nothing else."""
+        if self._memory is not None:
+            self._memory.hold_only([run.digests for run in self._runs])
+
+    # -- the engine: what the table says is done here, and nowhere else ----------------------
+
+    def _meet(
+        self, event: Event, groups: Mapping[State, Group[K]], epoch: int | None = None
+    ) -> Acknowledgements | None:
+        """Have groups of messages, each in one state, meet an event.
+
+        Args:
+            epoch: the one that is committed by this.
+        """
+        # All are looked up before anything is done: what the table does not have changes nothing.
+        rows = [(state, group, *step(state, event)) for state, group in groups.items() if group.keys]
+        due: list[tuple[Group[K], Taken[P]]] = []
+        for state, group, target, action in rows:
+            moves = target is not state or action in _REPLACING
+            taken = self._take_from[state](group) if moves else Taken()
+            if action is Action.ACKNOWLEDGE:
+                if target is not State.COMMITTED:
+                    raise InternalError(f"a message cannot be acknowledged and be '{target.value}'")
+                due.append((group, taken))
+                continue
+            needs, act = self._act[action]
+            if not isinstance(group, needs) or (action is Action.REPLAN and target is not state):
+                raise InternalError(f"'{event.value}' brings nothing for '{action.value}', from '{state.value}'")
+            act(group)
+            if moves:
+                if (action is Action.FORGET) is not (target is State.UNSEEN):
+                    raise InternalError(f"what is forgotten, and nothing else, is '{State.UNSEEN.value}'")
+                self._put_into(target, group, taken)
+        return self._acknowledge(due, epoch) if due else None
+
+    def _hold(self, group: DeliveredGroup[K, P]) -> None:
+        if group.run is not None:
+            return  # it has its handles
+        self._open[group.session].hold(group.tags, group.keys)
+
+    def _bind(self, group: DeliveredGroup[K, P]) -> None:
+        self._hold(group)
+        others = self.planned.fill(group.keys, group.payloads)
+        self._open.count_more(others)
+        self._count["rebound"] += len(group.keys) - len(others)
+        self._count["duplicates_dropped"] += len(others)
+
+    def _unbind(self, group: Ended[K]) -> None:
+        self._open[group.session].take(frozenset(group.keys))
+        self.planned.unbind(group.keys)
+
+    def _forget(self, group: Group[K]) -> None:
+        if isinstance(group, Ended):
+            self._open[group.session].take(frozenset(group.keys))
+
+    def _leave(self, group: Group[K]) -> None:
+        if self._memory is not None:
+            self._memory.leave(group.keys)
+
+    def _acknowledge(self, due: Sequence[tuple[Group[K], Taken[P]]], epoch: int | None) -> Acknowledgements | None:
+        """Make every handle of these messages due, each session at its lowest cost (rule 3)."""
+        group = due[0][0]
+        keys: Collection[K]
+        if isinstance(group, DeliveredGroup):
+            if len(due) > 1:
+                raise InternalError("deliveries of several states cannot be acknowledged together")
+            upto, singles = self._open[group.session].split(group.tags)
+            keys, parts = group.keys, [(SessionAcks(group.session, upto, singles, len(group.tags)), group.keys)]
+        else:
+            keys, parts = self._take_handles(due)
+        if not isinstance(group, Whole):  # acknowledged without being emitted
+            self._count["duplicates_dropped"] += len(keys)
+        if not parts:
+            return None
+        self._numbers += 1
+        self.settling.put(self._numbers, parts, epoch)
+        return Acknowledgements(self._numbers, tuple(acks for acks, _ in parts))
+
+    def _take_handles(
+        self, due: Sequence[tuple[Group[K], Taken[P]]]
+    ) -> tuple[Collection[K], list[tuple[SessionAcks, Collection[K]]]]:
+        """Take every handle of messages that came before; those that have none will come, and are left until then."""
+        group = due[0][0]
+        if isinstance(group, Whole) and group.epoch.runs:
+            return group.keys, self._open.take_runs(group.epoch.runs, lowest_tags(self._runs))
+        keys: dict[K, Any] = (
+            group.epoch.payloads
+            if isinstance(group, Whole)
+            else dict.fromkeys(key for one, _ in due for key in one.keys)
+        )
+        if any(taken.unbound for _, taken in due):  # maybe: they may have come again since
+            held = self._open.held()
+            unheld = [key for key in keys if key not in held]
+            self._leave(Group(unheld))
+            if self._matcher is not None:
+                self._matcher.expect(unheld)
+        parts = self._open.take(keys, lowest_tags(self._runs))
+        if self._matcher is not None and not isinstance(group, Whole):
+            for acks, these in parts:
+                self._matcher.come_again(acks.session, these)
+        return keys, parts
+
+    def _take_received(self, group: Group[K]) -> Taken[P]:
+        if not isinstance(group, Assigned) or not group.runs:
+            return Taken(*self.received.take(group.keys))
+        return Taken(size_bytes=sum(self.received.take_run().size_bytes for _ in group.runs))
+
+    def _take_planned(self, group: Group[K]) -> Taken[P]:
+        if not isinstance(group, Whole):
+            return self.planned.take(group.keys)
+        self.planned.take_whole(group.epoch)
+        return Taken(unbound=group.epoch.unbound or bool(group.epoch.missing))
+
+    def _put_into(self, target: State, group: Group[K], taken: Taken[P]) -> None:
+        if target is State.RECEIVED and isinstance(group, DeliveredGroup):
+            self.received.put(group.keys, group.payloads, group.run)
+        elif target is State.PLANNED and isinstance(group, Assigned):
+            self.planned.put(group.epoch, [] if group.runs else group.keys, taken, group.runs)
+        elif target is not State.UNSEEN:
+            raise InternalError(f"nothing says how a message comes to be '{target.value}'")

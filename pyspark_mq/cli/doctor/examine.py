@@ -1,0 +1,300 @@
+"""``pyspark-mq doctor``: what bites late acknowledgement, looked for before a query meets it.
+
+It asks this machine, each broker of `url`, the broker's management where `managementUrl` says where that is, and looks
+at some messages of each queue. Nothing is acknowledged: messages are browsed where the broker has that, and given back
+elsewhere. What is found is judged in :mod:`pyspark_mq.admin.checks` and :mod:`pyspark_mq.cli.doctor.machine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pyspark_mq.admin import ask_beside, ask_queue, ask_server
+from pyspark_mq.admin.checks import Finding, Level, Sample, check_queue, check_sample
+from pyspark_mq.admin.http import Management
+from pyspark_mq.brokers.base import AMQP_1_0
+from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, version_of
+from pyspark_mq.cli.doctor.certificates import check_tls
+from pyspark_mq.cli.doctor.hosting import check_host
+from pyspark_mq.cli.doctor.machine import check_machine, examine_machine
+from pyspark_mq.cli.doctor.report import Section
+from pyspark_mq.cli.doctor.sample import sample_of
+from pyspark_mq.cli.peek import make_session, open_first, received, rows_of
+from pyspark_mq.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    ConfigurationError,
+    DestinationError,
+    MqError,
+    OptionError,
+)
+from pyspark_mq.sources.connections.session import Greeting, SessionLostError
+from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.queues.pattern import matching
+from pyspark_mq.sources.settings import Settings
+from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.spark_source.options import Options
+
+__all__ = ["check_version", "examine"]
+
+#: How many of the queues that match a pattern are examined.
+_QUEUES_MAX = 20
+
+
+def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Section]:
+    """Look everywhere, section by section.
+
+    Args:
+        options: of the query that would run.
+        maximum: messages to look at in each queue; 0 for none.
+        patience_s: for how long none may come.
+    """
+    settings, management = options.settings, options.management
+    machine = check_machine(examine_machine(), settings.endpoint.protocol, options.id_log, syncs=settings.syncs)
+    yield Section("this machine", machine)
+    try:
+        make_session(settings).close()
+    except ConfigurationError as missing:
+        yield Section(str(settings.endpoint.urls[0]), [Finding("client", Level.PROBLEM, str(missing))])
+        return
+    server = ""
+    if management is not None:
+        found, server = _management(management)
+        yield Section("management", [found])
+    try:
+        queues, beyond = _queues(options)
+    except (BrokerError, OptionError) as failed:
+        yield Section(settings.destination, [Finding("queue", Level.PROBLEM, str(failed))])
+        return
+    if settings.pattern is not None and not queues:
+        text = "no queue matches by now; the query waits for one"
+        yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "ask again when there is one")])
+        return
+    brokers = [_broker(url, (queues or [settings])[0], server, management) for url in settings.endpoint.urls]
+    answered = [url for url, broker in zip(settings.endpoint.urls, brokers, strict=True) if broker.answered]
+    for broker in brokers:
+        yield broker.section(among_others=bool(answered))
+    if not answered:
+        return
+    for one in queues:
+        # Only what has answered: a candidate that hangs is not waited for again.
+        reached = replace(one, endpoint=replace(one.endpoint, urls=tuple(answered)))
+        yield _queue(reached, management, maximum, patience_s, of_topic=settings.endpoint.topic is not None)
+    if beyond:
+        text = f"{beyond} more queue(s) match, and were not looked at"
+        yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "name them with option 'queue'")])
+
+
+def _management(management: Management) -> tuple[Finding, str]:
+    """Check that the management answers; return the finding, and the broker's name there."""
+    check = "management"
+    try:
+        names, server = management.names(), ask_server(management)
+    except BrokerError as failed:
+        advice = "without it, some settings of the queue are not known"
+        return Finding(check, Level.WARNING, str(failed), advice), ""
+    text = f"{management.url} answers {_who(management.user)}: {server.replace('/', ' ')}, {len(names)} queue(s)"
+    return Finding(check, Level.OK, text), server
+
+
+def _queues(options: Options) -> tuple[list[Settings], int]:
+    """Settings of each queue to be looked at, and how many are left out."""
+    settings = options.settings
+    if settings.endpoint.topic is not None:
+        subscription = settings.endpoint.subscription
+        if subscription is None or not settings.endpoint.broker.virtual_hosts:
+            return [], 0
+        # The subscription of an exchange is a queue of that name; to open the topic would make it.
+        endpoint = replace(settings.endpoint, topic=None, subscription=None, queue=subscription)
+        return [replace(settings, endpoint=endpoint)], 0
+    if settings.pattern is None:
+        return list(settings.by_queue()), 0
+    assert options.management is not None, "checked with the options"
+    names = matching(settings.pattern, options.management.names())
+    return [settings.of_queue(name, len(names)) for name in names[:_QUEUES_MAX]], max(0, len(names) - _QUEUES_MAX)
+
+
+# -- a broker ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Broker:
+    url: BrokerUrl
+    findings: Sequence[Finding]
+    #: Why nobody answers; empty if somebody does.
+    unavailable: str = ""
+
+    @property
+    def answered(self) -> bool:
+        return not self.unavailable and all(one.level < Level.PROBLEM for one in self.findings)
+
+    def section(self, *, among_others: bool) -> Section:
+        if not self.unavailable:
+            return Section(str(self.url), self.findings)
+        advice = "start it, or correct 'url'; a backup that does not serve yet is right not to answer"
+        level = Level.WARNING if among_others else Level.PROBLEM
+        return Section(str(self.url), [*self.findings, Finding("login", level, self.unavailable, advice)])
+
+
+def _broker(url: BrokerUrl, settings: Settings, server: str, management: Management | None) -> _Broker:
+    """Log in there; `server` is the management's name for the broker, for one that does not report its version."""
+    endpoint = settings.endpoint
+    findings = [*check_host(url, settings, asked=management is not None), *check_tls(url, endpoint)]
+    if any(one.level is Level.PROBLEM for one in findings):
+        return _Broker(url, findings)
+    if endpoint.topic is not None:
+        text = "not looked at: to open a topic makes its subscription"
+        return _Broker(url, [*findings, Finding("login", Level.UNKNOWN, text, "start the query")])
+    session = make_session(settings)
+    try:
+        greeting = session.open(url, endpoint.connect_timeout_s)
+    except DestinationError:
+        # The login is right; what is wrong with the queue is said there.
+        findings.append(_login(endpoint, url))
+    except OptionError as wrong:
+        findings.append(Finding("broker", Level.PROBLEM, str(wrong)))
+    except BrokerUnavailableError as unavailable:
+        return _Broker(url, findings, str(unavailable))
+    except MqError as failed:
+        findings.append(Finding("login", Level.PROBLEM, str(failed)))
+    else:
+        product_version = greeting.server if version_of(greeting.server) != (0, 0) else server or greeting.server
+        findings += [_login(endpoint, url), check_version(product_version, endpoint)]
+    finally:
+        session.close()
+    return _Broker(url, findings)
+
+
+def _login(endpoint: Endpoint, url: BrokerUrl) -> Finding:
+    return Finding("login", Level.OK, f"{_who(endpoint.user(url))}, over {endpoint.protocol}")
+
+
+def _who(username: str | None) -> str:
+    return "nobody named" if username is None else f"user '{username}'"
+
+
+def check_version(server: str, endpoint: Endpoint) -> Finding:
+    """Check a broker's version, in `product/version` as it says it, for flaws over this protocol. Pure."""
+    check, (product, _, version) = "broker", server.partition("/")
+    numbers = version_of(server)
+    since, flaw = endpoint.broker.flaws.get(endpoint.protocol, ((0, 0), ""))
+    if numbers == (0, 0):
+        advice = "look at the console of the broker, or give option 'managementUrl'"
+        return Finding(check, Level.UNKNOWN, f"{product or 'the broker'} does not tell its version", advice)
+    text = f"{product} {version.partition(' ')[0]}"
+    if numbers < since:
+        advice = f"use version {since[0]}.{since[1]} or later, or another protocol"
+        return Finding(check, Level.WARNING, f"{text}, over {endpoint.protocol}: {flaw}", advice)
+    return Finding(check, Level.OK, text)
+
+
+# -- a queue -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The result of a session with a queue.
+
+    Attributes:
+        greeting: None if it could not be opened.
+        sample: None if no messages were to be looked at, or could not be.
+        problem: why not; empty if they could.
+        absent: is it that the queue is not there, or not for this user?
+    """
+
+    greeting: Greeting | None
+    sample: Sample | None = None
+    problem: str = ""
+    absent: bool = False
+
+
+def _queue(
+    settings: Settings, management: Management | None, maximum: int, patience_s: float, *, of_topic: bool
+) -> Section:
+    about = settings.endpoint.destination
+    facts, to_know = _ask(settings, management)
+    look = _look(settings, maximum, patience_s)
+    greeting, sample = look.greeting, look.sample
+    if greeting is not None:
+        facts = facts.or_else(greeting.facts)
+        if (depth := greeting.depth) is not None:
+            # Of this moment, which the management's report may not be.
+            names = facts.consumer_names if len(facts.consumer_names or ()) == depth.other_consumers else None
+            facts = replace(facts, ready=depth.ready, other_consumers=depth.other_consumers, consumer_names=names)
+    if sample is not None and sample.sizes and settings.endpoint.broker.by_priority:
+        facts = replace(facts, priorities=len(set(sample.priorities)) > 1)
+    checked = check_queue(facts, settings, to_know)
+    if look.absent and of_topic:
+        advice = "start the query, whose user needs the permissions to configure, write and read it"
+        text = f"the query makes this subscription: {look.problem}"
+        return Section(about, [Finding("read", Level.UNKNOWN, text, advice)])
+    if look.problem:
+        reads = Finding("read", Level.PROBLEM, look.problem)
+        if greeting is None:
+            checked = [one for one in checked if one.level >= Level.WARNING]
+    elif sample is None:
+        reads = Finding("read", Level.UNKNOWN, "no message was looked at", "use --messages above 0")
+    else:
+        waiting = "" if facts.ready is None else f", {facts.ready:,} message(s) waiting"
+        reads = Finding("read", Level.OK, f"{len(sample.sizes)} message(s) {sample.how}{waiting}")
+    if sample is not None and sample.cut_short:
+        checked = [one for one in checked if one.check != "prefetch"]
+    return Section(about, [reads, *checked, *([] if sample is None else check_sample(sample, settings))])
+
+
+def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts, str]:
+    """Facts of a queue from the management, and what is missing for those that it does not report."""
+    if management is None:
+        url = settings.endpoint.broker.listing.url
+        to_know = f"give option 'managementUrl', such as {url}, with a user who may look there"
+        return ask_beside(settings.endpoint), to_know
+    try:
+        facts = ask_queue(management, settings.endpoint.name)
+    except BrokerError:
+        return NOTHING_KNOWN, "see 'management'"
+    return facts, "the broker does not tell: look into its configuration"
+
+
+def _look(settings: Settings, maximum: int, patience_s: float) -> _Look:
+    """Open a session like a query, and look at some messages."""
+    endpoint = settings.endpoint
+    if maximum and endpoint.protocol in endpoint.broker.copies:
+        look = _session(settings, maximum, patience_s, browses=True)
+        # Browsing may take another permission than reading.
+        if not look.problem:
+            return look
+    if maximum and endpoint.protocol != AMQP_1_0:
+        # With a window that is widened, as it is after a restart: a further consumer, but over AMQP 1.0, where it is
+        # more credit. A broker that does not take that ends the session.
+        wide = _session(settings, maximum, patience_s, widens=True)
+        if not wide.problem:
+            return wide
+        look = _session(settings, maximum, patience_s)
+        if look.sample is not None:
+            look = replace(look, sample=replace(look.sample, cut_short=wide.problem))
+        return look
+    return _session(settings, maximum, patience_s)
+
+
+def _session(
+    settings: Settings, maximum: int, patience_s: float, *, browses: bool = False, widens: bool = False
+) -> _Look:
+    session = make_session(settings, browses=browses)
+    greeting = None
+    try:
+        greeting = open_first(session, settings)
+        if not maximum:
+            return _Look(greeting)
+        session.consume(maximum)
+        if widens:
+            session.consume(maximum + 1)
+        batches = received(session, maximum, patience_s)
+    except MqError as failed:
+        return _Look(greeting, problem=str(failed), absent=isinstance(failed, DestinationError))
+    except SessionLostError as lost:
+        return _Look(greeting, problem=f"{settings.endpoint.destination}: the session ended: {lost}")
+    finally:
+        session.close()
+    rows = rows_of(settings, batches)
+    return _Look(greeting, sample_of(rows, "browsed" if browses else "given back"))

@@ -1,0 +1,282 @@
+"""The contract of a supervisor: it keeps one session alive after another, on a thread of its own.
+
+It owns the connection, so heartbeats go on while Spark is busy for minutes. It connects again when the session ends,
+after the rest that :mod:`.backoff` has for that end. It carries out what the query's thread asks for, in order, in the
+session it was meant for and in no other: a request for a session that has ended is dropped, as its handles are void.
+
+What may be called when: `start` once; `ask` and `limit` by any thread, at any time, before, within and after a session;
+`stop` last. None of them blocks.
+
+All its events go into one queue, which its worker passes on: opened, confirmed, depth, lost, failed.
+Each session is opened once and lost once, and everything about it comes between the two. `failed` is the last event.
+Nothing here decides about messages, and nothing here survives a crash.
+
+Guarantee: what was handed out in a session is acknowledged in it or not at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+
+from pyspark_mq.errors import BrokerUnavailableError, MqError, OptionError, RefusedError
+from pyspark_mq.sources.connections.backoff import Backoff
+from pyspark_mq.sources.connections.events import Confirmed, DepthReported, EventQueue, Failed, Lost, Opened
+from pyspark_mq.sources.connections.session import (
+    TRANSIT_S,
+    Greeting,
+    ReceiveBuffer,
+    Session,
+    SessionLostError,
+    SessionOptions,
+)
+from pyspark_mq.sources.endpoint import FILES, Endpoint
+from pyspark_mq.sources.runtime import Runtime, Task
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["STILL_S", "ConnectionSupervisor", "Limits"]
+
+_LOG = logging.getLogger("pyspark_mq")
+
+#: How long one turn of the I/O loop lasts when nobody wakes it. Only the stop of a supervisor whose
+#: wake-up was lost would wait for it.
+_TURN_S = 0.5
+#: Away from its socket for longer than such a turn and what a broker may take to hand something out, a supervisor
+#: stands
+#: still: it had no turn, or something holds it up.
+STILL_S = _TURN_S + TRANSIT_S
+#: A session that lived this long was no worse than an idle one: the next needs the shortest rest.
+_LONG_SESSION_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on what a supervisor takes in.
+
+    Attributes:
+        window: how many unacknowledged messages the next session asks for.
+        bytes_allowed: a session pauses when more bytes than this were received and not taken.
+        session: the one that lives, as far as is known; 0 for none.
+        bytes_taken: bytes taken from that one so far.
+    """
+
+    window: int
+    bytes_allowed: float
+    session: int = 0
+    bytes_taken: int = 0
+
+
+class ConnectionSupervisor:
+    """Supervisor of one connection to the broker; `consumers` of them serve a queue.
+
+    Args:
+        events: where to report. Deliveries are not reported: they wait in the buffer of the session.
+        numbers: for sessions.
+
+    Attributes:
+        key: its number, unique in the query.
+        turned_s: when it was at its socket last, in the session that lives or lived last.
+        breaks: how often it stood still in a session.
+        asked_s: when it was asked to stop.
+        stopping: set once it is to stop.
+        ended: it has reported everything, and nothing comes any more.
+        stopped: set by its worker once it was asked to stop, has, and all it reported was passed on.
+    """
+
+    def __init__(
+        self,
+        key: int,
+        endpoint: Endpoint,
+        session_class: type[Session],
+        options: SessionOptions,
+        limits: Limits,
+        events: EventQueue,
+        numbers: Iterator[int],
+        runtime: Runtime,
+    ) -> None:
+        self.key, self.endpoint = key, endpoint
+        self.turned_s, self.asked_s = -math.inf, math.inf
+        self.stopping, self.stopped = threading.Event(), threading.Event()
+        self.ended = False
+        self.breaks = 0
+        self._session_class, self._options, self._limits = session_class, options, limits
+        self._events, self._numbers, self._runtime = events, numbers, runtime
+        self._requests: deque[tuple[int, Callable[[Session], object]]] = deque()
+        self._session: Session | None = None
+        self._urls = cycle(endpoint.urls)
+        self._confirmed = 0
+        self._task: Task | None = None
+
+    # -- for other threads
+
+    def start(self) -> None:
+        """Connect, and stay connected."""
+        self._task = self._runtime.spawn("pyspark-mq supervisor", self._life(), self.stopping)
+
+    def check(self) -> None:
+        """Raise if its thread has died, of what it could not report.
+
+        Raises:
+            MqError: it has.
+        """
+        if self._task is not None:
+            self._task.check(f"{self.endpoint.destination}: ")
+
+    def ask(self, session: int, request: Callable[[Session], object]) -> None:
+        """Have a request carried out on the supervisor's thread, if `session` still lives then."""
+        self._requests.append((session, request))
+        self._wake()
+
+    def limit(self, limits: Limits) -> None:
+        """Set other limits, for the session that lives and for the next one."""
+        self._limits = limits
+        session = self.session(limits.session)
+        if session is not None:
+            session.buffer.bytes_taken, session.buffer.bytes_allowed = limits.bytes_taken, limits.bytes_allowed
+
+    def session(self, number: int) -> Session | None:
+        """Return the session of that number, if it lives."""
+        session = self._session
+        return session if session is not None and session.number == number else None
+
+    def stop(self) -> None:
+        """Have the connection closed; what is unacknowledged goes back to the broker."""
+        self.asked_s = min(self.asked_s, self._runtime.monotonic_s())
+        self.stopping.set()
+        self._wake()
+        self._events.arrived.set()  # it may have ended long ago
+
+    def _wake(self) -> None:
+        session = self._session
+        if session is not None:
+            session.wake()
+
+    # -- its own thread
+
+    def _life(self) -> Iterator[float]:
+        """Keep one session after another, until stopped or failed; yield how long to rest, in seconds."""
+        try:
+            yield from self._sessions()
+        except MqError as error:
+            self._events.put(Failed(self.key, error))
+        except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
+            _LOG.exception("the receiver failed")
+            text = f"{self.endpoint.destination}: the receiver failed: {type(error).__name__}: {error}"
+            self._events.put(Failed(self.key, MqError(text)))
+        finally:
+            self.ended = True
+            self._events.arrived.set()
+
+    def _sessions(self) -> Iterator[float]:
+        backoff = Backoff(self.endpoint, self._runtime)
+        while not self.stopping.is_set():
+            opened = yield from self._establish(backoff)
+            if opened is None:
+                return
+            began_s, confirmed = self._runtime.monotonic_s(), self._confirmed
+            lost = yield from self._live(*opened)
+            if lost is None:
+                return
+            if self._confirmed > confirmed:
+                backoff.over()
+                yield backoff.first_s()
+                continue
+            if opened[0].buffer.deliveries:
+                backoff.count(lost)
+            if self.turned_s - began_s >= _LONG_SESSION_S:
+                yield backoff.first_s()
+            else:
+                yield backoff.rest_s(lost, began_s)
+
+    def _establish(self, backoff: Backoff) -> Generator[float, None, tuple[Session, Greeting] | None]:
+        """Open a session at whichever candidate answers first; None when stopped meanwhile.
+
+        A host that is silent, as one without power is, leaves time for those that were not tried.
+        """
+        endpoint = self.endpoint
+        began_s, untried = self._runtime.monotonic_s(), len(endpoint.urls)
+        while not self.stopping.is_set():
+            tried_s = self._runtime.monotonic_s() - began_s
+            try:
+                share_s, untried = (backoff.patience_s - tried_s) / max(1, untried), untried - 1
+                opened = self._attempt(next(self._urls), max(0.1, min(share_s, endpoint.connect_timeout_s)))
+            except BrokerUnavailableError as unavailable:
+                problem: MqError = unavailable
+            except RefusedError as refused:
+                # A broker that is just starting or stopping may refuse a login it has accepted
+                # before; one that still does after `connectTimeout` means it. Where the secret is in a file, it is
+                # one that is being replaced, on both sides.
+                patience_s = endpoint.connect_timeout_s if endpoint.password_file is None else backoff.patience_s
+                if backoff.first or tried_s > patience_s:
+                    raise
+                problem = refused
+            except OptionError as unreadable:
+                # They were readable at `load()`.
+                if unreadable.option not in FILES:
+                    raise
+                problem = unreadable
+            else:
+                backoff.first = False
+                return opened
+            yield backoff.rest_s(problem, began_s)
+        return None
+
+    def _attempt(self, url: BrokerUrl, timeout_s: float) -> tuple[Session, Greeting]:
+        number = next(self._numbers)
+
+        def confirmed(request: int) -> None:
+            self._confirmed += 1
+            self._events.put(Confirmed(self.key, number, request))
+
+        buffer = ReceiveBuffer(
+            self._events.arrived, confirmed, lambda depth: self._events.put(DepthReported(self.key, depth))
+        )
+        session = self._session_class(self.endpoint, number, buffer, self._options, self._runtime.machine_s)
+        try:
+            with self.endpoint.hiding():
+                return session, session.open(url, timeout_s)
+        except BaseException:
+            session.close()
+            raise
+
+    def _live(self, session: Session, greeting: Greeting) -> Generator[float, None, SessionLostError | None]:
+        """Serve one session to its end; return why it ended, None if it was stopped."""
+        self._session = session
+        limits = self._limits
+        # Spark may be busy with an epoch for minutes before anybody looks at this session.
+        session.buffer.bytes_allowed = limits.bytes_allowed
+        self.turned_s = self._runtime.monotonic_s()
+        self._events.put(Opened(self.key, session.number, greeting, limits.window))
+        try:
+            with self.endpoint.hiding():
+                session.consume(limits.window)
+                while not self.stopping.is_set():
+                    while self._requests:
+                        number, request = self._requests.popleft()
+                        if number == session.number:
+                            request(session)
+                    session.run(_TURN_S)
+                    self.turned_s = self._count_break()
+                    yield 0.0
+        except SessionLostError as lost:
+            _LOG.warning("%s: session lost: %s", greeting.url, lost)
+            return lost
+        else:
+            return None
+        finally:
+            self._count_break()
+            self._session = None
+            session.close()
+            session.buffer.inbox.clear()
+            self._events.put(Lost(self.key, session.number))
+
+    def _count_break(self) -> float:
+        """Look at the clock; whoever finds it much later than at the last turn has stood still."""
+        now_s = self._runtime.monotonic_s()
+        self.breaks += now_s - self.turned_s > STILL_S
+        return now_s

@@ -1,0 +1,191 @@
+"""Task transport of a partition's rows to its task: inside it, or in memory that both processes see.
+
+Inside a task rows are copied a dozen times: pickled, sent to the JVM, put into the task, serialized, taken out of it,
+sent to the worker, unpickled. Where Spark runs in one JVM (local mode), the worker reads the memory in which this
+process has written them (``memfd_create(2)``), and the task has its path alone.
+
+That it is one JVM is not guessed: the first rows are inside their tasks, with a *mark*. A worker that is below the JVM
+of this process, and sees the mark under its name, writes on it. On a cluster no worker is, so everything goes as
+before; nor where there is no such memory or no ``/proc``.
+
+The memory of an epoch is kept until the partitions of the next one are asked for, which is after its commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from pyspark_mq.errors import MqError
+from pyspark_mq.sources.connections.parent import parent_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from pyspark_mq.spark_source.schema import BatchBuilder
+
+__all__ = ["Rows", "TaskTransport"]
+
+_CONFIRMED = b"1"
+#: Files in memory for one epoch; a process may have 1,024 files of any kind by default.
+_FILES_MAX = 64
+
+
+class _Memory:
+    """A file in memory, by a path at which processes of the same user and machine find it.
+
+    The path says which process and which of its files. The name says whether it is still this one.
+    """
+
+    def __init__(self, file: int, name: str) -> None:
+        self.path = f"/proc/{os.getpid()}/fd/{file}"
+        self.name = name
+
+    @contextmanager
+    def opened(self, flags: int) -> Iterator[int]:
+        """Descriptor of the memory here; an OSError if it is not there."""
+        # Whatever has come into its place must not be waited for.
+        file = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            if Path(f"/proc/self/fd/{file}").readlink().name.partition(" ")[0] != f"memfd:{self.name}":
+                raise FileNotFoundError(f"{self.path} is another file by now")
+            yield file
+        finally:
+            os.close(file)
+
+
+class _OwnMemory:
+    """Memory in the process that made it.
+
+    Raises:
+        OSError: there is no such thing on this machine, or no descriptor left.
+    """
+
+    def __init__(self) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this system has no files in memory")
+        name = f"pyspark-mq-{secrets.token_hex(16)}"
+        self.file = os.memfd_create(name, os.MFD_CLOEXEC)
+        self.shared = _Memory(self.file, name)
+
+    def write(self, builder: BatchBuilder, batches: Iterable[pa.RecordBatch]) -> pa.Buffer:
+        """Write an Arrow stream, and map it; an OSError if there is no room.
+
+        Through the file: a mapping to write into takes a fault for each page, after all pages were filled with zeros.
+        """
+        path = f"/proc/self/fd/{self.file}"
+        with pa.OSFile(path, "wb") as sink:
+            builder.write(batches, sink)
+        with pa.memory_map(path) as mapped:
+            return mapped.read_buffer()
+
+    def close(self) -> None:
+        os.close(self.file)
+
+
+class Rows(InputPartition):
+    """Rows inside the task, as an Arrow stream. Holds no options, so no password reaches an executor."""
+
+    def __init__(self, stream: pa.Buffer, mark: _Memory | None, parent: int) -> None:
+        super().__init__(None)
+        self.stream = stream
+        self._mark = mark
+        self._parent = parent
+
+    def __repr__(self) -> str:
+        return f"Rows({self.stream.size} bytes)"
+
+    @contextmanager
+    def opened(self) -> Iterator[pa.ipc.RecordBatchStreamReader]:
+        """The stream, on the executor."""
+        if self._mark is not None:
+            with contextlib.suppress(Exception):  # without a mark everything goes on as it is
+                if self._parent in _ancestors():
+                    with self._mark.opened(os.O_WRONLY) as file:
+                        os.pwrite(file, _CONFIRMED, 0)
+        with pa.ipc.open_stream(self.stream) as stream:
+            yield stream
+
+
+class _SharedRows(InputPartition):
+    """Rows in memory of the process that reads the queue."""
+
+    def __init__(self, memory: _Memory) -> None:
+        super().__init__(None)
+        self._memory = memory
+
+    def __repr__(self) -> str:
+        return f"_SharedRows({self._memory.path})"
+
+    @contextmanager
+    def opened(self) -> Iterator[pa.ipc.RecordBatchStreamReader]:
+        """The stream, on the same machine."""
+        try:
+            with self._memory.opened(os.O_RDONLY) as file:
+                mapped = pa.memory_map(f"/proc/self/fd/{file}")
+        except OSError as gone:
+            raise MqError(
+                f"the rows of this task are not there any more ({gone}): it is of an epoch that is committed, or the "
+                "process that reads the queue has ended. Use the rows of a batch before foreachBatch returns, or "
+                "persist them"
+            ) from None
+        with mapped, pa.ipc.open_stream(mapped) as stream:
+            yield stream
+
+
+class TaskTransport:
+    """Maker of the partitions of one query's epochs, in the process that reads the queue."""
+
+    def __init__(self) -> None:
+        self._mark: _OwnMemory | None = None
+        with contextlib.suppress(OSError):
+            self._mark = _OwnMemory()
+        self._kept: list[_OwnMemory] = []
+
+    @property
+    def same_jvm(self) -> bool:
+        """Whether a worker has said that it is below the same JVM."""
+        return self._mark is not None and os.pread(self._mark.file, len(_CONFIRMED), 0) == _CONFIRMED
+
+    def begin_epoch(self) -> Self:
+        """Partitions of another epoch follow: those of the one before are not needed any more."""
+        for memory in self._kept:
+            memory.close()
+        self._kept.clear()
+        return self
+
+    def partition(self, builder: BatchBuilder, batches: Sequence[pa.RecordBatch]) -> tuple[InputPartition, pa.Buffer]:
+        """Rows for a task, and the memory they are in."""
+        if self.same_jvm and len(self._kept) < _FILES_MAX:
+            with contextlib.suppress(OSError):
+                return self._shared(builder, batches)
+        mark = None if self._mark is None else self._mark.shared
+        stream = builder.serialize(batches)
+        return Rows(stream, mark, os.getppid()), stream
+
+    def _shared(self, builder: BatchBuilder, batches: Sequence[pa.RecordBatch]) -> tuple[InputPartition, pa.Buffer]:
+        memory = _OwnMemory()
+        try:
+            stream = memory.write(builder, batches)
+        except BaseException:
+            memory.close()
+            raise
+        self._kept.append(memory)
+        return _SharedRows(memory.shared), stream
+
+
+def _ancestors() -> list[int]:
+    """The parent of this process and the parent of that, as far as they are known.
+
+    A worker of Spark's is a child of the JVM, or of a daemon that is one (PythonWorkerFactory.scala).
+    """
+    parent = os.getppid()
+    return [parent, parent_of(parent)]

@@ -1,0 +1,44 @@
+"""What `make test` runs where: each test on the queue in memory, and dealt to the real matrix entries."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.plugin import dealt
+from tests.support.entries import ENTRIES
+from tests.support.memory_entry import MEMORY_CELL
+
+EVERYWHERE = [MEMORY_CELL, *ENTRIES]
+
+
+def test_the_queue_in_memory_has_every_test() -> None:
+    for turn in range(20):
+        for every_protocol in (False, True):
+            assert MEMORY_CELL in dealt(turn, EVERYWHERE, every_protocol=every_protocol)
+
+
+def test_as_many_tests_as_there_are_entries_come_by_all_of_them() -> None:
+    for first in range(10):
+        counts = Counter(
+            entry
+            for turn in range(first, first + len(ENTRIES))
+            for entry in dealt(turn, EVERYWHERE, every_protocol=False)
+            if entry != MEMORY_CELL
+        )
+        assert set(counts.values()) == {1}
+        assert set(counts) == set(ENTRIES)
+
+
+def test_a_contract_is_tested_on_each_protocol_and_in_turn_on_each_broker() -> None:
+    protocols = {entry.protocol for entry in ENTRIES}
+    met = set()
+    for turn in range(6):
+        entries = [entry for entry in dealt(turn, EVERYWHERE, every_protocol=True) if entry != MEMORY_CELL]
+        assert Counter(entry.protocol for entry in entries) == dict.fromkeys(protocols, 1)
+        met |= set(entries)
+    assert met == set(ENTRIES)
+
+
+def test_a_test_that_fits_a_few_entries_only_is_dealt_among_those() -> None:
+    few = list(ENTRIES[:2])
+    assert {entry for turn in range(4) for entry in dealt(turn, few, every_protocol=False)} == set(few)
