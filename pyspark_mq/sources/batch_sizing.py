@@ -1,16 +1,16 @@
-"""Admission: how long messages are waited for, and how many the next epoch takes.
+"""Batch sizing: how long to wait for messages, and how many the next epoch takes.
 
-An epoch takes what came while the one before ran, as with Spark's own source for Kafka. A trigger has a price whatever
-its size, so while a backlog flows in at full speed an epoch is given time to grow, up to half of the window; a trickle
-is not delayed. Once nothing comes for a moment it is planned as it is: brokers stand still while they take the
-acknowledgement of an epoch, and waiting for half of a window then cost a fifth of the rate on quorum queues. Nothing
-has come before the first epoch of a process, so that waits: a process that dies after it, again and again, gives back
-a whole window, which ages all that it did not take. A bounded run (`Trigger.AvailableNow`) has an end for each queue
-besides, and gives no empty answer before they are reached, as that ends the query.
+An epoch takes what arrived while the one before ran, like Spark's Kafka source. Every trigger has a fixed cost, so
+while a backlog flows in at full speed an epoch may grow up to half of the window; a trickle is not delayed. After a
+short silence the epoch is planned as it is: brokers pause while they process the acknowledgement of an epoch, and
+waiting for half of a window then cost 20 % of throughput on quorum queues. The first epoch of a process waits in any
+case: a process that keeps dying after it returns a whole window, and every message that it did not take has one
+delivery more. A bounded run (`Trigger.AvailableNow`) also has an end for each queue, and returns no empty answer before
+all are reached, as that ends the query.
 
-A window is cut into equal epochs: by turns a large and a small one cost a tenth of the rate, as the broker takes the
-acknowledgement of the large one while the small one runs. Of several queues each has its share of an epoch: what one
-does not need of its own goes to the others.
+A window is cut into equal epochs: alternating large and small ones cost 10 % of throughput, as the broker processes the
+acknowledgement of the large one while the small one runs. Several queues share an epoch; what one does not need goes to
+the others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["BatchSizing", "fair_shares"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Bodies looked at together while an epoch of limited bytes is sized.
+#: Rows measured at a time while an epoch of limited bytes is sized.
 _SIZING_ROWS = 1_000
 
 
@@ -53,7 +53,7 @@ class BatchSizing:
         self._turn = 0
 
     def planned(self) -> None:
-        """Take note that an epoch is planned, and its trigger begins."""
+        """Record that an epoch is planned and its trigger begins."""
         self._turn += 1
         self._planned_s = self._runtime.monotonic_s()
 
@@ -65,7 +65,7 @@ class BatchSizing:
             all_: it is the one epoch of a run (`Trigger.Once`).
 
         Returns:
-            how many it takes of each queue; empty if there is nothing to plan now.
+            messages it takes of each queue; empty if there is nothing to plan now.
         """
         if limit is not None:
             limit = self._equal(limit)
@@ -95,15 +95,15 @@ class BatchSizing:
         self._wait_while(lambda: not self._queues.complete, math.inf)
 
     def await_first_messages(self) -> None:
-        """Spark runs the first batch of a new query whatever the answer: better with messages in it.
+        """Spark runs the first batch of a new query even if it is empty: better with messages in it.
 
-        What only the broker knows (login, queue) is known after this as well. Once is enough.
+        It also shows whether the broker accepts login and queue. Once is enough.
         """
         if self._awaited:
             return
         self._awaited = True
         self.await_sessions()
-        # Not if the queues are known to be empty.
+        # Unless the queues are known to be empty.
         self._wait_while(
             lambda: not self._queues.buffered and any(queue.view.ready_at_first != 0 for queue in self._queues),
             self._timing.first_s,
@@ -133,8 +133,7 @@ class BatchSizing:
             self._queues.drain_events()
             views = {queue: queue.view for queue in ends}
             for queue in ends.keys() - unread:
-                # It may be written to for ever; what it holds takes the room of others, and goes back when the run ends
-                # in any case.
+                # Producers may never stop. What it holds takes room from others, and goes back when the run ends.
                 if views[queue].received and not views[queue].has_open_epochs and not ends[queue].awaits_confirmation():
                     queue.disconnect()
                     ends[queue].finish()
@@ -154,7 +153,7 @@ class BatchSizing:
     # -- waiting
 
     def _await_more(self, limit: int | None, *, left: float | None = None, all_: bool = False) -> None:
-        """Wait while more comes, where what is here is less than an epoch should have.
+        """Wait while messages arrive and the epoch is smaller than it should be.
 
         Args:
             limit: how many it may take; None for all that there are.
@@ -164,17 +163,17 @@ class BatchSizing:
         timing, queues = self._timing, self._queues
         now_s = came_s = self._runtime.monotonic_s()
         windows = sum(queue.view.window for queue in queues)
-        # The rest of a window is for what comes while the epoch runs.
+        # The rest of the window fills while the epoch runs.
         enough = windows // (1 if all_ or self._settings.guarantee.acknowledges_first else EPOCHS_IN_WINDOW)
         flows = False
         if all_:
             until_s, patient = now_s + timing.once_s, True
         elif self._planned_s == -math.inf:
-            # Without a known end all that is here may be the rest of the run.
+            # If the end is unknown, the buffer may already hold everything left.
             until_s, patient = now_s + timing.first_fill_s, left != math.inf
         else:
             until_s = self._planned_s + timing.fill_s
-            # For bytes: a share that nobody else needs is lifted when it is looked at.
+            # Polling lifts a share of bytes that nobody else needs.
             patient = queues.paused
             flows = self._flows(queues.buffered, now_s - self._planned_s)
         most = min(bound for bound in (enough, limit, left) if bound is not None)
@@ -192,7 +191,7 @@ class BatchSizing:
             flows = not patient and self._flows(came, timing.fill_step_s)
 
     def _flows(self, came: int, seconds: float) -> bool:
-        """Whether this rate is a backlog that flows in at full speed. A trickle is not waited for."""
+        """Whether a backlog flows in at full speed. A trickle does not delay an epoch."""
         if came * self._timing.fill_step_s < self._timing.fill_step_messages * seconds:
             return False
         for queue in self._queues:
@@ -207,13 +206,13 @@ class BatchSizing:
         return not queue.view.blocked and any(queue.view.depths)
 
     def _await_confirmations(self) -> None:
-        """With nothing new to read, leave nothing unacknowledged behind."""
+        """Wait for outstanding confirmations when there is nothing new to read."""
         self._wait_while(self._queues.unconfirmed, self._timing.confirm_s, self._timing.confirm_step_s)
 
     # -- how many
 
     def _equal(self, limit: int) -> int:
-        """The size of the fewest equal epochs that a whole window has, if none may have more than `limit`."""
+        """The size of epochs when a window is cut into the fewest equal ones of at most `limit` messages."""
         if self._settings.guarantee.acknowledges_first:
             return limit
         window = sum(queue.settings.window for queue in self._queues)
@@ -241,9 +240,9 @@ class BatchSizing:
         return {queue: sizes[queue] for queue in names if sizes.get(queue)}
 
     def _worth_it(self, size: int, limit: int | None) -> bool:
-        """`minMessagesPerTrigger`, `maxTriggerDelay`: a small epoch waits, but not for ever, nor for what cannot come.
+        """Whether a small epoch has to wait (`minMessagesPerTrigger`, `maxTriggerDelay`), as long as more can come.
 
-        And not in a run of one epoch (`Trigger.Once`), as with Spark's own source for Kafka (KafkaMicroBatchStream).
+        A run of one epoch (`Trigger.Once`) does not wait, as with Spark's Kafka source (KafkaMicroBatchStream).
         """
         if not size:
             self._waiting_since_s = None
@@ -268,7 +267,7 @@ class BatchSizing:
 
 
 def _fitting(queue: QueueReader, maximum: int, max_bytes: int) -> int:
-    """Count those of the first `maximum` buffered messages that have no more bytes than that."""
+    """Count how many of the first `maximum` buffered messages fit into that many bytes."""
     taken = held = 0
     rows = queue.oldest(maximum)
     while chunk := list(islice(rows, _SIZING_ROWS)):

@@ -6,18 +6,18 @@ knows about queues, files or time. :class:`.EpochSource` does what the tables sa
 
 Theory
 ------
-Spark never says what it has done: its calls prove it. Two things are known at any moment, and each has a table.
+Spark never reports what it has done; its calls prove it. Two things are known at any moment, and each has a table.
 
-*What Spark has shown.* A process begins without knowing what is committed. A call that names a position shows it, and
-is the moment to learn what a former process left behind; only WITHOUT_START names none. A bounded run keeps to the
-queues that it began with. ``SHOWING`` says what a call does first.
+*The committed offset.* A process begins without knowing what is committed. A call with a position shows it, and the
+source then learns what a former process left; only WITHOUT_START has none. A bounded run keeps to the queues it began
+with. ``SHOWING`` says what a call does first.
 
-*Where the epoch is that the call is about.* Of PAYLOAD and COMMIT that is the one at their position, of the others the
-last one here, from which it would go on. ``EPOCHS`` says what becomes of it. For one that is not here PAYLOAD is a
-replay, and COMMIT is nothing: what was not run here is not acknowledged here (rule 16).
+*The place of the call's epoch.* For PAYLOAD and COMMIT that is the epoch at their position, for the others the last one
+here. ``EPOCHS`` says what happens to it. If the epoch is elsewhere, PAYLOAD is a replay and COMMIT does nothing: a
+process acknowledges only what it has run (rule 16).
 
-LATEST shows its position as COMMIT does, as Spark writes the commit log before it asks for the next offset: it is a
-COMMIT of that position first. ``EPOCHS`` has three kinds of it, by how that position stands to the last epoch here.
+LATEST commits its position first, as Spark writes the commit log before it asks for the next offset. ``EPOCHS`` has
+three kinds of it, depending on how that position relates to the last epoch here.
 
 From Spark 4.2 on an epoch is planned, begun and committed before the next is planned. Before, the next is planned while
 one runs: so WITHOUT_START plans while an epoch is begun, and LATEST cannot meet one.
@@ -70,7 +70,7 @@ class Committed(Enum):
 
 
 class First(Flag):
-    """Steps that come before anything else."""
+    """Steps before anything else."""
 
     NOTHING = 0
     FIND = auto()  #: look for queues
@@ -138,7 +138,7 @@ EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
         (Call.PAYLOAD, EpochPlace.PLANNED): Act.BEGIN,
         (Call.PAYLOAD, EpochPlace.BEGUN): Act.NOTHING,
         (Call.COMMIT, EpochPlace.ELSEWHERE): Act.NOTHING,
-        # Committed and never begun: nobody has had its rows from here.
+        # Committed and never begun: this process has emitted none of its rows.
         (Call.COMMIT, EpochPlace.PLANNED): Act.NOTHING,
         (Call.COMMIT, EpochPlace.BEGUN): Act.ACKNOWLEDGE,
     }

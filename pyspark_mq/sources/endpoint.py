@@ -16,9 +16,9 @@ from pyspark_mq.sources.url import CONTROL, BrokerUrl, hide
 
 __all__ = ["FILES", "Endpoint", "Tls", "exclusive_error", "tls_error"]
 
-#: Options that name files which are read at each connection. One that is being replaced is away for a moment.
+#: Options that name files read at each connection. A file that is being replaced may be missing for a moment.
 FILES = frozenset({"passwordFile", "tls.caFile", "tls.certFile"})
-#: A broker quotes what it was sent last. Tokens are replaced for as long as the process lives.
+#: Secrets to keep out of errors: brokers quote recent ones, and tokens are replaced again and again.
 _SECRETS_KEPT = 4
 
 
@@ -60,7 +60,7 @@ class Tls:
         return context
 
 
-#: What OpenSSL says when the other side answers in plain text, or hangs up on a greeting it cannot read.
+#: OpenSSL errors for a peer that answers in plain text, or hangs up on a greeting it cannot read.
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "RECORD_LAYER_FAILURE"})
 
 
@@ -86,7 +86,7 @@ def tls_error(error: ssl.SSLError | str, url: BrokerUrl) -> RefusedError:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Place of the messages and the way there: what every session of a query shares.
+    """Place of the messages and the way there, shared by all sessions of a query.
 
     Times are seconds. `password_file` is read at each connection. `password` stays out of the repr. `shared`: several
     sessions take turns with the messages of one subscription.
@@ -107,14 +107,14 @@ class Endpoint:
     reconnect_timeout_s: float = 600.0
     heartbeat_s: float = 60.0
     shared: bool = False
-    #: The newest that were read from `password_file` in the life of this process.
+    #: Secrets read from `password_file` in this process, the newest ones.
     secrets_read: deque[str] = field(default_factory=lambda: deque(maxlen=_SECRETS_KEPT), compare=False, repr=False)
-    #: Who was refused an answer at a broker's management over the protocol, so that nobody asks again and again.
+    #: Users whom a broker's management refused an answer over the protocol, so that nobody asks again.
     refused: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @property
     def clustered(self) -> bool:
-        """Whether it may have several nodes. Behind one address that is known of hosted brokers only."""
+        """Whether the broker may have several nodes. With a single address that is known of hosted brokers only."""
         return len(self.urls) > 1 or any(hosted_by(url.host) for url in self.urls)
 
     def credentials(self, url: BrokerUrl) -> tuple[str | None, str | None]:
@@ -137,9 +137,9 @@ class Endpoint:
         return self.username if self.username is not None else url.username
 
     def hide(self, text: str) -> str:
-        """Words of a broker, or of a library about one, without the passwords of the query.
+        """A message of a broker or library, without the passwords of the query.
 
-        One that is the user's name as well is none, and errors name the user.
+        A password equal to the user's name is no secret; errors name the user.
         """
         users = {self.username, *(url.username for url in self.urls)}
         passwords = filter(None, (self.password, *(url.password for url in self.urls)))
@@ -147,7 +147,7 @@ class Endpoint:
 
     @contextmanager
     def hiding(self) -> Iterator[None]:
-        """Have no error show a password: brokers quote what they were sent."""
+        """Remove passwords from errors: brokers quote what they were sent."""
         try:
             yield
         except Exception as error:
@@ -155,10 +155,10 @@ class Endpoint:
             raise
 
     def check_product(self, url: BrokerUrl, product: str) -> None:
-        """Check a broker's own name against the one the user said. An unknown one may be compatible.
+        """Check a broker's product name against option `broker`. An unknown one may be compatible.
 
         Raises:
-            OptionError: it is another one of those this package reads.
+            OptionError: it is another broker that this package supports.
         """
         found = broker_of(product)
         if found is not None and found.name != self.broker.name:
@@ -195,10 +195,10 @@ def _secret_in(file: str) -> str:
 
 
 def exclusive_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> DestinationError | None:
-    """The error where a queue is somebody else's alone; None if that is not the reason.
+    """The error for a queue that is exclusive to somebody else; None for another reason.
 
-    No session of this package is exclusive, so it is no former one of ours, and waiting is of no use. RabbitMQ says
-    this in the same words over each protocol (3.10, 4.3).
+    No session of this package is exclusive, so it is none of ours and waiting is useless. RabbitMQ words this alike
+    over each protocol (3.10, 4.3).
     """
     if "exclusive use" in reason:
         what = "has an exclusive consumer elsewhere, and hands out nothing to others; end that consumer"

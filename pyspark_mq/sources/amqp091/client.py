@@ -16,8 +16,8 @@ from pyspark_mq.sources.connections.socket_loop import ReadPace
 
 __all__ = ["Answer", "Loop", "PikaConnection"]
 
-#: pika reads 4 KiB at a time. Every read is a turn of the interpreter, which the query's thread waits for; and what one
-#: brings is looked at together. A paused session that has to read now and then reads less.
+#: pika reads 4 KiB at a time. A larger read takes the interpreter from the query's thread less often, and its
+#: deliveries are decoded together. A paused session reads less.
 _READ_BYTES, _LOOK_BYTES = 1 << 20, 256 << 10
 #: The other side is gone; noticed even while nothing is read. Linux only.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
@@ -80,7 +80,7 @@ class Loop(IOLoop):  # type: ignore[misc]
         super().remove_handler(fd)
 
     def add_callback_threadsafe(self, callback: Callable[[], None]) -> None:
-        """Call something soon. With TLS, pika asks for what is left to be read this way."""
+        """Call something soon. With TLS, pika schedules the rest of a read this way."""
         if self._holding and getattr(callback, "__name__", "") == "_on_socket_readable":
             self._late.append(callback)
         else:
@@ -106,11 +106,11 @@ class Answer:
 class PikaConnection(SelectConnection):  # type: ignore[misc]
     """pika's connection, whose deliveries are cut out of what it reads before it sees them.
 
-    The seam is private to pika: its contract is in `tests/integration/test_pika_versions.py`, for each supported
-    version. Where it is not there, pika calls back with deliveries that it has decoded.
+    The seam is private to pika; `tests/integration/test_pika_versions.py` checks it for each supported version. Without
+    it, pika calls back with deliveries that it has decoded.
 
     Attributes:
-        looks: only to see what there is, it reads less at a time.
+        looks: whether it reads small pieces, to see only what there is.
     """
 
     looks = False
@@ -121,7 +121,7 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
     bytes_received: int
 
     def read_deliveries(self, channel: int, deliver: Callable[[list[Raw] | Amqp091Batch], None]) -> bool:
-        """From now on have deliveries on that channel handed over as they are; False if that is not possible."""
+        """Have deliveries of that channel handed over undecoded from now on; False if pika cannot."""
         begun, opened = getattr(self, "_frame_buffer", None), getattr(self._transport, "_sock", None)
         if not _HAS_SEAM or not isinstance(begun, bytes) or not isinstance(opened, socket.socket):
             return False
@@ -146,7 +146,7 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
             super()._on_data_available(data_in)
             return
         self._pace.read(len(data_in), self._socket)
-        # pika counts what it takes off its buffer, to know whether the broker lives.
+        # pika counts the bytes it takes off its buffer to know that the broker is alive.
         before = self.bytes_received
         if isinstance(data_in, memoryview):
             reader.received(len(data_in))

@@ -28,7 +28,7 @@ _TLS_ALERT = re.compile(r"\[SSL: (\w*ALERT\w*)\]")
 
 
 def _causes(error: object) -> list[BaseException]:
-    """The error and everything pika wrapped in it, outermost first."""
+    """Unwrap an error of pika: the error and its causes, outermost first."""
     found: list[BaseException] = []
     pending: list[object] = [error]
     while pending:
@@ -42,7 +42,7 @@ def _causes(error: object) -> list[BaseException]:
 
 
 def reason_of(error: object) -> str:
-    """The most telling words among the causes."""
+    """Pick the most informative message among the causes."""
     causes = _causes(error)
     for cause in reversed(causes):
         if isinstance(cause, ConnectionClosedByBroker | ChannelClosedByBroker):
@@ -53,7 +53,7 @@ def reason_of(error: object) -> str:
 
 
 def was_stated(error: object) -> bool:
-    """Return whether the broker gave a reason that it may give again. A shutdown (320, connection-forced) is none."""
+    """Whether the broker gave a reason that may hold again. A shutdown (320, connection-forced) is none."""
     said = [cause for cause in _causes(error) if isinstance(cause, ConnectionClosedByBroker | ChannelClosedByBroker)]
     return any(cause.reply_code != _CONNECTION_FORCED for cause in said)
 
@@ -64,7 +64,7 @@ def connect_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
     for cause in causes:
         if isinstance(cause, ssl.SSLError):
             return tls_error(cause, url)
-        # What TLS 1.3 refuses comes after the handshake, and pika keeps only the words of it.
+        # TLS 1.3 reports a refusal after the handshake, and pika keeps only its message.
         alert = _TLS_ALERT.search(str(cause))
         if alert is not None:
             return tls_error(alert[1], url)

@@ -1,8 +1,8 @@
 """Deliveries from the bytes of an AMQP 0-9-1 connection. No socket, no clock, no client library.
 
-pika makes three objects of each delivery and decodes all of its properties, which is nine tenths of what a
-message costs in its hands. What is needed of a delivery at first is where its parts begin and end, so they are cut
-out here, and everything else goes to pika, in order. Frames: AMQP 0-9-1, 2.3.5 and 4.2.3; content: 4.2.6.
+pika makes three objects for each delivery and decodes all of its properties: nine tenths of its cost per message. Only
+the bounds of the parts of a delivery are needed at first. So deliveries are cut out here, and everything else goes to
+pika, in order. Frames: AMQP 0-9-1, 2.3.5 and 4.2.3; content: 4.2.6.
 """
 
 from __future__ import annotations
@@ -31,31 +31,30 @@ _METHOD, _HEADER, _BODY, _END = 1, 2, 3, 0xCE
 #: Class basic, method deliver.
 _DELIVER = b"\x00\x3c\x00\x3c"
 _BASIC = 0x3C
-#: Of a frame: what is before its payload, and that with the octet after it.
+#: Bytes of a frame before its payload, and the same with the end octet.
 _HEAD, _FRAMING = 7, 8
-#: Of a frame with a content header: what is before the properties.
+#: Bytes of a content-header frame before the properties.
 _CONTENT_HEAD = 19
 
 _frame_head = Struct(">BHI").unpack_from  # type, channel, size
 _content_head = Struct(">BHIHHQ").unpack_from  # the same, then class, weight, body size
 _tag_and_bits = Struct(">QB").unpack_from
 _TAG_AND_BITS = 9
-#: Of the method of a delivery: its arguments are three short strings and nine octets.
+#: The least size of a delivery's method: three short strings and nine octets.
 _METHOD_BYTES_MAX = 4 + 3 * 256 + _TAG_AND_BITS
-#: A read is decoded as a batch if its deliveries have this many bytes each, or fewer.
+#: Deliveries of at most this many bytes are decoded as a batch.
 _DELIVERY_BYTES = 100
-#: A delivery that has not come as a whole is left for the next read, which may have it among others, if it takes no
-#: more.
+#: An incomplete delivery of at most this size waits for the next read, to be decoded with others.
 _LEFT_BYTES_MAX = 64 << 10
 
 
 class Amqp091FrameError(Exception):
-    """Malformed or forbidden frames: the connection cannot be read on."""
+    """Malformed or forbidden frames. The connection cannot be used any more."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A delivery of which a part has come."""
+    """A delivery that has arrived in part."""
 
     tag: int
     redelivered: bool
@@ -68,8 +67,8 @@ class _Open:
 class DeliveryReader:
     """Cuts the deliveries of one channel out of a stream of bytes.
 
-    What is kept of the stream is one frame or small delivery at most, and the parts of one body: never more than has
-    come. Batches refer to the memory that the stream was read into.
+    It keeps at most one frame or small delivery of the stream, and the parts of one body. Batches refer to the memory
+    that the stream was read into.
 
     Args:
         channel: number of the channel.
@@ -96,11 +95,11 @@ class DeliveryReader:
         self._memory = ReadMemory()
         self._need = 0
         self._found: list[Raw] = []
-        #: What is left begins with a delivery that was looked at before.
+        #: The rest begins with a delivery that was examined before.
         self._again = False
 
     def feed(self, data: bytes) -> None:
-        """Take in what was read elsewhere; see :meth:`received`."""
+        """Take in bytes that were read elsewhere; see :meth:`received`."""
         at = 0
         while at < len(data):
             room = self.room()
@@ -138,7 +137,7 @@ class DeliveryReader:
             self._deliver(found)
 
     def _cut(self, data: memoryview, at: int, size: int) -> int:
-        """Take whole frames; return where the first that is not taken begins.
+        """Take whole frames; return the start of the first that was not taken.
 
         Args:
             at, size: where they begin, and where what was received ends.
@@ -174,7 +173,7 @@ class DeliveryReader:
             begun, at = at, self._take_delivery(data, at, end, size)
 
     def _take_delivery(self, data: memoryview, at: int, end: int, size: int) -> int:
-        """Take the method of a delivery, and all of it if it is here as a whole; return where the next frame begins."""
+        """Take the method of a delivery, and the rest if it is complete; return the start of the next frame."""
         behind = at + 12 + data[at + 11]
         if behind + _TAG_AND_BITS >= end:
             raise Amqp091FrameError("a delivery is shorter than its consumer tag says")
@@ -200,22 +199,22 @@ class DeliveryReader:
         return at
 
     def _left(self, first: int, begun: int, at: int) -> int:
-        """Return where what is left begins.
+        """Return the start of the bytes to keep.
 
         Args:
-            first: where what was looked at begins.
-            begun: where the delivery of which a part has come begins; -1 if it is not to be left.
-            at: where the first frame begins that has not come as a whole.
+            first: start of the bytes that were examined.
+            begun: start of the delivery that has arrived in part; -1 if it is not to be kept.
+            at: start of the first incomplete frame.
         """
         again, self._again = self._again, False
-        # Nothing is to be left (-1), or it was left before (then it is the first).
+        # Nothing to keep (-1), or it was kept before (then it is the first).
         if self._open is None or begun < first + again or at - begun + self._need > _LEFT_BYTES_MAX:
             return at
         self._open, self._need, self._again = None, at - begun + self._need, True
         return begun
 
     def _take(self, kind: int, channel: int, frame: bytes) -> bool:
-        """Take a frame that is not the first of a delivery; return whether it belongs to none."""
+        """Take a frame that is not the first of a delivery; return whether it belongs to no delivery."""
         opened = self._open
         if channel != self._channel or opened is None:
             self._hand_over()
@@ -246,19 +245,19 @@ class DeliveryReader:
 def _find_batch(
     data: memoryview, at: int, size: int, channel: int, least: int, most: int
 ) -> tuple[Amqp091Batch, int] | None:
-    """Find deliveries that follow each other, each of a method, a header and one body frame.
+    """Find consecutive deliveries, each of a method, a header and one body frame.
 
-    Anything else is left to :class:`DeliveryReader`: this never decides that a frame is broken.
+    Anything else is left to :class:`DeliveryReader`. This function never decides that a frame is broken.
 
     Args:
-        data: frames, as they were read.
-        at, size: where the first begins, and where what was received ends.
+        data: the bytes that were read.
+        at, size: start of the first frame, and end of the received bytes.
         channel: of the deliveries.
-        least: how many there have to be; one or more.
+        least: the fewest deliveries to return; one or more.
         most: bytes of the payload of a frame.
 
     Returns:
-        the deliveries, and where the next frame begins; None if there are fewer.
+        the deliveries and the start of the next frame; None if there are fewer.
     """
     starts, end = _starts(data, at, size)
     if len(starts) < least:
@@ -287,12 +286,12 @@ def _find_batch(
 
 
 def _framed(views: Views, begins: Any, ends: Any, kind: int, channel: int) -> Any:
-    """Whether frames of a kind begin there, and have their last octet before where the next begins."""
+    """Whether frames of a kind start there, each with its end octet before the next start."""
     return (views.at(begins, 1) == kind) & (views.at(begins + 1, 2) == channel) & (views.at(ends - 1, 1) == _END)
 
 
 def _starts(data: memoryview, at: int, size: int) -> tuple[list[int], int]:
-    """Return where deliveries begin if all are of the common form, and where the last one ends."""
+    """Return the starts of deliveries if all have the common form, and the end of the last one."""
     starts: list[int] = []
     append = starts.append
     method, lengths = 0, _lengths(0)
@@ -316,5 +315,5 @@ def _starts(data: memoryview, at: int, size: int) -> tuple[list[int], int]:
 
 @lru_cache(_METHOD_BYTES_MAX)
 def _lengths(method: int) -> Callable[[memoryview, int], tuple[Any, ...]]:
-    """Return what reads how long method, header and body of a delivery are, if the method is that long."""
+    """Return a reader of the sizes of method, header and body, for methods of that size."""
     return Struct(f">I{method + 4}xI4xQ").unpack_from

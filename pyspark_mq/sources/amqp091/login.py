@@ -1,4 +1,4 @@
-"""How pika connects: address, login and TLS of an endpoint as its parameters."""
+"""Connection parameters for pika: address, login and TLS of an endpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def connection_parameters(
         login: user and password, as :meth:`.Endpoint.credentials` returns them.
         name: of the connection, in the broker's lists.
     """
-    # pika gives each address of a host the whole time: one that swallows everything leaves the others none.
+    # pika gives each address of a host the whole timeout, so a silent address would leave no time for the others.
     addresses = 1
     with suppress(OSError):
         addresses = len(addresses_of(url.host, url.port))
@@ -43,6 +43,6 @@ def connection_parameters(
 def _credentials(endpoint: Endpoint, url: BrokerUrl, login: tuple[str | None, str | None]) -> Any:
     username, password = login
     if username is None and url.tls and endpoint.tls.cert_file is not None:
-        # A client certificate and nobody named: the certificate says who it is (SASL EXTERNAL).
+        # With a client certificate and no user, the certificate is the login (SASL EXTERNAL).
         return pika.credentials.ExternalCredentials()
     return pika.PlainCredentials("guest" if username is None else username, "guest" if password is None else password)

@@ -1,15 +1,14 @@
 """AMQP 0-9-1 by pika.
 
-pika's callback connection is driven directly: :meth:`Amqp091Session.run` runs its I/O loop for a
-while on the supervisor's thread. Compared to its blocking connection that saves a layer per message
-and gives back control over cancelling: the blocking one rejects what it has buffered.
+The session drives pika's callback connection directly: :meth:`Amqp091Session.run` runs its I/O loop for a while on the
+supervisor's thread. pika's blocking connection adds a layer per message, and rejects its buffered messages when a
+consumer is cancelled.
 
-Acknowledgements are confirmed by a flush marker, a passive queue.declare sent after them on the same
-channel: a channel handles its methods in order, so the answer says that the ones before were
-taken (measured on classic and quorum queues; on classic ones the disk may be half a second
-behind, which is what `settleGrace` is for). The answer also reports the depth of the queue.
-One flush marker is under way at a time, and the next is for all that came meanwhile: on a slow link the answer comes
-behind a whole window, and pika sends a declare only when the one before is answered.
+A flush marker confirms acknowledgements: a passive queue.declare sent after them on the same channel. A channel handles
+its methods in order, so the answer proves that the earlier ones were taken (measured on classic and quorum queues; a
+classic queue may write to disk half a second later, which `settleGrace` covers). The answer also reports the depth of
+the queue. At most one flush marker is outstanding; the next covers everything sent meanwhile. On a slow link the answer
+arrives after a whole window, and pika sends a declare only when the previous one is answered.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ leave_out_own_lines("pika")
 _CLOSE_TIMEOUT_S = 1.0
 #: Header of each message of a stream, as a short string with its length (AMQP 0-9-1, 4.2.5.3).
 _STREAM_OFFSET = b"\x0fx-stream-offset"
-#: How often the file of a secret is looked at. Tokens are replaced minutes before they end.
+#: Interval for checking the file of a secret. Tokens are replaced minutes before they expire.
 _SECRET_LOOK_S = 5.0
 
 
@@ -64,13 +63,12 @@ class Amqp091Session(Session):
         self._queue = self.endpoint.queue or ""
         self._consumer_tags: list[str] = []
         self._started = 0
-        # What the consumers may hold; the sum of all windows so far; the newest delivery.
+        # Unacknowledged messages that the consumers may hold; the sum of all windows so far; the newest delivery tag.
         self._window = self._granted = self._last_tag = 0
-        #: Was any acknowledged, or rejected?
+        #: Whether any delivery was acknowledged or rejected.
         self._acknowledged = self._reading_one = False
         self._end: object = None
-        #: Acknowledgements without a flush marker yet; those that the flush marker under way is for, None if there is
-        #: none.
+        #: Acknowledgements without a flush marker yet; those of the outstanding flush marker, None without one.
         self._unconfirmed: list[int] = []
         self._confirming: list[int] | None = None
         self._url: BrokerUrl | None = None
@@ -107,10 +105,10 @@ class Amqp091Session(Session):
         return Greeting(url, self._broker_id(), depth, server=f"{self._field('product')}/{self._field('version')}")
 
     def _renew_secret(self, url: BrokerUrl) -> None:
-        """Show the broker the secret that is in the file now, if it is another one.
+        """Send the broker the secret in the file, if it has changed.
 
-        A token ends, and the session with it, unless it is replaced before (connection.update-secret, an extension of
-        RabbitMQ for OAuth 2). What cannot be read now is read again.
+        When a token expires, the session ends, unless it was replaced before (connection.update-secret, an extension of
+        RabbitMQ for OAuth 2). A file that cannot be read is tried again.
         """
         with suppress(OptionError):
             secret = self.endpoint.credentials(url)[1]
@@ -121,16 +119,16 @@ class Amqp091Session(Session):
         self._loop.call_later(_SECRET_LOOK_S, partial(self._renew_secret, url))
 
     def _broker_id(self) -> str:
-        """The cluster's name, as far as it has one.
+        """The cluster's name, if it has one.
 
-        A cluster that was given none has each node give its own, `rabbit@host`, for it (RabbitMQ 3.10, `rabbit_nodes`).
-        Where several candidates were named, the user has said that they are one; a hosted one may be a cluster.
+        In a cluster without a name each node reports its own, `rabbit@host` (RabbitMQ 3.10, `rabbit_nodes`). Several
+        candidates in the URL are one cluster by the user's word; a hosted broker may be one.
         """
         name = self._field("cluster_name")
         return "" if "@" in name and self.endpoint.clustered else name
 
     def _field(self, name: str) -> str:
-        """A property of the server, as text; empty if there is none."""
+        """A server property as text; empty if there is none."""
         assert self._pika is not None
         return as_text((self._pika.server_properties or {}).get(name)) or ""
 
@@ -161,7 +159,7 @@ class Amqp091Session(Session):
         self._call(deadline, self._channel.queue_bind, self._queue, topic, routing_key="#")
 
     def _call(self, deadline: float, method: Callable[..., object], *args: Any, **kwargs: Any) -> Any:
-        """A synchronous method of the channel, waited for."""
+        """Call a synchronous method of the channel and wait for its answer."""
         answer = Answer(self._loop)
         method(*args, **kwargs, callback=answer)
         self._until(answer, deadline)
@@ -179,17 +177,17 @@ class Amqp091Session(Session):
     # -- receiving
 
     def consume(self, window: int) -> None:
-        """Take in by one consumer, or by a further one for what the window grows.
+        """Start a consumer, or another one for the growth of the window.
 
-        A consumer keeps its window, and cancelling one while messages are on their way to it has them returned:
-        by pika (Channel._on_deliver, 1.3.2 and 1.4.4) and by quorum queues (RabbitMQ 3.10), where each counts as
-        a delivery. So a larger window is had by a further consumer for the difference, unless all of the present
-        one is taken: then nothing is on its way, and a new one, which counts from zero, takes the place of the
-        old. With several, a quorum queue hands messages out in turns and they come slightly out of order.
+        A consumer keeps its window. Cancelling one returns the messages on their way to it, by pika
+        (Channel._on_deliver, 1.3.2 and 1.4.4) and by quorum queues (RabbitMQ 3.10), where each counts as a delivery. So
+        another consumer takes the difference, unless the present window is full: then nothing is on its way, and a new
+        consumer, which counts from zero, replaces the old one. With several consumers, a quorum queue alternates and
+        messages arrive slightly out of order.
 
-        Their tags ascend: when a session ends, a quorum queue takes back what each held in the order of the tags
-        (measured on RabbitMQ 3.10). What the first was handed comes first again, so a replay finds it at once and is
-        not handed all the rest to get to it.
+        Consumer tags ascend: when a session ends, a quorum queue takes messages back in the order of the tags (measured
+        on RabbitMQ 3.10). The messages of the first consumer come first again, so a replay finds them without receiving
+        all others.
         """
         if self._acknowledged or self._last_tag < self._granted:
             self.extend(window)
@@ -201,7 +199,7 @@ class Amqp091Session(Session):
         self.extend(window)
 
     def extend(self, window: int) -> None:
-        """Widen by a further consumer for the difference, always; or by as many as it takes."""
+        """Widen by further consumers for the difference, always."""
         assert self._pika is not None
         maximum = self.endpoint.broker.prefetch_max[AMQP_0_9_1]
         if not self._granted:  # from the first on, deliveries are taken out of the bytes before pika decodes them
@@ -218,7 +216,7 @@ class Amqp091Session(Session):
             self._consumer_tags.append(self._channel.basic_consume(self._queue, self._called_back, consumer_tag=tag))
 
     def _deliver(self, raws: list[Raw] | Amqp091Batch) -> None:
-        """Take deliveries in, in order, up to the first that ends the session."""
+        """Take deliveries in order, up to the first that ends the session."""
         if self._end is not None:
             return
         tags = np.array([raw[0] for raw in raws], np.uint64).astype(np.int64) if isinstance(raws, list) else raws.tags
@@ -244,16 +242,16 @@ class Amqp091Session(Session):
         size = sum(map(Amqp091Batch.size, raws)) + ROW_BYTES * len(raws) if isinstance(raws, list) else raws.size_bytes
         self.buffer.count(len(raws), size)
         if self.buffer.full and (not self.paused or self._reading_one):
-            # Cancelling would cost deliveries, and have the broker count a consumer less while it holds messages.
+            # Cancelling would cost deliveries, and the broker would count one consumer less while it holds messages.
             self.paused = True
             self._reading_one = False
             self._loop.hold()
 
     def _ask_for_stream(self) -> None:
-        """Refuse a stream. A queue may have messages that were copied from one, so the broker is asked.
+        """Refuse a stream. A queue may hold messages copied from a stream, so the broker is asked.
 
-        It takes a consumer that begins at an offset for a stream alone, and refuses it for others (``invalid arg
-        'x-stream-offset'``, measured on 3.10 and 4.3), which ends no more than a channel.
+        It accepts a consumer with an offset on a stream only, and refuses it elsewhere (``invalid arg
+        'x-stream-offset'``, measured on 3.10 and 4.3), which closes just the channel.
         """
 
         def consume(channel: Any) -> None:
@@ -280,7 +278,7 @@ class Amqp091Session(Session):
     def run(self, timeout_s: float) -> None:
         self._raise_if_ended()
         if self.paused and self._pika is not None:
-            # What the broker has sent meanwhile is not looked at: pika counts bytes to know that it lives.
+            # Unread bytes do not reach pika, which counts bytes to know that the broker is alive.
             self._pika.bytes_received += 1
             if self.keep_alive_read_due and not self._reading_one:
                 self._reading_one = self._pika.looks = True
@@ -289,7 +287,7 @@ class Amqp091Session(Session):
         try:
             self._loop.start()
         except Exception as error:  # noqa: BLE001 - pika raises whatever it runs into
-            # On a connection it has not noticed to be dead, or in frames that nobody may send. What came before counts.
+            # A dead connection that pika has not noticed, or forbidden frames. Earlier deliveries count.
             self._ended(getattr(self._pika, "_error", None) or error)
         finally:
             self._loop.remove_timeout(timer)
@@ -300,7 +298,7 @@ class Amqp091Session(Session):
             return
         if isinstance(self._end, MessageError | DestinationError):
             raise self._end
-        # Whether a consumer elsewhere has the queue for itself is reported to who begins to consume.
+        # The broker reports an exclusive consumer elsewhere only when consuming begins.
         exclusive = self._url and exclusive_error(reason_of(self._end), self._url, self.endpoint)
         if exclusive:
             raise exclusive
@@ -371,7 +369,7 @@ class Amqp091Session(Session):
             self._drop_socket(connection)
 
     def _drop_socket(self, connection: Any) -> None:
-        """Cut a connection that did not close in time, which would go on holding its messages."""
+        """Cut a connection that did not close in time, or it would keep its messages."""
         transport = getattr(connection, "_transport", None)
         if transport is not None and not connection.is_closed:
             with suppress(Exception):

@@ -1,8 +1,8 @@
 """The connection of an AMQP 1.0 session: login, bytes both ways, heartbeats, and why it ended.
 
-One thread runs it, by :meth:`Amqp10Connection._turn`: it sends what the engine has, waits for the socket, and gives the
-engine what came. The first thing that ends the connection is kept and raised. Links and deliveries are the session's
-(:mod:`pyspark_mq.sources.amqp10.session`).
+One thread runs :meth:`Amqp10Connection._turn`, which sends the engine's output, waits for the socket, and feeds the
+engine its input. The first cause of the end of the connection is kept and raised. Links and deliveries belong to the
+session (:mod:`pyspark_mq.sources.amqp10.session`).
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ class Amqp10Connection(Session):
     # -- login
 
     def _begin(self, url: BrokerUrl) -> None:
-        """Say who we are; nothing is sent before the first turn."""
+        """Set our identity; nothing is sent before the first turn."""
         log_in(self._transport, self._proton, self.endpoint, url, self._container_id())
 
     def _container_id(self) -> str:
-        # The client identifier of JMS: a durable subscription belongs to it and its name.
+        # The client identifier of JMS. It and a name identify a durable subscription.
         subscription = self.endpoint.subscription
         if subscription is None or self.endpoint.shared:
             return f"pyspark-mq-{id(self):x}-{time.time_ns():x}"
@@ -96,7 +96,7 @@ class Amqp10Connection(Session):
     # -- errors
 
     def _condition(self) -> tuple[str, str] | None:
-        """The end of the session, in the words of whoever is nearest to the queue and says something."""
+        """The end of the session, with the condition closest to the queue."""
         places = [place for place in (self._link, self._session, self._proton) if place is not None]
         for place in places:
             try:
@@ -136,7 +136,7 @@ class Amqp10Connection(Session):
             self._turn(left)
 
     def _turn(self, timeout_s: float) -> None:
-        """Send, wait, receive; raises when there is nobody to do that with."""
+        """Send, wait, receive; raise when the connection has ended."""
         if self._end is not None or not self._socket.connected:
             raise SessionLostError(self._end or "not connected", stated=self._stated)
         self._top_up()
@@ -149,7 +149,7 @@ class Amqp10Connection(Session):
             try:
                 self._receive()
             finally:
-                self._pass_on()  # also before the end: a confirmation comes after it
+                self._pass_on()  # before raising, as a confirmation comes after it
             send(self._transport, self._socket)
         except ssl.SSLError as error:
             # TLS 1.3 reports what it refuses with the first bytes after the handshake.
@@ -160,7 +160,7 @@ class Amqp10Connection(Session):
         self._look()
 
     def _receive(self) -> None:
-        """Read what there is, up to a bound so that requests are not kept waiting."""
+        """Read available bytes, up to a bound, so that requests do not wait."""
         transport = self._transport
         data = self._socket.read(_READ_BYTES) if transport.capacity() >= 0 else b""
         if data is None:
@@ -182,7 +182,7 @@ class Amqp10Connection(Session):
 
     def close(self) -> None:
         if self._socket.connected and self._end is None:
-            # Closing a link would end a durable subscription; the end of the connection does not.
+            # Closing a link would end a durable subscription. Closing the connection does not.
             self._window, self._link = 0, None
             with contextlib.suppress(Exception):  # the session is over, whatever the other side says
                 self._proton.close()

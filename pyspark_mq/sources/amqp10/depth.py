@@ -27,7 +27,7 @@ _NULL_VALUE = b"\x00\x53\x77\x40"
 
 
 class ManagementLinks:
-    """Asks for one queue. Nothing of it ever ends the session: what is refused is not known.
+    """Asks for one queue. It never ends the session: a refused question leaves the depth unknown.
 
     Args:
         session: an open one.
@@ -67,7 +67,7 @@ class ManagementLinks:
         self._to.advance()
 
     def answer(self) -> dict[str, Any] | None:
-        """What the newest answer since the last time says of the queue; None if there is none that says something."""
+        """The depth in the newest answer since the last call; None without a usable answer."""
         found = None
         while (delivery := self._from.current) is not None and delivery.readable and not delivery.partial:
             found = self._read(delivery) or found

@@ -1,12 +1,11 @@
 """The deliveries of a receiving link, as proton's engine has them.
 
-Proton's classes make an object and a dictionary of each delivery, kept in proton's own memory, and go through
-properties of properties: 6 to 7 µs to take one and 4 µs to settle it. The functions of C below them, which the library
-has through `cffi` from 0.39 on, take 0.7 and 0.3 µs. They are no public interface, so the extra `amqp10` asks for the
-versions that were tried.
+Proton's Python classes make an object and a dictionary for each delivery: 6 to 7 µs to take one and 4 µs to settle it.
+The C functions below them, available through `cffi` since 0.39, take 0.7 and 0.3 µs. They are no public interface, so
+the extra `amqp10` pins the versions that were tested.
 
-A handle stands for a delivery from when it was taken until it is settled here; proton keeps it alive for as long
-(`pn_delivery_settle` in proton's `delivery.h`), and the link for as long as this object.
+A handle is valid from the moment a delivery is taken until it is settled here; proton keeps the delivery alive that
+long (`pn_delivery_settle` in `delivery.h`), and the link as long as this object lives.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = ["Handle", "Incoming"]
 Handle = Any
 
 _ACCEPTED, _REJECTED = int(Delivery.ACCEPTED), int(Delivery.REJECTED)
-#: States of a sender that agree with ours: it gave none, or the same.
+#: Sender states that agree with ours: none, or the same.
 _AGREED = frozenset({0, _ACCEPTED})
 #: Larger messages get a buffer of their own.
 _BUFFER_BYTES = 64 << 10
@@ -93,7 +92,7 @@ class Incoming:
             raise LinkException(f"proton has not the deliveries of {len(payloads)} payloads that were taken")
 
     def _whole(self, data: bytes | bytearray, partial: bool) -> bytes | None:
-        """A message of which this is a part, or all; None if there is more to come."""
+        """The message this part completes; None if more is to come."""
         if not partial and not self._partial:
             return bytes(data)
         self._partial += data
@@ -116,7 +115,7 @@ class Incoming:
             update(delivery, _ACCEPTED)
 
     def settle(self, handles: Iterable[Handle]) -> None:
-        """Settle them on this side, with the outcome they have; the handles are void after it."""
+        """Settle deliveries on this side, with the outcome they have. Their handles become void."""
         settle = lib.pn_delivery_settle
         for delivery in handles:
             settle(delivery)

@@ -2,8 +2,8 @@
 
 As over STOMP (:mod:`pyspark_mq.sources.stomp.depth`), a question names an operation in its properties and has the
 arguments in its body, as JSON (Artemis' manual, "Using Management Message API"). The answers come to an address that
-the broker makes for the link that asks for one (AMQP 1.0, 3.5.3). So it takes a user who may `manage` and `send` to the
-address of management, and make and read a temporary queue. Who may not loses this connection, and no other.
+the broker makes for the link that asks for one (AMQP 1.0, 3.5.3). It takes a user who may `manage` and `send` to the
+management address, and create and consume a temporary queue. A user without these rights loses this connection only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CREDIT = 10
 
 
 def ask_queue(endpoint: Endpoint, url: BrokerUrl) -> QueueFacts:
-    """Facts of the queue and of its address; nothing is known where this user may not ask."""
+    """Facts of the queue and of its address; empty where the user may not ask."""
     asker = _Asker(replace(endpoint, selector=None, subscription=None), 1, ReceiveBuffer())
     facts = NOTHING_KNOWN
     try:
@@ -73,7 +73,7 @@ class _Asker(Amqp10Session):
         return super()._attached() and bool(self._to.state & State.REMOTE_ACTIVE)
 
     def queues(self, field: str, value: str) -> list[dict[str, Any]]:
-        """Return the queues of which a field has that value.
+        """Return the queues in which a field has that value.
 
         Raises:
             SessionLostError: this user may not ask.

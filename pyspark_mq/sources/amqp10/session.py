@@ -1,18 +1,17 @@
 """AMQP 1.0 by python-qpid-proton.
 
-Proton's engine does no I/O: bytes of a socket go into its transport, bytes for the socket come
-out of it, and in between connection, session and link report their states. So the socket is ours,
-TLS is Python's, as for the other protocols, and nothing is paid for events that nobody
-looks at. What the reactor of the same library would add is a fifth of the time of a message.
+Proton's engine does no I/O: socket bytes go into its transport and come out of it, and connection, session and link
+report their states. So the socket is ours and TLS is Python's, as for the other protocols, and unused events cost
+nothing. The library's reactor would add a fifth to the time per message.
 
 Flow control is by link credit (AMQP 1.0, 2.6.7): each session has at most `window` unsettled
 deliveries, and its credit is topped up as they are settled. When too many bytes wait in the inbox
 deliveries are left in the transport, whose incoming window closes (2.5.6).
 
-An acceptance is confirmed when the broker settles the delivery (2.6.12). Where a broker does not, the
-answer to a new link after the acceptances is the confirmation: it says that they were processed, not
-that they are on disk. A delivery is settled here after that, where the broker takes it apart, so that an
-outcome it gives meanwhile is seen. One other than `accepted` ends the session: its message comes again.
+The broker confirms an acceptance by settling the delivery (2.6.12). Where it does not, the answer to a new link after
+the acceptances confirms them: they were processed, though they may not be on disk. The delivery is settled here only
+then, so that an outcome from the broker is seen. Any outcome but `accepted` ends the session, and the message comes
+again.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Amqp10Session(Amqp10Connection):
         self._taken: list[bytes] = []
         self._requests: deque[tuple[int, deque[Handle]]] = deque()
         self._closing: deque[Link] = deque()
-        #: Acknowledgements without a flush marker yet; the flush marker that is on its way, and those that it is for.
+        #: Acknowledgements without a flush marker yet; the outstanding flush marker, and those it covers.
         self._unconfirmed: list[tuple[int, list[Handle]]] = []
         self._flush_marker: tuple[Link, list[tuple[int, list[Handle]]]] | None = None
 
@@ -267,15 +266,15 @@ class Amqp10Session(Amqp10Connection):
         self._raise_flush_marker()
 
     def _raise_flush_marker(self) -> None:
-        """One at a time, for all that was settled since the last: the plugin of RabbitMQ 3 fails when links come and go
-        by the thousand (`noproc` of a consumer).
+        """At most one is outstanding, for everything accepted since the last: the plugin of RabbitMQ 3 fails when links
+        come and go by the thousand (`noproc` of a consumer).
         """
         if self._flush_marker is None and self._unconfirmed:
             self._flush_marker = self._flush_marker_link(), self._unconfirmed
             self._unconfirmed = []
 
     def _flush_marker_link(self) -> Link:
-        """A link that nothing comes or goes on: its answer comes after the broker has seen what went before."""
+        """A link without messages: the broker answers it after it has seen everything sent before."""
         assert self._session is not None
         name = f"pyspark-mq-flush-marker-{time.monotonic_ns()}"
         if self.endpoint.topic is None:
@@ -283,7 +282,7 @@ class Amqp10Session(Amqp10Connection):
             link: Link = self._session.receiver(name)
             source = link.source
         else:
-            # There it would be one more subscription.
+            # On a topic it would be one more subscription.
             link = self._session.sender(name)
             source = link.target
         source.address = self._address()
@@ -303,7 +302,7 @@ class Amqp10Session(Amqp10Connection):
                 break
             self._requests.popleft()
             self.buffer.confirmed(number)
-        # A broker may refuse the link, as one more consumer than the queue takes. That is an answer, too.
+        # A broker may refuse the link as one consumer too many. That is an answer, too.
         if self._flush_marker is not None and self._flush_marker[0].state & (
             Endpoint.REMOTE_ACTIVE | Endpoint.REMOTE_CLOSED
         ):
@@ -324,7 +323,7 @@ class Amqp10Session(Amqp10Connection):
             self._closing.popleft().free()
 
     def _settle(self, accepted: Sequence[Handle]) -> bool:
-        """Settle what was accepted; False, with the end of the session, where the broker gave another outcome."""
+        """Settle accepted deliveries; end the session and return False where the broker gave another outcome."""
         deliveries = self._deliveries
         if any(map(deliveries.taken_back, accepted)):
             self._ended("the broker did not take an acknowledgement and keeps its message")
@@ -341,7 +340,7 @@ class Amqp10Session(Amqp10Connection):
                 self._deliveries.reject(handle)
 
     def ask_depth(self) -> None:
-        """AMQP 1.0 has no such question; there are brokers that answer one of their own."""
+        """AMQP 1.0 defines no such question; some brokers answer one of their own."""
         if self._management is not None:
             self._management.ask()
 

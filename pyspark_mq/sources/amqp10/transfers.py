@@ -1,9 +1,9 @@
 """Payloads of transfers, taken out of the bytes of a connection before proton sees them. No socket, no proton.
 
-proton keeps what a delivery brought, in a buffer of the next power of two, until it is settled, and that is behind the
-commit of its epoch. So a message that comes in one frame is taken here, and proton is handed the same transfer without
-a payload. Everything else goes to it as it is: other frames, messages in several frames, and whatever is encoded
-otherwise than brokers do. Frames: AMQP 1.0, 2.3; transfer: 2.7.5; attach: 2.7.3.
+Proton keeps the payload of a delivery, in a buffer of the next power of two, until it is settled, which happens after
+the commit of its epoch. So a message in one frame is taken here, and proton gets the transfer without its payload.
+Everything else goes to it unchanged: other frames, messages in several frames, and encodings that brokers do not use.
+Frames: AMQP 1.0, 2.3; transfer: 2.7.5; attach: 2.7.3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rests between attempts that came to nothing, and when to give up (rule 13)."""
+"""Delays between failed attempts, and when to give up (rule 13)."""
 
 from __future__ import annotations
 
@@ -17,24 +17,21 @@ _LOG = logging.getLogger("pyspark_mq")
 #: restarted broker is not met by all of its clients at once.
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_LAST_S = 5.0
-#: After a good session: just enough to avoid spinning, as the time of a rest is missing where the
-#: connection breaks again and again.
+#: After a good session: just enough to avoid spinning, as a flapping link pays this delay every time.
 _GOOD_REST_S = 0.02
-#: Sessions that the broker ends for a reason, with nothing confirmed, in a row. Half the delivery limit of
-#: quorum queues in RabbitMQ 4 (20), and of Artemis (10) all but one: it also counts deliveries before ours.
+#: Consecutive sessions that the broker ends for a reason, with nothing confirmed. Half the delivery limit of quorum
+#: queues in RabbitMQ 4 (20), and one less than that of Artemis (10): deliveries before ours count too.
 _ENDS_MAX = 9
 
 
 class Backoff:
-    """Rests between attempts that came to nothing, and when to give up.
+    """Delays between failed attempts, and when to give up. Rule 13: a session was good if something was confirmed in
+    it. A session that receives messages and ends adds a delivery to each (delivery limits), so the delay before the next
+    session doubles; a broker that ends session after session becomes an error. Its messages are not compared: they name
+    connections and processes of its own.
 
-    Rule 13: a session was good when something was confirmed in it. Whatever opens, hands messages out
-    and ends again ages everything it was handed (delivery limits), so there is a rest before the next,
-    a longer one each time; and where the broker ends session after session that becomes an error. Its words are not
-    compared: they name connections, sessions and processes of its own.
-
-    Attributes:
-        first: no session was ever opened.
+        Attributes:
+            first: whether no session was ever opened.
     """
 
     first = True
@@ -52,13 +49,13 @@ class Backoff:
         return self._endpoint.connect_timeout_s if self.first else self._endpoint.reconnect_timeout_s
 
     def over(self) -> None:
-        """A session was good."""
+        """Record a good session."""
         self._ends = 0
 
     def first_s(self) -> float:
-        """Return to the shortest rest, after a good session or one no worse than long: earlier failures are forgotten.
+        """Return to the shortest delay, after a good or a long session: earlier failures are forgotten.
 
-        A broker may end one after the other a moment after each confirmation.
+        A broker may end each session a moment after its confirmation.
         """
         self._since_s, self._next_s = None, _BACKOFF_FIRST_S
         return _GOOD_REST_S * self._runtime.jitter()
@@ -67,11 +64,11 @@ class Backoff:
         """Return the pause before the next attempt, in seconds.
 
         Args:
-            problem: why the last one came to nothing.
+            problem: why the last attempt failed.
             since_s: when it began.
 
         Raises:
-            BrokerUnavailableError: it has gone on for too long.
+            BrokerUnavailableError: attempts have failed for too long.
         """
         self._since_s = since_s if self._since_s is None else self._since_s
         pause_s = self._next_s * self._runtime.jitter()
@@ -89,13 +86,12 @@ class Backoff:
         return pause_s
 
     def count(self, problem: SessionLostError) -> None:
-        """A session was handed messages, and ended with nothing confirmed.
+        """Record a session that received messages and ended with nothing confirmed.
 
-        What a network does may happen to any number of sessions. What the broker says of one it will say
-        of the next.
+        Network faults may hit any number of sessions. A reason that the broker gives will hold for the next one too.
 
         Raises:
-            BrokerError: it has ended too many, one after another.
+            BrokerError: it has ended too many sessions in a row.
         """
         if not problem.stated:
             return
@@ -109,5 +105,5 @@ class Backoff:
 
 
 def _said(problem: Exception) -> str:
-    """Return the words to be quoted of a problem: the short name is that of the error that fails the query."""
+    """Return the message to quote, without its short name: the error that fails the query has its own."""
     return problem.text if isinstance(problem, MqError) else str(problem)

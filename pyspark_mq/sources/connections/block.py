@@ -1,13 +1,11 @@
-"""Deliveries as rows of an Arrow record batch: the one form they have, from where they are received to a partition.
+"""Deliveries as rows of an Arrow record batch: their one form, from receiving to a partition.
 
-A :class:`Block` is what one session received in a row. Its columns are those that the query asks for, in the types it
-asks for, so a partition of an epoch is a slice of blocks. A row is known as (block, number of the row), which is what
-the in-flight table holds. With a new block goes what has to be known of each delivery when it is taken in, and not
-after: :class:`Metadata`.
+A :class:`Block` holds consecutive deliveries of one session. It has the columns that the query asks for, in its types,
+so a partition of an epoch is a slice of blocks. The in-flight table refers to a row as (block, number).
+:class:`Metadata` travels with a new block: facts of each delivery that are needed only when it is taken in.
 
-A block lives as long as one of its rows is referred to. So that a block of which hardly anything is kept does not stay
-for that, and so that a trickle of small ones does not take more than it is worth, :meth:`BlockRows.joined` makes a new
-one.
+A block lives as long as one of its rows is referred to. :meth:`BlockRows.joined` copies rows into a new block when few
+rows keep a large one alive, and when a trickle leaves many small ones.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ __all__ = [
     "use_little_memory",
 ]
 
-#: Columns that every block has: the end of a bounded run may depend on it.
+#: Columns of every block: the end of a bounded run may depend on them.
 _ALWAYS = pa.field("timestamp", pa.int64())
 #: Not of the delivery.
 _OF_THE_QUEUE = "destination"
@@ -52,21 +50,21 @@ _TEXTS, _MAP = (pa.string().id, pa.binary().id), pa.map_(pa.string(), pa.string(
 _ENTRY_BYTES = 9
 
 
-#: One object for each number of a row, whatever the block.
+#: Preallocated row numbers, shared by all blocks.
 _NUMBERS = tuple(range(5_000))
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Values that are asked of each delivery when it is taken in, by row.
+    """Facts of each delivery that are needed when it is taken in, by row.
 
     Attributes:
         tags: handles, ascending.
-        keys: which message it is: by its ID, or the digest of its content; None for one without. :class:`.TextKeys` if
+        keys: identity of the message: its ID, or the digest of its content; None for one without. :class:`.TextKeys` if
             each has an ID that is text. Empty where messages are not distinguished.
-        not_redelivered: where there are digests: whether nothing marks each as delivered before.
+        not_redelivered: with digests, whether nothing marks each as delivered before.
         redelivered: whether the broker has flagged each as redelivered, an array.
-        hidden: what hides the broker's ID in those without one.
+        hidden: value that hides the broker's ID, in those without one.
         unreadable: row -> the delivery that could not be decoded.
     """
 
@@ -79,10 +77,10 @@ class Metadata:
 
 
 class Block:
-    """Deliveries that came in a row in one session.
+    """Consecutive deliveries of one session.
 
     Attributes:
-        batch: their columns, see :func:`block_schema`. Those of a planned epoch are in the memory for its tasks.
+        batch: their columns, see :func:`block_schema`. Those of a planned epoch are in shared memory for its tasks.
         sizes: bytes that each row takes, headers and bookkeeping included. All bounds in bytes go by these.
     """
 
@@ -144,10 +142,10 @@ class Run(NamedTuple):
 
 
 def use_little_memory() -> None:
-    """Have Arrow take memory from the system, for this process.
+    """Have Arrow allocate from the system's allocator in this process.
 
-    Its own allocator keeps more for blocks that come and go: 602 bytes for a held message of 200 bytes over
-    AMQP 0-9-1, where this takes 553. It is no slower for blocks.
+    Arrow's own allocator keeps more memory of freed blocks: 602 bytes for a held message of 200 bytes over AMQP 0-9-1,
+    where this takes 553. It is no slower.
     """
     pa.set_memory_pool(pa.system_memory_pool())
 
@@ -163,7 +161,7 @@ def make_block(batch: DeliveryBatch, ids: MessageIds, schema: pa.Schema) -> tupl
 
     Args:
         batch: the deliveries.
-        ids: which message a delivery is.
+        ids: identifies deliveries.
         schema: of the block.
     """
     values = ids.values(batch) if ids.exact or _ID in schema.names else []
@@ -220,7 +218,7 @@ def _ends(column: pa.Array) -> Any:
 
 
 class BlockRows:
-    """Rows of any blocks in order, as stretches of neighbours: what is asked of them is asked of each block once.
+    """Rows of any blocks in order, as stretches of neighbours, so that each block is asked once.
 
     Args:
         stretches: a block each, and numbers of its rows; a range where those are in order without a gap.
@@ -298,10 +296,10 @@ class BlockRows:
             yield _concatenated(small)
 
     def move_to(self, written: Iterator[pa.RecordBatch]) -> None:
-        """Have blocks that are here as a whole refer to a copy of their rows, and give their own memory back.
+        """Point complete blocks to a copy of their rows, and free their own memory.
 
         Args:
-            written: what :meth:`batches` yields, in other memory. A column that is not there is copied besides.
+            written: what :meth:`batches` yields, in other memory. Missing columns are copied.
         """
         at, batch = 0, None
         for block, numbers in self.stretches:
@@ -317,8 +315,8 @@ class BlockRows:
             at += len(numbers)
 
     def joined(self) -> Block:
-        """Make a block of its own with these rows: it shares no memory with theirs."""
-        # By their numbers: a slice would go on referring to what it is a slice of.
+        """Copy these rows into a new block, which shares no memory with theirs."""
+        # By row numbers: a slice would keep its parent's memory.
         parts = [block.batch.take(pa.array(numbers, pa.int64())) for block, numbers in self.stretches]
         return Block(_concatenated(parts), array("q", self.sizes.tobytes()))
 

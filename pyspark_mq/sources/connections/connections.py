@@ -1,8 +1,8 @@
-"""The connections of one queue, as the thread that Spark calls sees them.
+"""The connections of one queue, as Spark's thread sees them.
 
-Supervisors keep one session each alive, in their own threads, and emit events. :class:`Connections` reads them, knows
-which sessions live, their status and how many messages each may have been handed, asks them for things, and holds them
-to a number of bytes. Nothing above it touches a session: that is a number there.
+Each supervisor keeps one session alive, on its own thread, and emits events. :class:`Connections` reads these, knows
+the live sessions, their status and windows, sends them requests, and bounds their bytes. Code above it refers to a
+session by its number only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pyspark_mq.sources.settings import Settings
 
 __all__ = ["DEPTH_AGE_MAX_S", "Connections"]
 
-#: The broker is asked for the depth of the queue unless it was, or reported it, as lately as that.
+#: The broker is asked for the depth of the queue unless it was asked, or reported it, this recently.
 DEPTH_AGE_MAX_S = 0.25
 #: A worker sets its progress mark ten times a second.
 _LATE_S = 0.25
@@ -41,11 +41,11 @@ _LATE_S = 0.25
 
 @dataclass(slots=True)
 class _Supervisor:
-    """A supervisor, and what was heard of it.
+    """A supervisor and its last reports.
 
     Attributes:
-        limits: those it was given last.
-        depth: what the broker reported to it last, and when that was asked for.
+        limits: its current limits.
+        depth: the broker's last report to it, and when that was requested.
     """
 
     supervisor: ConnectionSupervisor
@@ -67,16 +67,16 @@ class _OpenSession:
 
 
 class Connections:
-    """All sessions of a queue: one for each of its `consumers`, when all are connected.
+    """The sessions of a queue: one for each of its `consumers` when all are connected.
 
     Args:
         settings: the query's, with this queue as its endpoint.
-        events: where those of this queue come in.
+        events: events of this queue.
 
     Attributes:
-        first_window: how many unacknowledged messages the next session to be opened asks for.
-        broke_off: did receiving stand still for a while between the last two looks at :meth:`news`?
-        progress_s: what had come by then is among the events, at the last look.
+        first_window: window of the next session, in messages.
+        broke_off: whether receiving paused between the last two calls of :meth:`news`.
+        progress_s: everything received until then was among the events of the last call.
     """
 
     def __init__(self, settings: Settings, worker: Worker, runtime: Runtime, events: EventQueue) -> None:
@@ -96,7 +96,7 @@ class Connections:
         self._breaks = 0
 
     def start(self) -> None:
-        """Have the supervisors connect, if they were not asked to yet.
+        """Start the supervisors, once.
 
         Raises:
             MqError: a client library is missing.
@@ -107,7 +107,7 @@ class Connections:
             self._supervisors[supervisor.key] = _Supervisor(supervisor, limits)
 
     def ask_to_stop(self) -> None:
-        """Have the connections closed, and do not wait for it."""
+        """Close the connections without waiting."""
         for kept in self._supervisors.values():
             kept.supervisor.stop()
 
@@ -123,7 +123,7 @@ class Connections:
         A session whose opening makes the caller raise never counts as living: nothing is taken from it.
 
         Args:
-            taking: may deliveries be taken? If not, they wait here.
+            taking: whether deliveries may be taken; otherwise they wait here.
 
         Raises:
             MqError: after the last of them, if a supervisor has given up.
@@ -176,7 +176,7 @@ class Connections:
         depth = event.greeting.depth
         if depth is not None:
             self._note_depth(event.key, depth)
-        else:  # what was reported to an earlier session may never be reported again
+        else:  # an earlier session's report may never be repeated
             self._supervisors[event.key].depth = None
 
     def _note_depth(self, key: int, depth: QueueDepth) -> None:
@@ -184,7 +184,7 @@ class Connections:
         supervisor.depth, supervisor.depth_s = depth, self._runtime.machine_s()
 
     def _look_at_progress(self) -> None:
-        # Before the events are looked at: what was passed on by then is among them.
+        # Read before the events: everything passed on by then is among them.
         breaks, until_s = self._worker.mark
         opened_s = [session.opened_s for session in self._live.values()]
         self.progress_s = min((max(one, until_s) for one in opened_s), default=self._runtime.monotonic_s())
@@ -207,23 +207,23 @@ class Connections:
     # -- requests
 
     def _ask(self, session: int, method: str, *arguments: Any) -> None:
-        """Have a method of :class:`.Session` called, if the session lives then."""
+        """Request a method call of a :class:`.Session`, dropped if the session has ended."""
         live = self._live.get(session)
         if live is not None:
             self._supervisors[live.key].supervisor.ask(session, methodcaller(method, *arguments))
 
     def acknowledge(self, due: Acknowledgements) -> None:
-        """Have acknowledgements sent, each in the session it belongs to (rule 10)."""
+        """Send acknowledgements, each in its own session (rule 10)."""
         for part in due.parts:
             self._ask(part.session, "acknowledge", due.number, part.upto, part.singles)
 
     def send_flush_markers(self, number: int) -> None:
-        """Have a flush marker sent in each session, which acknowledges nothing and is confirmed under that number."""
+        """Send a flush marker in each session; it acknowledges nothing and is confirmed under that number."""
         for session in self._live:
             self._ask(session, "acknowledge", number, 0, ())
 
     def renew(self, session: int, why: str) -> None:
-        """End a session, so that the broker takes back what it holds; its supervisor opens another."""
+        """End a session, so that its messages return to the broker; its supervisor opens another."""
         self._ask(session, "end", why)
 
     def reject(self, session: int, tags: Sequence[int]) -> None:
@@ -233,31 +233,30 @@ class Connections:
 
     @property
     def windows(self) -> dict[int, int]:
-        """Most unacknowledged messages that each session may have been handed."""
+        """The most unacknowledged messages that each session may hold."""
         return {number: session.window for number, session in self._live.items()}
 
     def set_window(self, session: int, window: int, *, strictly: bool = False) -> None:
-        """Let a session have more.
+        """Widen the window of a session.
 
         Args:
-            strictly: no more than that in all. It may take a further consumer, whose messages come between those of the
-                others.
+            strictly: never more than that. It may take another consumer, whose messages interleave with the others'.
         """
         self._live[session].window = window
         self._ask(session, "extend" if strictly else "consume", window)
 
     def widen(self, window: int, *, strictly: bool = False) -> None:
-        """Let every session have at least this many."""
+        """Widen every session's window to at least this many messages."""
         for number, session in self._live.items():
             if session.window < window:
                 self.set_window(number, window, strictly=strictly)
 
     def bound_bytes(self, maximum: float, *, resume: bool) -> None:
-        """Limit how many bytes each session may pile up before it pauses; report what was taken.
+        """Limit the bytes that each session may buffer before it pauses; report the bytes taken.
 
         Args:
             maximum: for all of them.
-            resume: have those that pause go on.
+            resume: whether paused sessions go on.
         """
         self._bytes_allowed = maximum / self._settings.consumers
         sessions = {session.key: (number, session) for number, session in self._live.items()}
@@ -269,12 +268,12 @@ class Connections:
                 kept.limits = limits
                 kept.supervisor.limit(limits)
             if session is not None and session.paused and resume and not self._waiting:
-                self._ask(number, "resume")  # what it waits for is taken first
+                self._ask(number, "resume")  # it is told first what was taken
 
     # -- what the broker still has
 
     def refresh_depth(self, age_max_s: float = DEPTH_AGE_MAX_S) -> None:
-        """Ask the broker how many messages wait, unless it has reported it lately, or is asked."""
+        """Ask the broker for the depth, unless it has reported it recently or a question is open."""
         now_s = self._runtime.machine_s()
         for number, session in self._live.items():
             supervisor = self._supervisors[session.key]
@@ -283,19 +282,19 @@ class Connections:
                 self._ask(number, "ask_depth")
 
     def depths(self) -> list[int]:
-        """Messages waiting at the broker, as last reported to each supervisor; empty if it does not report it."""
+        """Messages waiting at the broker, by its last report to each supervisor; empty without reports."""
         return [depth.ready for depth in self._reported()]
 
     def _reported(self) -> list[QueueDepth]:
         return [supervisor.depth for supervisor in self._supervisors.values() if supervisor.depth is not None]
 
     def depth_in(self, session: int) -> QueueDepth | None:
-        """The last report to the supervisor of a session that lives."""
+        """The last report to the supervisor of a live session."""
         return self._supervisors[self._live[session].key].depth
 
     @property
     def newest_depth(self) -> int | None:
-        """Messages waiting at the broker, by its last report; None if it does not report it."""
+        """Messages waiting at the broker, by its last report; None without one."""
         reported = [
             (supervisor.depth_s, supervisor.depth.ready)
             for supervisor in self._supervisors.values()
@@ -305,7 +304,7 @@ class Connections:
 
     @property
     def other_consumers(self) -> int:
-        """Return the number of other consumers of the queue, as the broker said last; 0 if it does not report them."""
+        """Other consumers of the queue, by the broker's last report; 0 without one."""
         reported = self._reported()
         counted = max((depth.other_consumers + depth.own_consumers for depth in reported), default=0)
         return max(0, counted - sum(depth.own_consumers for depth in reported))

@@ -1,7 +1,7 @@
 """Events of a connection, from its supervisor through the worker to the query's thread.
 
-The order is that of what happened (rules 6 and 10): what was delivered before a confirmation, or before a word on the
-depth of the queue, is emitted before it, and nothing of a session is emitted after its end.
+Events keep their order (rules 6 and 10): deliveries come before a later confirmation or depth report, and nothing of a
+session comes after its end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Opened:
     Attributes:
         key: of the supervisor, here and below.
         session: its number, unique in the query.
-        window: how many unacknowledged messages it asks for.
+        window: its window, in unacknowledged messages.
     """
 
     key: int
@@ -45,7 +45,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Deliveries of one session, in order; never none."""
+    """Deliveries of one session, in order; at least one."""
 
     key: int
     session: int
@@ -55,7 +55,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The broker took the acknowledgements that were asked for under a number."""
+    """The broker took the acknowledgements of a request."""
 
     key: int
     session: int
@@ -81,7 +81,7 @@ class SessionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A session has ended, and what of it was not taken in is gone."""
+    """A session has ended; its deliveries that were not taken in are void."""
 
     key: int
     session: int
@@ -99,7 +99,7 @@ Event: TypeAlias = "Opened | Delivered | Confirmed | DepthReported | SessionStat
 
 
 class EventQueue:
-    """Events on their way to one thread, and the signal that there are some.
+    """A queue of events to one thread, with its signal.
 
     Args:
         arrived: the signal; one may serve several queues.
@@ -113,8 +113,8 @@ class EventQueue:
     def put(self, event: Event) -> None:
         """Add an event. For any thread.
 
-        What a session had delivered when it ended is void (rule 6) and comes again, so it does not wait here: while
-        Spark is busy any number of sessions may end.
+        Deliveries of a session that has ended are void (rule 6) and come again, so they are dropped: while Spark is
+        busy, any number of sessions may end.
         """
         with self._lock:
             if isinstance(event, Lost):

@@ -23,9 +23,9 @@ class MessageIds:
     """Identity of deliveries. Pure.
 
     Attributes:
-        on_missing: what is done with a message that has none.
-        exact: IDs distinguish messages; with the lower guarantees they are just a column.
-        unreadable_rows: a message that cannot be decoded becomes a row.
+        on_missing: what to do with a message without an ID.
+        exact: whether IDs identify messages; with the lower guarantees they are just a column.
+        unreadable_rows: whether a message that cannot be decoded becomes a row.
     """
 
     source: IdSource
@@ -35,12 +35,12 @@ class MessageIds:
 
     @classmethod
     def of(cls, settings: Settings) -> MessageIds:
-        """Make it as the options of a query say."""
+        """Make it from the options of a query."""
         exact = settings.guarantee.identifies
         return cls(settings.id_source, settings.on_missing, exact, settings.on_unreadable is OnUnreadable.ROW)
 
     def values(self, batch: DeliveryBatch) -> Sequence[Any]:
-        """The value of each delivery under the source; it is looked for once, for keys and texts."""
+        """The value of `messageIdFrom` of each delivery, looked up once for keys and texts."""
         if self.source.kind == "content":
             return [None] * len(batch)
         if self.source.kind == "json":
@@ -51,11 +51,11 @@ class MessageIds:
         return values if texts is None else texts
 
     def keys(self, batch: DeliveryBatch, values: Sequence[Any]) -> tuple[Sequence[Key | None], bool]:
-        """Find out which message each delivery is.
+        """Identify each delivery.
 
         Returns:
-            a key for each, which is the digest of its content where it has no ID and is to be known by that, and None
-            where it is to be known by nothing; and whether there are digests among them.
+            a key for each: its ID; or, without one, the digest of its content or None, as the option says. And whether
+            there are digests among them.
         """
         if self.source.kind == "content":
             return [*batch.digests()], True
@@ -67,7 +67,7 @@ class MessageIds:
         if self.on_missing is not OnMissing.CONTENT:
             if not self.unreadable_rows:
                 return keys, False
-            # Its ID may be what cannot be read: a row is what was asked for.
+            # Its ID may be the part that cannot be read. The user asked for a row.
             places = [place for place in places if place in batch.unreadable]
         if places:
             without = batch if len(places) == len(batch) else batch.taken(np.array(places))
@@ -76,7 +76,7 @@ class MessageIds:
         return keys, bool(places)
 
     def hidden(self, batch: DeliveryBatch) -> list[str]:
-        """Values that hide the ID that the broker has given, where one is missing."""
+        """Values that hide the broker's ID, for deliveries without one."""
         return batch.hidden() if self.source == MESSAGE_ID else []
 
     def texts(self, values: Sequence[Any]) -> Any:

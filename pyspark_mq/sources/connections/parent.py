@@ -1,10 +1,10 @@
 """Rule 11: this process must not outlive its JVM.
 
-Spark's worker process is a child of the JVM, or of a script around Python (`PYSPARK_PYTHON`) that stays. When the
-JVM is killed, nothing notifies the worker, and one that is blocked in a wait would keep the connection, and with it the
-unacknowledged messages, forever. So a thread of its own looks twice a second at the processes from its parent up to
-the JVM, and ends this one when the parent of any of them has changed. No further: whoever started the JVM may go.
-(The kernel's parent-death signal is of no use: it fires when the *thread* that started the worker ends.)
+Spark's worker process is a child of the JVM, or of a script around Python (`PYSPARK_PYTHON`) that stays. When the JVM
+is killed, nothing notifies the worker, and a blocked worker would keep the connection and its unacknowledged messages
+forever. So a thread checks twice a second the processes from the parent up to the JVM, and ends this process when the
+parent of any of them has changed. Processes above the JVM may end. (The kernel's parent-death signal is of no use: it
+fires when the *thread* that started the worker ends.)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark_mq.sources.runtime import begin_thread
 __all__ = ["parent_of", "watch_parent"]
 
 _PARENT_CHECK_S = 0.5
-#: The library that is a JVM, whatever program has loaded it.
+#: The library that makes a process a JVM, whatever its program.
 _JVM = "libjvm.so"
 
 
@@ -51,7 +51,7 @@ def parent_of(pid: int) -> int:
 
 
 def _up_to_the_jvm() -> list[int]:
-    """The parent, its parent, and so on up to the JVM; the parent alone where no JVM is to be seen."""
+    """The parent, its parent, and so on up to the JVM; only the parent if no JVM is found."""
     parents = [os.getppid()]
     with contextlib.suppress(OSError):
         while not _is_jvm(parents[-1]):

@@ -25,7 +25,7 @@ SESSIONS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     }
 )
 
-#: Modules of Python's own that Windows has not.
+#: Modules of the standard library that Windows lacks.
 _OF_UNIX = frozenset({"fcntl", "termios"})
 
 
@@ -43,7 +43,7 @@ def client_class(protocol: str, places: Mapping[str, tuple[str, str, str]]) -> A
 
     Raises:
         MissingExtraError: the library is not installed.
-        ConfigurationError: this system is none for it.
+        ConfigurationError: this operating system does not support it.
     """
     module, name, distribution = places[protocol]
     try:
@@ -56,6 +56,6 @@ def client_class(protocol: str, places: Mapping[str, tuple[str, str, str]]) -> A
                 f"pyspark-mq runs on Linux, and this is '{sys.platform}', which has no '{missing.name}'. Run the "
                 "driver in a container, in WSL, or on a cluster; see docs/versions.md"
             ) from None
-        # Clusters have several interpreters: it is this one that misses it.
+        # Clusters have several interpreters; name the one that lacks it.
         text = f"protocol '{protocol}' needs '{missing.name}'; run: {sys.executable} -m pip install '{distribution}'"
         raise MissingExtraError(text) from missing

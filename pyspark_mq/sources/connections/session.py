@@ -1,21 +1,20 @@
 """The contract of a session: one connection to a broker, from its opening to its end.
 
-A session never reconnects: when the connection, the channel or the subscription ends, it
-raises :class:`SessionLostError` and is thrown away, and with it every handle it gave (rule 10: a handle used in another
-session acknowledges another message). Its supervisor then makes a new one.
+A session never reconnects. When the connection, the channel or the subscription ends, it raises
+:class:`SessionLostError` and is discarded with every handle it gave (rule 10: a handle used in another session
+acknowledges another message). Its supervisor then makes a new one.
 
-What may be called when: :meth:`~Session.open` once; then :meth:`~Session.consume`, again to widen the window;
+Calling order: :meth:`~Session.open` once; then :meth:`~Session.consume`, again to widen the window;
 then :meth:`~Session.run`, again and again, with the requests (acknowledge, reject, ask, resume) between two runs;
 :meth:`~Session.close` at any time. One thread, the supervisor's, calls all of them. :meth:`~Session.wake` is for
 other threads.
 
-What may block: `open` for its timeout, `run` for its timeout, `close` for a moment. Requests only write down what the
-next `run` sends.
+Blocking: `open` and `run` for their timeouts, `close` for a moment. Requests only record what the next `run` sends.
 
-A message that comes is checked, and goes as it is into the inbox of the :class:`ReceiveBuffer`. Another thread empties
-that, and decodes.
+An incoming message is checked and goes undecoded into the inbox of the :class:`ReceiveBuffer`. Another thread empties
+the inbox and decodes.
 
-What survives a crash: nothing. The broker hands out again what was not acknowledged.
+Nothing survives a crash. The broker redelivers what was not acknowledged.
 
 Guarantee: a message is acknowledged only by :meth:`~Session.acknowledge` and refused only by
 :meth:`~Session.reject`; the end of the session for any reason gives all others back.
@@ -50,13 +49,13 @@ __all__ = [
     "SessionOptions",
 ]
 
-#: How long a broker may take to hand out what is ready: on one machine milliseconds, more with paging or under load.
+#: How long a broker may take to deliver ready messages: milliseconds on one machine, more with paging or under load.
 TRANSIT_S = 0.5
-#: A broker that cannot write for a while gives up the connection, and everything handed out over it counts as
-#: delivered once more: RabbitMQ (`tcp_listen_options.send_timeout`, 15 s) and ActiveMQ Classic over STOMP after
-#: 30 s. So a session that does not read while paused takes one delivery at this interval.
+#: A broker that cannot write for a while closes the connection, and all its deliveries count once more: RabbitMQ
+#: (`tcp_listen_options.send_timeout`, 15 s) and ActiveMQ Classic over STOMP after 30 s. So a paused session takes one
+#: delivery at this interval.
 KEEP_ALIVE_READ_S = 5.0
-#: What else a message with the offset of a stream may be, where the broker cannot be asked.
+#: Another explanation for a message with a stream offset, for brokers that cannot be asked.
 COPIED = (
     ". If it is a queue with messages that were copied from a stream, read it with protocol amqp-0-9-1, or have them "
     "copied without header 'x-stream-offset'"
@@ -64,12 +63,12 @@ COPIED = (
 
 
 class SessionLostError(Exception):
-    """The session ended by itself. Unacknowledged messages are with the broker again.
+    """The session ended by itself. Its unacknowledged messages are back at the broker.
 
-    Not an error for users: the supervisor answers it by connecting again.
+    Not an error for users: the supervisor reconnects.
 
     Attributes:
-        stated: the broker gave the reason, so it may give it again; otherwise the connection is gone.
+        stated: whether the broker gave the reason, so that it may hold again; otherwise the connection broke.
     """
 
     def __init__(self, reason: str, *, stated: bool = False) -> None:
@@ -95,15 +94,15 @@ class QueueDepth:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Facts that are known once a session is open.
+    """Facts known once a session is open.
 
     Attributes:
         url: the candidate that answered.
-        broker_id: a name the broker keeps over restarts, or empty if it does not report one.
+        broker_id: a name that the broker keeps over restarts; empty if it reports none.
         depth: state of the queue before this session took anything; None if the broker does
             not report it.
-        server: what the broker calls itself, `product/version`; empty if it does not say.
-        facts: what else it reports of the queue.
+        server: the broker's `product/version`; empty if it reports none.
+        facts: what else the broker reports of the queue.
     """
 
     url: BrokerUrl
@@ -114,10 +113,10 @@ class Greeting:
 
 
 class ReceiveBuffer:
-    """Deliveries of one session on their way to another thread, and what its broker answers.
+    """Deliveries of one session on their way to another thread, and callbacks for its broker's answers.
 
-    The session appends and counts what arrives, on its thread; the other thread takes, and counts what it took. The
-    difference pauses the session.
+    The session appends deliveries and counts them on its thread. The other thread takes them and counts what it took.
+    The difference pauses the session.
 
     Args:
         arrived: set when there is something for the other thread to look at.
@@ -128,7 +127,7 @@ class ReceiveBuffer:
         inbox: deliveries in order, also as batches; the other thread takes them from the left.
         deliveries: appended so far.
         bytes_arrived: bytes appended so far, see :attr:`.DeliveryBatch.size_bytes`.
-        bytes_grown: bytes that they take more in blocks than as they came.
+        bytes_grown: bytes that they take in blocks beyond their encoded size.
         bytes_taken: bytes taken out so far.
         bytes_allowed: the session pauses when more bytes than this wait.
     """
@@ -148,7 +147,7 @@ class ReceiveBuffer:
 
     @property
     def full(self) -> bool:
-        """Whether more bytes wait than may. For any thread."""
+        """Whether too many bytes wait. For any thread."""
         return self.bytes_arrived + self.bytes_grown - self.bytes_taken > self.bytes_allowed
 
     def count(self, deliveries: int, size: int) -> None:
@@ -162,9 +161,9 @@ class ReceiveBuffer:
             self.arrived.set()
 
     def take(self, maximum: float = math.inf) -> list[Any]:
-        """Take deliveries out of the inbox, as they are there: all, or until there are `maximum` of them or more."""
+        """Take deliveries out of the inbox: all, or at least `maximum` of them."""
         items: list[Any] = []
-        with suppress(IndexError):  # it is empty, or the session has ended, on another thread, and what it had is void
+        with suppress(IndexError):  # it is empty; or the session ended on another thread and cleared it
             while maximum > 0:
                 items.append(item := self.inbox.popleft())
                 maximum -= len(item) if isinstance(item, DeliveryBatch) else 1
@@ -186,14 +185,14 @@ class SessionOptions:
 
 
 class Session(ABC):
-    """One session, not opened yet; see the contract at the top of this module.
+    """A session, not opened yet; see the contract at the top of this module.
 
     Args:
         number: of this session, unique in the process.
         buffer: where deliveries and answers go.
     """
 
-    #: What its deliveries become.
+    #: Decoder of its deliveries.
     batches: ClassVar[type[DeliveryBatch]]
 
     def __init__(
@@ -214,7 +213,7 @@ class Session(ABC):
 
     @property
     def paused(self) -> bool:
-        """Whether it pauses because too many bytes wait in the buffer."""
+        """Whether the session pauses because too many bytes wait in the buffer."""
         return self._paused
 
     @paused.setter
@@ -224,7 +223,7 @@ class Session(ABC):
 
     @property
     def keep_alive_read_due(self) -> bool:
-        """Paused, and due to take one delivery all the same. Pausing again puts off the next one."""
+        """Whether a paused session is due to take one delivery all the same. Pausing again resets the interval."""
         return self._paused and self.now_s() >= self._keep_alive_read_s
 
     @abstractmethod
@@ -232,21 +231,21 @@ class Session(ABC):
         """Connect, log in, find the queue. Consumes nothing yet. Blocks up to `timeout_s`.
 
         Raises:
-            BrokerUnavailableError: nobody there, or not now; worth another try.
-            RefusedError: credentials, virtual host, permission, TLS; another try is pointless.
-            DestinationError: no such queue, or not for us.
+            BrokerUnavailableError: no answer, or not now; worth another try.
+            RefusedError: wrong credentials, virtual host, permission or TLS; another try is pointless.
+            DestinationError: no such queue, or no permission for it.
         """
 
     @abstractmethod
     def consume(self, window: int) -> None:
-        """Take messages in, at most `window` unacknowledged at a time, those held included.
+        """Consume, with at most `window` unacknowledged messages, including those held.
 
-        Called again to widen the window: what was handed out stays handed out. A broker that
-        counts a new window from zero may hand out as much again.
+        Call again to widen the window. Deliveries stay valid. A broker that counts a new window from zero may deliver
+        as many again.
         """
 
     def extend(self, window: int) -> None:
-        """Widen the window, and be handed no more than it in all, whatever that takes."""
+        """Widen the window without ever exceeding it, whatever that takes."""
         self.consume(window)
 
     @abstractmethod
@@ -259,7 +258,7 @@ class Session(ABC):
         """
 
     def _refuse(self, unreadable: Unreadable) -> MessageError:
-        """The error for a message that cannot be decoded, where they are not kept."""
+        """The error for a message that cannot be decoded, where these are not kept."""
         return MessageError(
             f"{self.endpoint.destination} holds a message that cannot be read: {unreadable}. It was not acknowledged "
             "and stays in the queue. Take it out with the tools of the broker, or set 'onUnreadableMessage' to "
@@ -282,8 +281,8 @@ class Session(ABC):
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
         """Acknowledge, and call `confirmed(number)` of the buffer once the broker has taken it.
 
-        The confirmation comes after what the broker had handed out before. Where nothing is to be acknowledged, it is
-        asked for all the same.
+        The confirmation comes after everything the broker had delivered before. It is requested even if there is
+        nothing to acknowledge.
 
         Args:
             number: names the request in the confirmation.
@@ -300,16 +299,16 @@ class Session(ABC):
         """Ask for the depth of the queue; the answer goes to `reported` of the buffer, or never comes."""
 
     def resume(self) -> None:
-        """Take messages in again after a pause, unless too many bytes wait. Without a pause it does nothing."""
+        """Resume after a pause, unless too many bytes wait. Without a pause it does nothing."""
         if self.paused and not self.buffer.full:
             self._resume()
 
     @abstractmethod
     def _resume(self) -> None:
-        """Take messages in again."""
+        """Resume consuming."""
 
     def end(self, why: str) -> None:
-        """End the session by its supervisor's will, so that the broker takes back what it holds.
+        """End the session on purpose, so that its messages return to the broker.
 
         Raises:
             SessionLostError: always.
@@ -318,4 +317,4 @@ class Session(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the session as far as possible within a moment. Never raises."""
+        """Close the session as cleanly as possible within a moment. Never raises."""

@@ -1,7 +1,7 @@
 """The socket of a session, for protocols whose client libraries leave it to us.
 
-Waiting, reading and writing are written once, here: nothing blocks but :meth:`SocketLoop.wait`, which
-other threads can end. TLS is Python's, with the same settings for all protocols.
+It implements waiting, reading and writing once for all. Only :meth:`SocketLoop.wait` blocks, and other threads can end
+it. TLS is Python's, with the same settings for all protocols.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ __all__ = ["ReadPace", "SocketLoop", "addresses_of", "connect", "dial_error", "h
 
 _SEND_BYTES = 64 * 1024
 _WOKEN_BYTES = 4096
-#: Brokers send message by message, or a few, and a read costs more than a message in it. Once so few bytes have come so
-#: shortly after what came before, what else comes in so short a time is read with the next.
+#: Brokers write one or a few messages at a time, and a read costs more than a message in it. After a read of this few
+#: bytes, this soon after the one before, the next read waits this long for more.
 _FEW_BYTES = 32 << 10
 _SHORTLY_S = 0.005
 _GATHER_S = 0.002
 #: The other side is gone; noticed even while nothing is read. Linux only.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
-#: What a socket that does not block says when it could do nothing now; TLS may want the other direction first.
+#: Errors of a non-blocking socket that can do nothing now; TLS may need the other direction first.
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class ReadPace:
-    """The pace of reading a socket: a moment's rest where bytes come in small pieces, for fewer and larger reads.
+    """The pace of reading a socket: a short delay where bytes come in small pieces, for fewer and larger reads.
 
-    It rests only after a read that took all there was: TLS gives out a record at a time, however many have come.
+    It waits only after a read that emptied the socket: TLS returns one record at a time, however many have arrived.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +60,7 @@ class ReadPace:
         self._read_s, self._bytes = now_s, 0
 
     def rest(self) -> None:
-        """Let more come before the next read, if the last ones were worth little."""
+        """Wait for more bytes before the next read, if the last reads were small."""
         if self._rests:
             self._rests = False
             time.sleep(_GATHER_S)
@@ -72,7 +72,7 @@ class SocketLoop:
     Attributes:
         outgoing: bytes to be sent, added to by the protocol.
         woken: :meth:`wake` was called; reset by whoever looks at it.
-        sent_s, received_s: when bytes last went out and came in, on the session's clock.
+        sent_s, received_s: time of the last bytes out and in, on the session's clock.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -101,7 +101,7 @@ class SocketLoop:
             speaks: the protocol's name, for errors.
 
         Raises:
-            BrokerUnavailableError: nobody there, or not in time.
+            BrokerUnavailableError: no answer in time.
             RefusedError: TLS was refused.
         """
         try:
@@ -121,18 +121,18 @@ class SocketLoop:
         self.sent_s = self.received_s = self._now_s()
 
     def wake(self) -> None:
-        """End :meth:`wait`, now or when it is called next. For other threads."""
-        with contextlib.suppress(OSError):  # full: it is awake; closed: nobody is left to be woken
+        """End the current or the next :meth:`wait`. For other threads."""
+        with contextlib.suppress(OSError):  # full: it is awake; closed: no one to wake
             self._wakeup_write.send(b"\0")
 
     def wait(self, timeout_s: float, *, reading: bool = True) -> bool:
         """Wait until there is something to read, room for what is to be sent, or a wake-up, at most for the timeout.
 
         Args:
-            reading: end also for bytes that came in; errors and the end of the connection do in any case.
+            reading: end for incoming bytes as well; errors and the end of the connection always end it.
 
         Returns:
-            False if the connection has ended, as far as that is seen without reading.
+            False if the connection has ended, as far as that shows without reading.
         """
         assert self._socket is not None
         watched = (select.POLLIN if reading else _HANG_UP) | (select.POLLOUT if self.outgoing else 0)
@@ -190,11 +190,11 @@ class SocketLoop:
 
 
 def connect(host: str, port: int, deadline: float, now_s: Callable[[], float] = time.monotonic) -> socket.socket:
-    """A connection to the first address of a host that answers. They share the time that is left: one that swallows
-    everything leaves the others their part.
+    """Connect to the first address of a host that answers. Addresses share the remaining time, so a silent one leaves
+    the others their part.
 
     Raises:
-        OSError: none does; that of the last one.
+        OSError: none answers; the error of the last one.
     """
     addresses = addresses_of(host, port)
     failed = OSError(f"{host} has no address")
@@ -212,16 +212,16 @@ def connect(host: str, port: int, deadline: float, now_s: Callable[[], float] = 
 
 
 def addresses_of(host: str, port: int) -> list[tuple[Any, ...]]:
-    """Addresses of a host, as `socket.getaddrinfo` returns them.
+    """Look up the addresses of a host, as `socket.getaddrinfo` returns them.
 
     Raises:
-        OSError: it is not known.
+        OSError: the host is unknown.
     """
     return [*socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
 def _unread_bytes(descriptor: int) -> int:
-    """Bytes that have come to a socket and were not read; 0 if it is closed."""
+    """Bytes that wait in a socket; 0 if it is closed."""
     found = array("i", [0])
     with contextlib.suppress(OSError, ValueError):  # closed meanwhile, by the thread that reads
         fcntl.ioctl(descriptor, termios.FIONREAD, found)
@@ -229,7 +229,7 @@ def _unread_bytes(descriptor: int) -> int:
 
 
 def _pending(opened: socket.socket) -> int:
-    """Bytes that TLS holds decrypted, and the kernel does not know of."""
+    """Bytes that TLS holds decrypted, unknown to the kernel."""
     return opened.pending() if isinstance(opened, ssl.SSLSocket) else 0
 
 
@@ -238,7 +238,7 @@ def _left_s(deadline: float, now_s: Callable[[], float]) -> float:
 
 
 def dial_error(error: BaseException, url: BrokerUrl, speaks: str) -> MqError:
-    """The error of this package for a connection that was not made, or not to somebody who speaks that."""
+    """The error of this package for a connection that failed, or that reached another protocol."""
     cut = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError)
     if isinstance(error, ssl.SSLError) and not cut:
         return tls_error(error, url)

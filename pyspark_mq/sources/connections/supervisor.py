@@ -1,17 +1,16 @@
 """The contract of a supervisor: it keeps one session alive after another, on a thread of its own.
 
-It owns the connection, so heartbeats go on while Spark is busy for minutes. It connects again when the session ends,
-after the rest that :mod:`.backoff` has for that end. It carries out what the query's thread asks for, in order, in the
-session it was meant for and in no other: a request for a session that has ended is dropped, as its handles are void.
+It owns the connection, so heartbeats go on while Spark is busy for minutes. When the session ends it reconnects, after
+the delay that :mod:`.backoff` gives. It carries out requests of the query's thread in order, each in the session it was
+meant for: a request for a session that has ended is dropped, as its handles are void.
 
-What may be called when: `start` once; `ask` and `limit` by any thread, at any time, before, within and after a session;
-`stop` last. None of them blocks.
+Calling order: `start` once; `ask` and `limit` from any thread, at any time; `stop` last. None of them blocks.
 
-All its events go into one queue, which its worker passes on: opened, confirmed, depth, lost, failed.
-Each session is opened once and lost once, and everything about it comes between the two. `failed` is the last event.
-Nothing here decides about messages, and nothing here survives a crash.
+Its events go into one queue, which its worker passes on: opened, confirmed, depth, lost, failed. Each session is opened
+once and lost once, with all its events in between. `failed` is the last event. The supervisor decides nothing about
+messages and keeps nothing over a crash.
 
-Guarantee: what was handed out in a session is acknowledged in it or not at all.
+Guarantee: a delivery is acknowledged in its own session or not at all.
 """
 
 from __future__ import annotations
@@ -43,14 +42,12 @@ __all__ = ["STILL_S", "ConnectionSupervisor", "Limits"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: How long one turn of the I/O loop lasts when nobody wakes it. Only the stop of a supervisor whose
-#: wake-up was lost would wait for it.
+#: Longest turn of the I/O loop without a wake-up. Only a stop whose wake-up was lost waits for it.
 _TURN_S = 0.5
-#: Away from its socket for longer than such a turn and what a broker may take to hand something out, a supervisor
-#: stands
-#: still: it had no turn, or something holds it up.
+#: A supervisor that is away from its socket for longer than such a turn and a broker's delivery time stands still: it
+#: was not scheduled, or is blocked.
 STILL_S = _TURN_S + TRANSIT_S
-#: A session that lived this long was no worse than an idle one: the next needs the shortest rest.
+#: After a session that lived this long the shortest delay is enough.
 _LONG_SESSION_S = 10.0
 
 
@@ -59,9 +56,9 @@ class Limits:
     """Limits on what a supervisor takes in.
 
     Attributes:
-        window: how many unacknowledged messages the next session asks for.
+        window: window of the next session, in unacknowledged messages.
         bytes_allowed: a session pauses when more bytes than this were received and not taken.
-        session: the one that lives, as far as is known; 0 for none.
+        session: the live session, as far as known; 0 for none.
         bytes_taken: bytes taken from that one so far.
     """
 
@@ -75,17 +72,17 @@ class ConnectionSupervisor:
     """Supervisor of one connection to the broker; `consumers` of them serve a queue.
 
     Args:
-        events: where to report. Deliveries are not reported: they wait in the buffer of the session.
+        events: receives its events. Deliveries are not events: they wait in the session's buffer.
         numbers: for sessions.
 
     Attributes:
         key: its number, unique in the query.
-        turned_s: when it was at its socket last, in the session that lives or lived last.
-        breaks: how often it stood still in a session.
-        asked_s: when it was asked to stop.
-        stopping: set once it is to stop.
-        ended: it has reported everything, and nothing comes any more.
-        stopped: set by its worker once it was asked to stop, has, and all it reported was passed on.
+        turned_s: time of its last turn at the socket of the current or last session.
+        breaks: times that it stood still in a session.
+        asked_s: time of the request to stop.
+        stopping: set by the request to stop.
+        ended: whether it has emitted its last event.
+        stopped: set by its worker after a requested stop, once all its events were passed on.
     """
 
     def __init__(
@@ -119,7 +116,7 @@ class ConnectionSupervisor:
         self._task = self._runtime.spawn("pyspark-mq supervisor", self._life(), self.stopping)
 
     def check(self) -> None:
-        """Raise if its thread has died, of what it could not report.
+        """Raise if its thread has died.
 
         Raises:
             MqError: it has.
@@ -128,24 +125,24 @@ class ConnectionSupervisor:
             self._task.check(f"{self.endpoint.destination}: ")
 
     def ask(self, session: int, request: Callable[[Session], object]) -> None:
-        """Have a request carried out on the supervisor's thread, if `session` still lives then."""
+        """Run a request on the supervisor's thread, if `session` is still alive by then."""
         self._requests.append((session, request))
         self._wake()
 
     def limit(self, limits: Limits) -> None:
-        """Set other limits, for the session that lives and for the next one."""
+        """Set new limits for the current session and the next ones."""
         self._limits = limits
         session = self.session(limits.session)
         if session is not None:
             session.buffer.bytes_taken, session.buffer.bytes_allowed = limits.bytes_taken, limits.bytes_allowed
 
     def session(self, number: int) -> Session | None:
-        """Return the session of that number, if it lives."""
+        """Return the session of that number, if it is alive."""
         session = self._session
         return session if session is not None and session.number == number else None
 
     def stop(self) -> None:
-        """Have the connection closed; what is unacknowledged goes back to the broker."""
+        """Close the connection; unacknowledged messages return to the broker."""
         self.asked_s = min(self.asked_s, self._runtime.monotonic_s())
         self.stopping.set()
         self._wake()
@@ -159,7 +156,7 @@ class ConnectionSupervisor:
     # -- its own thread
 
     def _life(self) -> Iterator[float]:
-        """Keep one session after another, until stopped or failed; yield how long to rest, in seconds."""
+        """Run one session after another, until stopped or failed; yield delays in seconds."""
         try:
             yield from self._sessions()
         except MqError as error:
@@ -196,7 +193,7 @@ class ConnectionSupervisor:
     def _establish(self, backoff: Backoff) -> Generator[float, None, tuple[Session, Greeting] | None]:
         """Open a session at whichever candidate answers first; None when stopped meanwhile.
 
-        A host that is silent, as one without power is, leaves time for those that were not tried.
+        A silent host, such as one without power, leaves time for the untried ones.
         """
         endpoint = self.endpoint
         began_s, untried = self._runtime.monotonic_s(), len(endpoint.urls)
@@ -208,15 +205,14 @@ class ConnectionSupervisor:
             except BrokerUnavailableError as unavailable:
                 problem: MqError = unavailable
             except RefusedError as refused:
-                # A broker that is just starting or stopping may refuse a login it has accepted
-                # before; one that still does after `connectTimeout` means it. Where the secret is in a file, it is
-                # one that is being replaced, on both sides.
+                # A broker that is starting or stopping may refuse a login it has accepted before; after
+                # `connectTimeout` the refusal counts. A secret in a file may be in the middle of a replacement.
                 patience_s = endpoint.connect_timeout_s if endpoint.password_file is None else backoff.patience_s
                 if backoff.first or tried_s > patience_s:
                     raise
                 problem = refused
             except OptionError as unreadable:
-                # They were readable at `load()`.
+                # The files were readable at `load()`.
                 if unreadable.option not in FILES:
                     raise
                 problem = unreadable
@@ -248,7 +244,7 @@ class ConnectionSupervisor:
         """Serve one session to its end; return why it ended, None if it was stopped."""
         self._session = session
         limits = self._limits
-        # Spark may be busy with an epoch for minutes before anybody looks at this session.
+        # Spark may be busy with an epoch for minutes before this session is read.
         session.buffer.bytes_allowed = limits.bytes_allowed
         self.turned_s = self._runtime.monotonic_s()
         self._events.put(Opened(self.key, session.number, greeting, limits.window))
@@ -276,7 +272,7 @@ class ConnectionSupervisor:
             self._events.put(Lost(self.key, session.number))
 
     def _count_break(self) -> float:
-        """Look at the clock; whoever finds it much later than at the last turn has stood still."""
+        """Check the clock: a late turn means that the thread stood still."""
         now_s = self._runtime.monotonic_s()
         self.breaks += now_s - self.turned_s > STILL_S
         return now_s

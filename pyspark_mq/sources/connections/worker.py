@@ -1,21 +1,19 @@
-"""The thread that takes what the sessions of a query receive and hands it to its queues, as blocks and in order.
+"""The thread that turns the deliveries of a query's sessions into blocks, and passes them to its queues in order.
 
-Supervisors have a thread each, for their connection. The worker goes round them, makes blocks of what is in their
-buffers, and passes on those and the events, each to the queue whose supervisor it is. Supervisors that made the blocks
-were tried: they took 4.8 to 6.2 µs of CPU a message where this takes 4.4, 5.5 to 6.1 over four connections (5.5) and
-5.6 to 6.9 over eight (6.5); and who makes a block is not at its socket, where heartbeats are due.
+Each supervisor has a thread for its connection. The worker visits them in rounds, makes blocks from their buffers, and
+passes blocks and events to the queue of each. Blocks made by the supervisors' threads were measured: 4.8 to 6.2 µs of
+CPU a message where this takes 4.4; over four connections 5.5 to 6.1 (5.5), over eight 5.6 to 6.9 (6.5). And a thread
+that makes a block is away from its socket, where heartbeats are due.
 
-**Order** (rules 6 and 10). One thread passes on everything. Before a confirmation, and before a word on the depth of
-the queue, it hands over what the session had received by then; after the end of a session it hands over nothing of it.
+**Order** (rules 6 and 10). One thread passes on everything. It hands over a session's deliveries before a later
+confirmation or depth report, and nothing of a session after its end.
 
-**Nothing is in flight unseen.** Connected time counts only while what was ready has come, and a worker may be slow, or
-stopped. So its progress mark says, every tenth of a second: all that came up to then was passed on. A worker that finds
-that it, or a supervisor, stood still for longer than a broker may take to hand something out counts that too, and no
-time is counted.
+**Nothing is in flight unseen.** Connected time counts only while ready messages have arrived, and a worker may be slow
+or stopped. So ten times a second its progress mark says that everything received by then was passed on. When the worker
+or a supervisor stood still for longer than a broker's delivery time, the mark says so, and no time is counted.
 
-**Bytes.** A session counts what arrived, learns from the worker what that takes in blocks, and from :class:`.Limits`
-what was taken. The difference is what pauses it: what waits in the buffer, what is being made into blocks, and
-what waits to be taken.
+**Bytes.** A session counts arrived bytes, learns from the worker their size in blocks, and from :class:`.Limits` how
+many were taken. The difference pauses it: deliveries in its buffer, in blocks being made, and in blocks not taken yet.
 """
 
 from __future__ import annotations
@@ -52,18 +50,18 @@ __all__ = ["FindSession", "Mark", "Worker"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Rounds with deliveries begin so far apart, and large ones farther: each block has a fixed cost.
+#: Least interval between rounds with deliveries, longer after large ones: each block has a fixed cost.
 _ROUND_S = 0.02
 _LARGE_ROUND_S = 0.06
 _LARGE_ROUND_ROWS = 200
-#: The progress mark is set at least so often.
+#: Longest interval between progress marks.
 _PROGRESS_S = 0.1
-#: If the worker does nothing for this long, its process was stopped, or had no turn. What came may be unread.
+#: A worker idle for this long was stopped or not scheduled. Received bytes may be unread.
 _BREAK_S = TRANSIT_S
-#: A block is made in a small part of the time that counts as a break.
+#: A block takes a small part of the time that counts as a break.
 _ROWS_MAX = 5_000
 _BYTES_MAX = 4 << 20
-#: For how long the end of connections is waited for.
+#: How long to wait for connections to close.
 _END_TIMEOUT_S = 2.0
 
 #: The session class of a protocol, by its name.
@@ -71,11 +69,11 @@ FindSession: TypeAlias = Callable[[str], type[Session]]
 
 
 class Mark(NamedTuple):
-    """How far a worker has come.
+    """Progress of a worker.
 
     Attributes:
-        breaks: how often it has stood still for a while.
-        until_s: everything that had come up to this moment was passed on, on the clock of the runtime.
+        breaks: times that it stood still.
+        until_s: everything received until then was passed on; on the runtime's clock.
     """
 
     breaks: int
@@ -84,14 +82,14 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class _Kept:
-    """A supervisor, and what was passed on of it.
+    """A supervisor, and what was passed on from it.
 
     Attributes:
-        ids: which message a delivery is.
-        events: where they go.
-        session: the one whose opening was passed on and whose end was not.
-        status: of that session, as passed on last.
-        breaks: of the supervisor, as counted in the mark.
+        ids: identifies deliveries.
+        events: receives its events.
+        session: the session that was reported as opened and not yet as lost.
+        status: last reported status of that session.
+        breaks: breaks of the supervisor that the mark includes.
     """
 
     supervisor: ConnectionSupervisor
@@ -103,7 +101,7 @@ class _Kept:
 
 
 class Worker:
-    """One thread that takes from all supervisors of a query. It begins with the first of them.
+    """One thread that serves all supervisors of a query. It starts with the first of them.
 
     Args:
         find_session: raises an MqError where a protocol's client is missing.
@@ -125,14 +123,14 @@ class Worker:
     # -- for the query's thread
 
     def keep(self, settings: Settings, limits: Limits, events: EventQueue) -> ConnectionSupervisor:
-        """Begin to keep a connection to the endpoint of these settings.
+        """Start a connection to the endpoint of these settings.
 
         Args:
-            limits: of its first session.
-            events: where those of the supervisor go.
+            limits: limits of its first session.
+            events: receives the supervisor's events.
 
         Raises:
-            MqError: a client library is missing, or it has been stopped.
+            MqError: a client library is missing, or the worker was stopped.
         """
         if self._ending:
             raise InternalError(f"{settings.endpoint.destination}: the source has been stopped")
@@ -155,7 +153,7 @@ class Worker:
 
     @property
     def mark(self) -> Mark:
-        """How far it has come.
+        """Its progress.
 
         Raises:
             MqError: the worker has died.
@@ -165,13 +163,13 @@ class Worker:
         return self._mark
 
     def join(self, supervisors: Iterable[ConnectionSupervisor]) -> None:
-        """Wait until supervisors that were asked to stop have, for a moment from then on."""
+        """Wait a moment for supervisors that were asked to stop."""
         for supervisor in supervisors:
             left_s = supervisor.asked_s + _END_TIMEOUT_S - self._runtime.monotonic_s()
             self._runtime.wait(supervisor.stopped, max(0.0, left_s))
 
     def stop(self) -> None:
-        """Have all connections closed, and wait for that for a moment."""
+        """Close all connections and wait for that for a moment."""
         self._ending = True
         for kept in list(self._kept.values()):
             kept.supervisor.stop()
@@ -182,7 +180,7 @@ class Worker:
     # -- its thread
 
     def _life(self) -> Iterator[float]:
-        """Go round until it is to end; yield how long to rest, in seconds."""
+        """Go round until stopped; yield delays in seconds."""
         while self._kept or not self._ending:
             began_s = self._look()
             self._events.arrived.clear()
@@ -203,17 +201,17 @@ class Worker:
                 yield max(0.0, due_s - self._runtime.monotonic_s())
 
     def _look(self) -> float:
-        """Look at the clock; whoever finds it much later than the last time has stood still."""
+        """Check the clock: a late look means that the thread stood still."""
         now_s = self._runtime.monotonic_s()
         self._broke_off = self._broke_off or now_s - self._looked_s > _BREAK_S
         self._looked_s = now_s
         return now_s
 
     def _waits_for_a_supervisor(self, now_s: float) -> bool:
-        """Whether one with a session has not been at its socket for too long: what came there is unread.
+        """Whether a supervisor with a session has been away from its socket for too long, so that bytes may be unread.
 
         Raises:
-            MqError: the thread of one has died. That ends this one, and so the query.
+            MqError: the thread of one has died. That ends the worker, and so the query.
         """
         waits = False
         for kept in list(self._kept.values()):
@@ -223,7 +221,7 @@ class Worker:
         return waits
 
     def _supervisor_broke_off(self) -> bool:
-        """Whether one stood still since this was asked last."""
+        """Whether a supervisor stood still since the last call."""
         found = False
         for kept in list(self._kept.values()):
             found |= kept.breaks != kept.supervisor.breaks
@@ -231,8 +229,8 @@ class Worker:
         return found
 
     def _round(self) -> int:
-        """Pass on everything that is there; return how many deliveries that was."""
-        # Looked at before the events: it has stopped after `Lost`, which a slow close reports late.
+        """Pass on everything received; return the number of deliveries."""
+        # Read before the events: it stops after `Lost`, which a slow close reports late.
         supervisors = [kept.supervisor for kept in list(self._kept.values())]
         ended = [supervisor for supervisor in supervisors if supervisor.ended and supervisor.stopping.is_set()]
         rows = sum(map(self._pass_on, self._events.take()))
