@@ -1,17 +1,16 @@
 """Epochs: the protocol between Spark's checkpoint and the broker, without Spark.
 
-One micro-batch is one epoch of a two-phase commit. :class:`EpochSource` is what Spark's calls come down to: plan,
-replay, acknowledge. Which of them a call comes to is in the tables of :mod:`.calls`. Each queue has a
-:class:`.QueueReader`, which takes in what its sessions bring and has an in-flight table; an epoch goes over all
-queues, and :class:`.BatchSizing` decides how much goes into it. All of it runs on the thread that Spark calls.
-Supervisors work on in the background, so receiving and heartbeats go on while Spark is busy.
+One micro-batch is one epoch of a two-phase commit. :class:`EpochSource` maps Spark's calls to three acts, plan, replay
+and acknowledge, by the tables of :mod:`.calls`. Each queue has a :class:`.QueueReader`, which takes in the events of
+its sessions and has an in-flight table. An epoch spans all queues, and :class:`.BatchSizing` decides its size. All of
+it runs on Spark's thread. Supervisors work in the background, so receiving and heartbeats go on while Spark is busy.
 
 Guarantee: with `exactly-once`, every message is in exactly one committed epoch, and an epoch that
 is asked for again after a crash has the same messages in the same order.
 
-The queues of a query may be others after a restart. One that is new begins empty. Of one that is gone, what was
-committed stays in the journal, so that it may come back and nothing of it is emitted twice; what was planned and not
-committed is lost without it, so that is refused (rule 9).
+The queues of a query may change over a restart. A new queue begins empty. The committed IDs of a removed queue stay in
+the journal, so that it may come back and nothing is emitted twice. An open epoch with messages of a removed queue
+cannot be replayed, so the source refuses to go on (rule 9).
 
 Rules cited by number are in docs/how-it-works.md#the-rules.
 """
@@ -48,7 +47,7 @@ __all__ = ["EpochSource", "Position", "Run"]
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A call: from which position, about which epoch, and for how much."""
+    """A call: its start, the end of its epoch, and its limit."""
 
     start: Position
     end: Position
@@ -60,11 +59,11 @@ class EpochSource:
     """Plans, replays and acknowledges epochs for one query. Not thread-safe.
 
     Args:
-        make_store: where committed IDs of a queue are shared, beyond the checkpoint.
-        list_queues: names of the queues there are, for option `queuePattern`.
-        ask_depth: messages waiting in a queue, where no session learns it; None if nobody can be asked.
-        files: of the journal; needed where messages have IDs.
-        check: finds what the log should say of a queue.
+        make_store: makes the store in which a queue's committed IDs are shared beyond the checkpoint.
+        list_queues: lists the broker's queues, for option `queuePattern`.
+        ask_depth: asks how many messages wait in a queue, where no session learns it; None without management.
+        files: files of the journal; needed where messages have IDs.
+        check: finds warnings about a queue, for the log.
     """
 
     def __init__(
@@ -101,13 +100,13 @@ class EpochSource:
         self._timings = Timings(self._runtime)
         self._replay = Replay(settings, self._queues, self._runtime, self._memory)
         self._committed_offset = Committed.UNKNOWN
-        #: The end of the last epoch that is known here.
+        #: The end of the last known epoch.
         self._last = Position(0)
-        #: What the next epoch's number has to be above.
+        #: The highest epoch number so far.
         self._highest = 0
-        #: Epochs that Spark has asked the payload of and not committed, and the queues in their order.
+        #: Epochs whose payload Spark has asked for and that are not committed, with their queues in order.
         self._begun: dict[int, list[str]] = {}
-        #: The newest epoch that was noted as synced.
+        #: The newest epoch noted as synced.
         self._synced: int | None = None
         self._act: Mapping[Act, Callable[[_Asked], None]] = {
             Act.NOTHING: lambda _: None,
@@ -120,11 +119,11 @@ class EpochSource:
     # -- Spark's calls, in its order -----------------------------------------------------------
 
     def initial(self) -> Position:
-        """The position of a new query. Opens nothing, and proves nothing: Spark 4.0 asks at restarts too."""
+        """The position of a new query. It opens nothing and proves nothing: Spark 4.0 asks at restarts too."""
         return Position(0)
 
     def bound(self) -> None:
-        """From now on take only what the queues hold at this moment (`Trigger.AvailableNow`)."""
+        """Take only what the queues hold at this moment from now on (`Trigger.AvailableNow`)."""
         self._show(Call.BOUND, Position(0))
         self._queues.start()
         self._batch_sizing.bound()
@@ -133,8 +132,8 @@ class EpochSource:
         """Phase two of the epoch that ends at `start`, then phase one of the next.
 
         Args:
-            start: the last committed position; None where Spark does not say (:mod:`.without_start`).
-            limit: messages to take at most; None for all that can be had now.
+            start: the last committed position; None where Spark does not pass it (:mod:`.without_start`).
+            limit: the most messages to take; None for all that can be had now.
 
         Returns:
             The end of a new epoch, or the last position if there is nothing new.
@@ -143,7 +142,7 @@ class EpochSource:
         self._show(Call.WITHOUT_START if start is None else Call.LATEST, start or Position(0))
         if start is None:
             for queue in self._queues:
-                queue.take()  # nothing that Spark could show first comes before that
+                queue.take()  # only a first call of Spark may come before that
             call = Call.WITHOUT_START
         else:
             self._do(Call.COMMIT, _Asked(start, start))
@@ -156,8 +155,7 @@ class EpochSource:
     def payload(self, start: Position, end: Position) -> list[Run]:
         """The deliveries of the epoch from `start` to `end`, in planned order.
 
-        For an epoch of a former process this waits until the broker has handed out exactly the
-        planned messages again.
+        For an epoch of a former process this waits until the broker has redelivered exactly the planned messages.
 
         Raises:
             CheckpointError: it has messages of a queue that the query does not read.
@@ -175,7 +173,7 @@ class EpochSource:
         self._do(Call.COMMIT, _Asked(end, end))
 
     def stop(self) -> None:
-        """Close the connections. Usually Spark ends the process before it gets here."""
+        """Close the connections. Spark usually ends the process before this is called."""
         if self._backlog is not None:
             self._backlog.stop()
         self._queues.stop()
@@ -201,13 +199,13 @@ class EpochSource:
             self._learn(known[0], open_)
 
     def _learn(self, start: Position, open_: Position | None) -> None:
-        self._sync(start)  # a former process may have reported what no disk has yet
+        self._sync(start)  # a former process may have reported data that no disk has yet
         self._highest = max(self._highest, start.epoch)
         if self._last.epoch == 0:
             self._last = start
         names = self._memory.queues(start)
         if names and self._settings.pattern is None and not any(map(self._queues.get, names)):
-            # Queues come and go, but not all of those that were named at once.
+            # Queues come and go, but not all named ones at once.
             raise CheckpointError(
                 f"{self._destination}: the checkpoint was written for queues {', '.join(map(repr, names))}, and the "
                 "query now reads none of them. Use a checkpointLocation of its own for each queue, or correct the "
@@ -216,10 +214,10 @@ class EpochSource:
         self._queues.adopt(self._memory.adopt(start, open_), start.broker_id)
 
     def _check_power(self, newest: Position) -> None:
-        """A machine that lost power may have one log of a batch, and not another that was written before.
+        """Check for a loss of power, after which a later log of a batch may exist without an earlier one.
 
         Args:
-            newest: the last position that Spark shows as committed, or has in its log.
+            newest: the last position that Spark has committed or logged.
         """
         if self._files is None:
             return
@@ -234,10 +232,11 @@ class EpochSource:
             )
 
     def _sync(self, committed: Position) -> None:
-        """Option `settleAfter=synced`: after a loss of power the logs say no less than what rests on them.
+        """Sync the disks (option `settleAfter=synced`), so that after a loss of power the logs cover everything that
+        rests on them.
 
         Args:
-            committed: the newest position of which the commit, and the sink's part, are among what was written.
+            committed: the newest position whose commit and sink output have been written.
         """
         if not self._settings.syncs:
             return
@@ -257,7 +256,7 @@ class EpochSource:
         """Carry out a call on its epoch.
 
         Raises:
-            InternalError: it cannot come now.
+            InternalError: the call cannot come now.
         """
         try:
             act = step(call, self._where(asked.end))
@@ -273,18 +272,18 @@ class EpochSource:
             queue.want(Trigger.NO_CRASH_LOOP)
 
     def _plan(self, asked: _Asked) -> None:
-        """Phase one of the next epoch, if there is something for it."""
+        """Plan the next epoch (phase one), if there is something for it."""
         self._queues.start()
         self._batch_sizing.await_first_messages()
         self._queues.drain_events()
         if self._backlog is not None:
-            # Those whose depth no session learns.
+            # Queues whose depth no session learns.
             self._backlog.begin([queue.name for queue in self._queues if not queue.view.depths])
         limit = asked.limit
         if asked.without_start:
             limit = limit_by_windows(self._queues, limit)
         elif limit is None:
-            # The one epoch of this run, and everything before it is committed: take what there is.
+            # The only epoch of this run, with everything before it committed: take everything.
             self._open_wide()
         sizes = self._batch_sizing.gather(limit, all_=asked.limit is None)
         self._timings.gathered()
@@ -295,8 +294,8 @@ class EpochSource:
 
     def _cut(self, sizes: Mapping[QueueReader, int]) -> None:
         without_start = self._committed_offset in OFFSET_UNKNOWN
-        # Spark compares offsets, so blindly it has to be another one than the committed one. That the clock is usually
-        # above all earlier numbers is of no importance (rule 16).
+        # Spark compares offsets, so without a start offset the number must differ from the committed one. Nothing
+        # relies on the clock being above all earlier numbers (rule 16).
         epoch = self._highest = max(self._highest + 1, self._runtime.utc_us() if without_start else 0)
         bytes_before = self._queues.planned_bytes
         planned = {queue.name: queue.plan(epoch, sizes.get(queue, 0)) for queue in self._queues}
@@ -312,17 +311,17 @@ class EpochSource:
                 queue.acknowledge(epoch)
 
     def _begin(self, asked: _Asked) -> None:
-        self._sync(asked.start)  # what is emitted is planned
+        self._sync(asked.start)  # emitted messages are planned durably
         if asked.start.epoch == 0:
             self._open_wide()
         self._hold(asked.end)
 
     def _begin_again(self, asked: _Asked) -> None:
-        """Begin an epoch of a former process, as soon as its messages are here."""
+        """Begin an epoch of a former process as soon as its messages are here."""
         start, end = asked.start, asked.end
         self._sync(start)
         if self._where(self._last) is not EpochPlace.PLANNED and (end.epoch > self._last.epoch or self._last == start):
-            self._last = end  # Spark 4.0 has a bounded run plan its end before it shows what is open
+            self._last = end  # Spark 4.0 plans a bounded run's end before it shows the open epoch
         self._highest = max(self._highest, end.epoch)
         self._replay.run(start, end)
         self._hold(end)
@@ -336,8 +335,8 @@ class EpochSource:
             queue.hold(end.epoch)
 
     def _acknowledge(self, asked: _Asked) -> None:
-        """Phase two of an epoch, and of those before it."""
-        self._sync(asked.end)  # what is acknowledged is committed, and written by the sink
+        """Acknowledge an epoch and those before it (phase two)."""
+        self._sync(asked.end)  # acknowledged messages are committed and written by the sink durably
         for epoch in sorted(epoch for epoch in self._begun if epoch <= asked.end.epoch):
             del self._begun[epoch]
             self._memory.begin_commit(epoch)
@@ -345,10 +344,10 @@ class EpochSource:
             self._timings.committed(epoch, waits)
         self._queues.forget_ended()
 
-    # -- what it says of itself ----------------------------------------------------------------
+    # -- counters and times ----------------------------------------------------------------
 
     def counters(self) -> Counters:
-        """The counters that a user sees in the query's progress (rule 8)."""
+        """Counters for the query's progress (rule 8)."""
         memory = self._memory
         others = self._queues.ended_counters + Counters(forgotten=memory.forgotten, remembered=memory.remembered)
         return sum(map(self._counters_of, self._queues), others)
@@ -360,5 +359,5 @@ class EpochSource:
         return replace(counters, backlog=self._backlog.seen(queue.name))
 
     def report(self) -> dict[str, Any]:
-        """The counters and the times of the last epochs, under their documented names."""
+        """Counters and times of the last epochs, under their documented names."""
         return {"reads": self._destination, **self.counters().report(), **self._timings.report()}

@@ -1,8 +1,8 @@
-"""The journal: the memory of a query, and its files. What these have is at :class:`.EpochFile`.
+"""The journal: the memory of a query, and its files. :class:`.EpochFile` describes their content.
 
-The file of an epoch is written once, durable before the offset that names it is returned. Spark before 4.2 has an epoch
-planned before it shows what is committed: such a *blind* file has what was planned and nothing else. When its epoch is
-about to run, a complete one is written next to it, of what remains, and a reader of the first is given the second.
+The file of an epoch is written once, and is durable before the offset that names it is returned. Spark before 4.2 may
+plan an epoch without a start offset; its file has the planned IDs and nothing else. When the epoch is about to run, a
+complete file with the remaining IDs is written next to it, and readers get that one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["Journal", "NoJournal", "Recent", "file_of", "planned_in", "remembere
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: The most connected seconds that one look counts for.
+#: The most connected seconds that one poll counts.
 _LOOK_MAX_S = 1.0
-#: Of what digests are made with.
+#: Bytes of the secret for digests.
 _SECRET_BYTES = 32
-#: What is kept of an epoch besides its file: what was remembered when it was about to run, if it was planned blindly;
-#: that it is acknowledged; and records of what it was run without, by a number.
+#: Parts that are kept of an epoch besides its file: the memory when it was about to run, if it was planned without a
+#: start offset; that it is acknowledged; and numbered records of abandoned messages.
 _BESIDE, _ACKNOWLEDGED, _GIVEN_UP = "beside", "acknowledged", "given-up"
 
 
@@ -39,8 +39,8 @@ class Recent(NamedTuple):
 
     Attributes:
         counts: how many, by queue.
-        keys: of the last committed epoch, by queue: no store of IDs may have them.
-        coming: contents that surely come, as no process has asked for their acknowledgement.
+        keys: keys of the last committed epoch, by queue: the store of IDs may lack them.
+        coming: contents that surely come again, as no process has acknowledged them.
     """
 
     counts: Mapping[str, int]
@@ -49,10 +49,10 @@ class Recent(NamedTuple):
 
 
 def file_of(files: JournalFiles, name: str, *, complete: bool = False) -> EpochFile:
-    """Read the file of an epoch, without what its epoch was run without.
+    """Read the file of an epoch, without its abandoned messages.
 
     Args:
-        complete: a blind one does not do: its epoch was run, so there is one next to it.
+        complete: require the complete file: its epoch was run, so there is one.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -74,13 +74,13 @@ def file_of(files: JournalFiles, name: str, *, complete: bool = False) -> EpochF
 
 
 def _abandoned(files: JournalFiles, name: str, kept: Iterable[str], first: int | None = None) -> ByQueue:
-    """Look up what an epoch was run without (rule 15), by the first records or by all. Each has those before it."""
+    """Look up abandoned messages (rule 15), in the first records or in all. Each includes those before it."""
     records = [part for part in kept if part.startswith(_GIVEN_UP)][:first]
     return files.read(name, records[-1]).planned if records else {}
 
 
 def _without(keys: Sequence[Key], gone: Mapping[Key, int]) -> list[Key]:
-    """Take keys out. Of equal contents the last ones go, as those that come take the first places."""
+    """Remove keys. Of equal contents the last ones go, as redeliveries take the first places."""
     counts = Counter(gone)
     kept: list[Key] = []
     for key in reversed(keys):
@@ -92,7 +92,7 @@ def _without(keys: Sequence[Key], gone: Mapping[Key, int]) -> list[Key]:
 
 
 def planned_in(files: JournalFiles, name: str) -> dict[str, list[Key]]:
-    """Read the keys of an epoch: queue -> keys in order, without those that it is run without.
+    """Read the keys of an epoch: queue -> keys in order, without the abandoned ones.
 
     Args:
         name: of its file; empty for none.
@@ -101,12 +101,12 @@ def planned_in(files: JournalFiles, name: str) -> dict[str, list[Key]]:
         CheckpointError: they cannot be read.
     """
     planned = file_of(files, name).planned if name else {}
-    # What is not distinguished is not waited for: it comes in later epochs.
+    # Messages without an identity are not awaited: they come in later epochs.
     return {queue: [key for key in keys if type(key) is str or any(key)] for queue, keys in planned.items()}
 
 
 def remembered_in(files: JournalFiles, name: str) -> dict[str, int]:
-    """Count the IDs that are remembered besides an epoch, by what they are.
+    """Count the IDs that are remembered besides an epoch, by kind.
 
     Args:
         name: of its file; empty for none.
@@ -129,15 +129,15 @@ class Journal:
         self.memory = Memory(settings.dedup_window, settings.remember_left, secrets.token_bytes(_SECRET_BYTES))
         #: Epoch -> its file, until it is committed.
         self._open: dict[int, str] = {}
-        #: Those of which a note says when they are acknowledged.
+        #: Epochs that get a note once they are acknowledged.
         self._to_note: set[str] = set()
         self._coming: Mapping[str, Sequence[Key]] = {}
-        #: Files that the last plan named, and its own.
+        #: Files that the last plan named, and its own file.
         self._named: set[str] = set()
         self._seen_s: float | None = None
 
     def known(self, queue: str) -> QueueMemory:
-        """Return the memory of a queue, also of one that is not read now."""
+        """Return the memory of a queue, even of one that is not read now."""
         return QueueMemory(self.memory, queue)
 
     @property
@@ -147,14 +147,14 @@ class Journal:
 
     @property
     def remembered(self) -> int:
-        """Committed messages that are known, whatever becomes of theirs."""
+        """Committed messages that are known."""
         return self.memory.remembered
 
     def poll(self, until_s: float, *, connected: bool) -> None:
-        """Take note of whether every connection is up, and forget contents that were remembered for long enough.
+        """Record whether every connection is up, and forget contents that have expired.
 
         Args:
-            until_s: up to when everything that had come was reported.
+            until_s: time up to which everything received was reported.
         """
         if connected and self._seen_s is not None:
             self.memory.connected_s += max(0.0, min(until_s - self._seen_s, _LOOK_MAX_S))
@@ -168,13 +168,13 @@ class Journal:
         begun: Collection[int] = (),
         *, without_start: bool = False,
     ) -> str:  # fmt: skip
-        """Write the file of an epoch; its name.
+        """Write the file of an epoch; return its name.
 
         Args:
-            planned: of each queue the keys, in order.
-            in_flight_tables: of the queues that may have an open epoch.
-            begun: epochs that Spark has run, and of which it says only after this plan that they are committed.
-            without_start: was that not shown of any?
+            planned: keys of each queue, in order.
+            in_flight_tables: tables of the queues that may have an open epoch.
+            begun: epochs that Spark has run and reports as committed only after this plan.
+            without_start: whether the committed offset is unknown.
 
         Raises:
             CheckpointError: it cannot be written.
@@ -203,24 +203,24 @@ class Journal:
         return {queue: keys for queue, keys in found.items() if keys}
 
     def plan_beside(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
-        """Write down what is remembered, next to the file of an epoch that was planned blindly.
+        """Write the complete file next to that of an epoch planned without a start offset.
 
         Raises:
             CheckpointError: it cannot be written.
         """
         if not self.planned_without_start(end):
             return
-        self._named.discard(end.file)  # it is not forgotten by this: its epoch is about to run
+        self._named.discard(end.file)  # its epoch is about to run, so its file stays
         kept = self._files.parts(end.file)
         if _BESIDE in kept:
-            # By a former process, and read by this one.
+            # A former process wrote it, and this one has read it.
             self._named.add(end.file)
             return
         planned = {
             queue: keys for queue, in_flight in in_flight_tables.items() if (keys := in_flight.planned.keys(end.epoch))
         }
         file = self._compose(end.epoch, self.queues(end), planned, in_flight_tables, (), ())
-        # What is planned by now is without what was given up.
+        # The planned IDs no longer include the abandoned ones.
         without = sum(part.startswith(_GIVEN_UP) for part in kept)
         self._files.put(replace(file, without=without), end.file, _BESIDE)
         self._written(end.file, file, ())
@@ -263,17 +263,17 @@ class Journal:
     # -- phase two
 
     def begin_commit(self, epoch: int) -> None:
-        """Take note that an epoch is committed; its queues say of which messages, and acknowledge them after."""
+        """Record the commit of an epoch; its queues then record its messages and acknowledge them."""
         file = self._open.pop(epoch, "")
         if file in self._to_note:
-            # Whether several equal ones can come again, the next process has to know.
+            # The next process must know whether several equal messages can come again.
             self._to_note.discard(file)
             self._files.put(EpochFile(), file, _ACKNOWLEDGED)
 
     # -- restart
 
     def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:  # noqa: ARG002
-        """Read the keys of the epoch between: of each queue in order, without those that it is run without.
+        """Read the keys of the epoch between two positions: of each queue in order, without the abandoned ones.
 
         Raises:
             CheckpointError: they cannot be read.
@@ -283,7 +283,7 @@ class Journal:
         self._open[end.epoch] = end.file
         planned = planned_in(self._files, end.file)
         if file_of(self._files, end.file).without_start:
-            # It may have what was committed before: IDs are known by the in-flight table.
+            # It may include committed messages: the in-flight table recognises IDs, contents are removed here.
             planned = {
                 queue: _without(
                     keys, Counter(self.known(queue).recognise(contents, Counter(self._coming.get(queue, ()))))
@@ -296,20 +296,20 @@ class Journal:
         return planned
 
     def queues(self, position: Position) -> list[str]:
-        """Name the queues that were read when an epoch was planned."""
+        """List the queues that were read when an epoch was planned."""
         return list(self._files.read(position.file).queues) if position.file else []
 
     def planned_without_start(self, position: Position) -> bool:
-        """Whether an epoch was planned before Spark had shown what is committed."""
+        """Whether an epoch was planned without a start offset."""
         return bool(position.file and self._files.read(position.file).without_start)
 
     def adopt(self, start: Position, open_: Position | None) -> Recent:
-        """Load what a former process had remembered.
+        """Load the memory of a former process.
 
         Args:
-            start: the first committed position that is shown.
-            open_: the end of an epoch that it planned and did not see committed. Its file says what was remembered when
-                it was planned, if that had been shown then.
+            start: the first known committed position.
+            open_: end of an epoch that it planned and did not see committed. Its file has the memory as it was planned,
+                if the committed offset was known then.
 
         Raises:
             CheckpointError: a file cannot be read.
@@ -319,18 +319,18 @@ class Journal:
         return self.recall(open_.file, start, committed=False)
 
     def recall(self, name: str, start: Position, *, committed: bool) -> Recent:
-        """Load what was remembered when the epoch of a file was planned, or committed."""
+        """Load the memory as of the plan, or the commit, of a file's epoch."""
         if not name:
             return Recent({}, {}, {})
         counts = self.memory.load(name, self._file, committed=committed)
         file, keys = self._file(name), planned_in(self._files, start.file)
-        # What repeats was known when the epoch was planned, or nobody has noted whether it is acknowledged.
+        # Either the repeats were known when the epoch was planned, or nobody noted whether it is acknowledged.
         since = frozenset() if name == start.file else frozenset(map(bytes, file.repeating))
         coming = self._repeating(keys, since)
         if coming and _ACKNOWLEDGED in self._files.parts(start.file):
             coming = {}
         elif coming:
-            # Or each further process would expect them once more.
+            # Otherwise each further process would expect them again.
             self._files.put(EpochFile(), start.file, _ACKNOWLEDGED)
         self._coming = coming
         self._named = {name, *file.names}
@@ -342,10 +342,10 @@ class Journal:
     # -- what is given up
 
     def give_up(self, end: Position, keys: ByQueue) -> None:
-        """Write down what an epoch is run without, before anything of it is emitted (rule 15).
+        """Record abandoned messages before anything of the epoch is emitted (rule 15).
 
         Raises:
-            CheckpointError: that cannot be done.
+            CheckpointError: the record cannot be written.
         """
         kept = self._files.parts(end.file)
         before = _abandoned(self._files, end.file, kept)
@@ -355,10 +355,10 @@ class Journal:
 
 
 class NoJournal:
-    """The journal of a query without IDs: it remembers nothing.
+    """The journal of a query without IDs, which remembers nothing.
 
     Args:
-        files: for what a raised guarantee would read; None if there is no place for them.
+        files: files that a raised guarantee would read; None without a place for them.
     """
 
     forgotten = remembered = 0
@@ -382,12 +382,12 @@ class NoJournal:
         """Note nothing."""
 
     def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:
-        """Give up all messages of an epoch, which is run empty: they come again in later epochs.
+        """Abandon all messages of an epoch, which is run empty: they come again in later epochs.
 
-        If the guarantee is raised again, its file would say that they are committed.
+        Otherwise, if the guarantee is raised again, its file would count them as committed.
 
         Raises:
-            CheckpointError: there is no place to write that down.
+            CheckpointError: there is no place for the record.
         """
         if not end.file:
             return {}
@@ -399,7 +399,7 @@ class NoJournal:
                 "'checkpointLocation' (or 'idLog') at the source, or run the query with 'exactly-once' until the epoch "
                 "is committed. Nothing was acknowledged"
             )
-        # If it was planned blindly, the file next to it has to be there for whoever goes on from it.
+        # An epoch planned without a start offset needs its complete file for later processes.
         journal = Journal(self._settings, self._files)
         if journal.planned_without_start(end):
             journal.recall(start.file, start, committed=True)
@@ -411,11 +411,11 @@ class NoJournal:
         """Write nothing: no epoch waits for messages."""
 
     def queues(self, position: Position) -> list[str]:  # noqa: ARG002
-        """Name none: nothing says which queues an epoch has."""
+        """List none: without IDs the queues of an epoch are unknown."""
         return []
 
     def adopt(self, start: Position, open_: Position | None) -> Recent:  # noqa: ARG002
-        """Warn of IDs that are not used."""
+        """Warn about IDs that are not used."""
         if start.file:
             _LOG.warning(
                 "%s: the checkpoint has message IDs, and guarantee '%s' does not use them: what the former query had "

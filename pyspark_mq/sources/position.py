@@ -1,4 +1,4 @@
-"""The end of an epoch, as the offset names it, and where the journal is kept. Pure."""
+"""The end of an epoch, as in Spark's offset, and the interface of the journal's files. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark_mq.dedup import EpochFile
 
 __all__ = ["JournalFiles", "Position", "shortened"]
 
-#: Longer texts of an offset are by their digests, and of the texts themselves so much is shown.
+#: Longer texts are shortened in an offset to this many characters and a digest.
 _TEXT_MAX, _SHOWN, _DIGEST_BYTES = 48, 12, 16
 _PLAIN = re.compile(r"[^ !#-\[\]-~]")
 
@@ -26,8 +26,8 @@ class Position:
         epoch: 0 before the first.
         file: the name of its file in the journal; empty for a guarantee without IDs, and before the first epoch.
         broker_id: the name of the broker its messages are at, shortened; empty while unknown.
-        released: may the epoch be replayed without those of its messages that do not come back? So marked by
-            `pyspark-mq release`, never by the source.
+        released: whether the epoch may be replayed without messages that do not come back. Set by `pyspark-mq release`,
+            never by the source.
     """
 
     epoch: int
@@ -39,41 +39,41 @@ class Position:
 class JournalFiles(Protocol):
     """Storage of the journal's files, next to the checkpoint.
 
-    Everything raises CheckpointError where it cannot be done, in words for the user.
+    Every method raises CheckpointError on failure, with a message for the user.
     """
 
     def put(self, content: EpochFile, of: str = "", part: str = "") -> str:
-        """Keep the file of an epoch, or a part of what is kept of one; durable when it returns. Its name.
+        """Write the file of an epoch, or another part of one, durably; return its name.
 
         Args:
-            of: the file of the epoch that a part is of. The name of such a file has the digest of what is in it.
-            part: its name. One that is there stays as it is.
+            of: the epoch's file that a part belongs to. File names include a digest of the content.
+            part: name of the part. An existing part stays unchanged.
         """
 
     def read(self, file: str, part: str = "") -> EpochFile:
-        """Look up the file of an epoch, or a part of what is kept of one."""
+        """Read the file of an epoch, or one of its parts."""
 
     def parts(self, file: str) -> Sequence[str]:
-        """List the parts that are kept of an epoch besides its file, by their names."""
+        """List the names of the parts of an epoch."""
 
     def remove(self, files: Collection[str]) -> None:
-        """Remove files of epochs, and what is kept of each. One that cannot be removed does no harm."""
+        """Remove files of epochs and their parts. A file that cannot be removed does no harm."""
 
     def left_by_crashes(self) -> list[str]:
-        """Name, once each, files of epochs that no offset names and no process will name any more."""
+        """List, once each, files that no offset names and no process will name any more."""
 
     def note_synced(self, epoch: int) -> None:
-        """Note, durably, that this machine has everything up to the commit of an epoch on its disks."""
+        """Record durably that this machine's disks have everything up to the commit of an epoch."""
 
     def forget_synced(self) -> None:
-        """Remove the note, if there is one: from now on epochs are acknowledged that it knows nothing of."""
+        """Remove the record: from now on epochs are acknowledged that it does not cover."""
 
     def lost_power(self, epoch: int) -> bool:
-        """Return whether the machine was restarted since the last note, and that was of another epoch."""
+        """Whether the machine was restarted since the last record, and that was of another epoch."""
 
 
 def shortened(text: str, maximum: int = _TEXT_MAX) -> str:
-    """Return a text of an offset, or its beginning and its digest if it takes more characters than that there."""
+    """Shorten a text to its beginning and digest if it is too long for an offset."""
     if len(json.dumps(text)) <= maximum + 2:
         return text
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()

@@ -25,13 +25,14 @@ _ENDS_MAX = 9
 
 
 class Backoff:
-    """Delays between failed attempts, and when to give up. Rule 13: a session was good if something was confirmed in
-    it. A session that receives messages and ends adds a delivery to each (delivery limits), so the delay before the next
-    session doubles; a broker that ends session after session becomes an error. Its messages are not compared: they name
-    connections and processes of its own.
+    """Delays between failed attempts, and when to give up.
 
-        Attributes:
-            first: whether no session was ever opened.
+    Rule 13: a session was good if something was confirmed in it. A session that receives messages and ends adds a
+    delivery to each (delivery limits), so the delay before the next session doubles; a broker that ends session after
+    session becomes an error. Its messages are not compared: they name connections and processes of its own.
+
+    Attributes:
+        first: whether no session was ever opened.
     """
 
     first = True

@@ -16,15 +16,15 @@ _LOG = logging.getLogger("pyspark_mq")
 
 
 class EndOfRun:
-    """The end of a bounded run in one queue: what it held when the run began, as far as that can be known.
+    """The end of a bounded run in one queue: the messages that it held when the run began, as far as known.
 
-    Where the broker reports how much that is, the run takes as many, and no fewer for what somebody else had been
-    handed and comes back meanwhile. Where it does not, the end is the first message with a timestamp after that moment,
-    or three seconds without any. What has no timestamp, or one from the future, says nothing of its age: it is taken
-    while a backlog flows, and no longer than ten minutes.
+    If the broker reports the depth, the run takes that many, and no fewer when messages of other consumers come back
+    meanwhile. Otherwise the run ends at the first message with a later timestamp, or after three seconds without
+    messages. Messages without a timestamp, or with one from the future, are of unknown age: they are taken while a
+    backlog flows, for at most ten minutes.
 
     Args:
-        queue: every receiver of it is connected.
+        queue: its connections are all up.
     """
 
     def __init__(self, queue: QueueReader, runtime: Runtime) -> None:
@@ -34,9 +34,9 @@ class EndOfRun:
         self._coming_again_before = queue.coming_again
         ready = queue.view.ready_at_first
         self._wanted = math.inf if ready is None else ready
-        # Where somebody else has the queue, as a machine that died and is not given up yet: no more than a former
-        # process may have held, as of a consumer that gives all back nothing else would count. What was given back
-        # before is among what is ready, flagged or not.
+        # Another consumer, perhaps of a dead machine, may hold messages. They count for at most one window: a consumer
+        # that keeps requeueing would otherwise extend the run forever. Messages returned earlier are among the ready
+        # ones, flagged or not.
         others = queue.view.other_consumers > 0
         self._held_by_others = queue.settings.window if others else 0
         self._finished = self._said = False
@@ -47,23 +47,23 @@ class EndOfRun:
         self.begin()
 
     def begin(self) -> None:
-        """Spark asks for the next epoch: what the queue did not have before counts for nothing."""
+        """Start the next epoch: later messages do not count."""
         self._began_s = self._runtime.monotonic_s()
         self._empty_since_s: float | None = None
         if self._view.unacked + self._taken >= self._view.window or self._view.paused:
-            self._mark()  # without room the pace was that of the epoch
+            self._mark()  # without room the epoch set the pace
 
     @property
     def left(self) -> float:
-        """Messages still to be read; infinity where that is not known, 0 or less at the end."""
+        """Messages still to be read; infinity if unknown, 0 or less at the end."""
         if self._finished:
             return 0
-        # What was planned before a session ended comes once more and is dropped then: none of those.
+        # Planned messages of an ended session come again and are dropped: they do not count.
         return self._wanted + self._extra - self._done
 
     @property
     def _extra(self) -> int:
-        """Deliveries that were not ready when the run began: they came again, to this run or from somebody else."""
+        """Deliveries that were not ready when the run began: redeliveries of this run or of other consumers."""
         queue = self._queue
         counted = queue.counters()
         from_others = min(self._held_by_others, max(0, counted.redelivered - queue.coming_again - counted.returned))
@@ -75,9 +75,9 @@ class EndOfRun:
         return counted.planned + counted.rebound + counted.duplicates_dropped + counted.rejected
 
     def awaits_confirmation(self) -> bool:
-        """Whether a confirmation is still to be waited for.
+        """Whether to wait for a confirmation.
 
-        It may come after messages for which there is no room; then it is left to the next run.
+        It may come after messages for which there is no room; then the next run waits for it.
         """
         now_s = self._runtime.monotonic_s()
         if not self._view.unconfirmed:
@@ -88,11 +88,11 @@ class EndOfRun:
         return now_s - self._unconfirmed_since_s < self._timing.bounded_confirm_s
 
     def finish(self) -> None:
-        """The queue is not read on, whatever comes again of it."""
+        """Stop reading the queue, whatever is redelivered."""
         self._finished = True
 
     def reached(self) -> None:
-        """There is no more to be had."""
+        """Record that no more can come."""
         self._wanted = self._done - self._extra
 
     def fitting(self, size: int) -> int:
@@ -104,7 +104,7 @@ class EndOfRun:
         stamps = BlockRows.of(self._queue.oldest(size)).values("timestamp")
 
         def belongs(stamp: int | None) -> bool:
-            # One from the future says nothing but that somebody's clock is wrong.
+            # A future timestamp shows only that a clock is wrong.
             known = stamp is not None and stamp <= now_us
             return stamp <= self._since_us if known else takes_unknown  # type: ignore[operator]
 
@@ -139,11 +139,11 @@ class EndOfRun:
         return False
 
     def poll(self) -> None:
-        """Look whether the queue is read to its end: nothing is buffered, and somebody else may have taken the rest."""
+        """Check whether the queue is read to its end: nothing is buffered, and others may have taken the rest."""
         queue, now_s = self._queue, self._runtime.monotonic_s()
         queue.refresh_depth()
         if not queue.view.complete or queue.view.late:
-            self.begin()  # nothing can come; who tries to connect gives up by `reconnectTimeout`
+            self.begin()  # nothing can come; connecting gives up by `reconnectTimeout`
             return
         if any(queue.view.depths):
             self._empty_since_s = None

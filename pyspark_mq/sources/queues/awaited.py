@@ -11,7 +11,7 @@ __all__ = ["Awaited"]
 
 
 class Awaited:
-    """Planned messages of one epoch, until they are there.
+    """Planned messages of one epoch that a replay waits for.
 
     Args:
         keys: IDs in order.
@@ -27,7 +27,7 @@ class Awaited:
 
     @property
     def planned(self) -> int:
-        """Messages that the epoch has of the queue."""
+        """Messages of the epoch in this queue."""
         return len(self.queue.planned(self._epoch))
 
     @property
@@ -44,10 +44,10 @@ class Awaited:
         return self.queue.view.connected_s - self._began_s
 
     def ask_for_more(self, now_s: float) -> None:
-        """Widen windows that are full of other messages, where nothing has come for a while."""
+        """Widen windows that are full of other messages, after a while without a delivery."""
         queue = self.queue
         if self.waited_s <= queue.view.delay_s:
-            return  # what the broker holds back cannot be had by asking for more
+            return  # a wider window does not speed up delayed redelivery
         if queue.view.late or now_s - queue.last_sign_s < self._gap_s:
             return
         if queue.ask_for_more(self.missing):

@@ -1,4 +1,4 @@
-"""The word of a queue's broker at the opening of sessions, and for how long all of them were up."""
+"""The broker of a queue, as its sessions report it, and the time for which all sessions were up."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ __all__ = ["CheckFacts", "Connected", "half_open_s"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: A half-open connection is given up by the broker after two heartbeats without a sign, and a bit.
+#: A broker closes a half-open connection after two missed heartbeats and a bit.
 _HALF_OPEN_HEARTBEATS = 3
 
-#: Lines for the log of a query with these settings, by the facts that a connection brings.
+#: Makes log lines from a query's settings and the facts that a connection reports.
 CheckFacts: TypeAlias = Callable[[QueueFacts, Settings], Sequence[str]]
 
 
 class Connected:
-    """The broker of a queue, and connected time: it passes only while every connection is up, and is looked at.
+    """The broker of a queue, and connected time, which passes only while every connection is up and polled.
 
     Args:
         settings: the query's, with this queue as its endpoint.
 
     Attributes:
-        broker_id: the name the broker gives itself; empty while unknown.
+        broker_id: the broker's own name; empty while unknown.
         ever: whether there has been a session.
-        ready_at_first: messages the broker had when it was first asked; None if it does not report it.
-        delay_s: for how long the broker holds back what comes again, as it has said.
+        ready_at_first: messages the broker had at the first report; None without one.
+        delay_s: delay of redeliveries, as the broker reports it.
         seconds: connected so far.
     """
 
@@ -47,7 +47,7 @@ class Connected:
         self.delay_s = self.seconds = 0.0
 
     def opened(self, greeting: Greeting) -> None:
-        """Take in what the broker says to a new session.
+        """Record the broker's greeting to a new session.
 
         Raises:
             CheckpointError: it is another broker.
@@ -77,11 +77,11 @@ class Connected:
         )  # fmt: skip
 
     def expect_broker(self, broker_id: str) -> None:
-        """Hold the checkpoint to be written with that broker, as far as its name is known.
+        """Bind the checkpoint to that broker, as far as its name is known.
 
         Raises:
-            CheckpointError: there is a connection to another one. Before Spark 4.2 the first connection comes before
-                what is committed.
+            CheckpointError: a connection is to another broker. Before Spark 4.2 connections open before the committed
+                offset is known.
         """
         self._agree(broker_id, self.broker_id, "the one at 'url'")
 
@@ -95,7 +95,7 @@ class Connected:
         self.broker_id = expected or found
 
     def poll(self, until_s: float, *, up: bool) -> None:
-        """Take note of whether all connections are up.
+        """Record whether all connections are up.
 
         Args:
             until_s: up to when everything that had come was reported.
@@ -106,10 +106,10 @@ class Connected:
 
 
 def half_open_s(settings: Settings) -> float:
-    """The longest that a broker takes a connection for alive that is not, seconds."""
+    """The longest time in seconds that a broker takes a dead connection for alive."""
     endpoint = settings.endpoint
     most_s = endpoint.broker.half_open_s.get(endpoint.protocol, 0.0)
     if endpoint.clustered:
-        # A queue may be on another node than the one that hangs, which takes that for alive with its clients.
+        # The queue's node may take a hanging node, and its clients, for alive.
         most_s = max(most_s, endpoint.broker.node_lost_s)
     return max(settings.settle_grace_s, _HALF_OPEN_HEARTBEATS * endpoint.heartbeat_s, most_s)

@@ -1,7 +1,7 @@
 """All queues of a query together: what they hold, what they share, and one signal for all.
 
-Limits hold over all of them. What is left of the bytes a query may hold is shared by all alike at any moment, so
-a queue that is full leaves room for one that is not.
+Limits apply to all queues together. They share the remaining bytes equally at any moment, so a full queue leaves room
+for others.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pyspark_mq.sources.settings import Settings
 
 __all__ = ["QueueGroup"]
 
-#: Bytes held, in terms of `maxBytesPerTrigger`: one epoch runs while the next one is filled.
+#: Most bytes held, as a multiple of `maxBytesPerTrigger`: one epoch runs while the next one is filled.
 _BYTES_HELD_EPOCHS = 2
-#: A session that pauses for bytes goes on once less is held, in the same terms: the next epoch has come while one ran,
-#: and the one after it is to come while that runs.
+#: A session paused for bytes goes on once less than this multiple is held: the next epoch has arrived, and the one
+#: after it is to arrive while that runs.
 _BYTES_RESUMED_EPOCHS = 1.5
 
 
@@ -50,14 +50,14 @@ class QueueGroup:
         self._runtime = runtime
         self._memory = memory
         self._check = check
-        #: Whether it is known what a former process had committed.
+        #: Whether the commits of a former process are known.
         self._shown = False
         self._resumes = True
         self._arrived = threading.Event()
         self._queues: dict[str, QueueReader] = {}
-        #: Of queues that are no longer there, while an epoch of theirs is open.
+        #: Readers of queues that are gone, while they have an open epoch.
         self._ended: dict[str, QueueReader] = {}
-        #: What was counted in those that are forgotten.
+        #: Counters of forgotten readers.
         self._forgotten = Counters()
         for one in settings.by_queue():
             self._add(one)
@@ -69,15 +69,15 @@ class QueueGroup:
         return len(self._queues)
 
     def get(self, name: str) -> QueueReader | None:
-        """The reader of a queue or topic, also of one that has ended and has an open epoch."""
+        """The reader of a queue or topic, even of an ended one with an open epoch."""
         return self._queues.get(name) or self._ended.get(name)
 
     def with_ended(self) -> list[QueueReader]:
-        """All that may have an open epoch."""
+        """All readers that may have an open epoch."""
         return [*self._queues.values(), *self._ended.values()]
 
     def _add(self, settings: Settings) -> QueueReader:
-        """Make a reader for the endpoint of these settings. It opens nothing yet."""
+        """Make a reader for the endpoint of these settings, without opening anything."""
         name, memory = settings.endpoint.name, self._memory
         queue = QueueReader(
             settings,
@@ -93,24 +93,24 @@ class QueueGroup:
         return queue
 
     def find(self, *known: Position) -> None:
-        """Have a reader for each queue that is to be read by now.
+        """Make readers for the queues to be read now.
 
         Args:
-            known: positions of the checkpoint. Where there are too many queues, theirs come first.
+            known: positions of the checkpoint. If there are too many queues, theirs come first.
         """
 
     def _may_end(self, queue: QueueReader, error: BrokerError) -> bool:  # noqa: ARG002
-        """Whether the query can do without a queue of which a receiver says that there is none, or none for us."""
+        """Whether the query can go on without a queue that is gone or not permitted."""
         return False
 
     def adopt(self, recent: Recent, broker_id: str) -> None:
-        """Learn what a former process had committed, in all queues (:meth:`.QueueReader.adopt`)."""
+        """Learn the commits of a former process, in all queues (:meth:`.QueueReader.adopt`)."""
         self._shown = True
         for queue in self:
             queue.adopt(recent, broker_id)
 
     def forget_ended(self) -> None:
-        """Drop what has ended and has no open epoch."""
+        """Drop readers that have ended and have no open epoch."""
         for queue in list(self._ended.values()):
             if not queue.has_open_epochs:
                 del self._ended[queue.name]
@@ -118,7 +118,7 @@ class QueueGroup:
 
     @property
     def ended_counters(self) -> Counters:
-        """Counts of the queues that are no longer there."""
+        """Counters of queues that are gone."""
         return sum((queue.counters().counted() for queue in self._ended.values()), self._forgotten)
 
     def stop(self) -> None:
@@ -130,7 +130,7 @@ class QueueGroup:
     # -- what happens
 
     def start(self) -> None:
-        """Have all queues connect that have not been asked to yet."""
+        """Connect all queues that are not connecting yet."""
         for queue in self:
             queue.open()
 
@@ -140,10 +140,10 @@ class QueueGroup:
         self._arrived.clear()
 
     def drain_events(self) -> None:
-        """Take in everything that arrived since the last time.
+        """Process all events since the last call.
 
         Raises:
-            MqError: a receiver has given up, a message has no ID, or it is another broker.
+            MqError: a supervisor has given up, a message has no ID, or the broker is another one.
         """
         for queue in list(self):
             try:
@@ -175,7 +175,7 @@ class QueueGroup:
 
     @property
     def in_flight_tables(self) -> dict[str, InFlightTable[Key, Any]]:
-        """In-flight tables of all that may have an open epoch, for the memory."""
+        """In-flight tables of all readers that may have an open epoch, for the memory."""
         return {queue.name: queue.in_flight for queue in self.with_ended()}
 
     @property
@@ -194,7 +194,7 @@ class QueueGroup:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that they take."""
+        """Their bytes."""
         return sum(queue.view.size_bytes for queue in self)
 
     @property
@@ -208,10 +208,10 @@ class QueueGroup:
         return self.paused and not self.buffered and not self._resumes
 
     def unconfirmed(self) -> bool:
-        """Whether an acknowledgement is under way whose confirmation can still come."""
+        """Whether the confirmation of an acknowledgement can still come."""
         return any(queue.view.unconfirmed for queue in self)
 
     @property
     def paused(self) -> bool:
-        """Whether a session waits because it has too many bytes."""
+        """Whether a session is paused for bytes."""
         return any(queue.view.paused for queue in self)

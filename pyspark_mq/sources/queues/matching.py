@@ -20,7 +20,7 @@ _LOG = logging.getLogger("pyspark_mq")
 
 
 class MatchingQueues(QueueGroup):
-    """The queues that match, as far as this user can read them. Called by the query's thread alone.
+    """The matching queues that this user can read. Called by the query's thread alone.
 
     Args:
         group: the arguments of :class:`.QueueGroup`.
@@ -39,11 +39,11 @@ class MatchingQueues(QueueGroup):
         )
         self._most = CONNECTIONS_MAX // settings.consumers
         self._over_limit = False
-        #: Queues that match and cannot be read by this user.
+        #: Matching queues that this user cannot read.
         self._refused: set[str] = set()
 
     def find(self, *known: Position) -> None:
-        self.forget_ended()  # one that has come back is read by a new reader
+        self.forget_ended()  # a queue that has come back gets a new reader
         destination, most = self._settings.destination, self._most
         if self._watch.begun:
             names = self._watch.seen()
@@ -76,7 +76,7 @@ class MatchingQueues(QueueGroup):
         self._over_limit = over_limit
 
     def _may_end(self, queue: QueueReader, error: BrokerError) -> bool:
-        """Let a queue go that was deleted; or one that came later, and is not for us."""
+        """Release a queue that was deleted; or one that appeared later and is not permitted."""
         try:
             listed = queue.name in self._watch.poll()
         except BrokerError:

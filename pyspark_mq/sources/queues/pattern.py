@@ -1,4 +1,4 @@
-"""The queues of a broker that match a pattern: asked over HTTP, once at the start and then at an interval."""
+"""The queues of a broker that match a pattern, polled over HTTP."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _LOG = logging.getLogger("pyspark_mq")
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:
-    """The names that a regular expression matches as a whole."""
+    """Select the names that a regular expression matches in full."""
     return [name for name in names if re.fullmatch(pattern, name)]
 
 
 class QueueWatch:
-    """The queues that match, as they were seen last.
+    """The matching queues, as of the last poll.
 
     Args:
-        pattern: regular expression for a whole name.
-        ask: lists all names that there are.
-        patience_s: how long the first answer is waited for.
+        pattern: regular expression for a full name.
+        ask: lists all queue names.
+        patience_s: longest wait for the first answer.
     """
 
     def __init__(
@@ -46,20 +46,20 @@ class QueueWatch:
         return self._task is not None
 
     def poll(self) -> list[str]:
-        """Ask now.
+        """Poll now.
 
         Raises:
-            BrokerError: there is no answer, or none of use.
+            BrokerError: no usable answer.
         """
         self._seen = matching(self._pattern, self._ask())
         return self._seen
 
     def begin(self) -> list[str]:
-        """The first look, and from now on one at each interval.
+        """Poll now, and from now on at each interval.
 
         Raises:
-            BrokerUnavailableError: nobody answers in time.
-            RefusedError: the broker answers and does not list them.
+            BrokerUnavailableError: no answer in time.
+            RefusedError: the broker answers and does not list queues.
         """
         give_up_s = self._runtime.monotonic_s() + self._patience_s
         while True:
@@ -74,10 +74,10 @@ class QueueWatch:
         return names
 
     def seen(self) -> list[str]:
-        """The names that matched when it was looked last.
+        """The names that matched at the last poll.
 
         Raises:
-            MqError: it is not looked any more.
+            MqError: polling has ended.
         """
         if self._task is not None:
             self._task.check()

@@ -1,18 +1,18 @@
 """One queue of a query: its connections, its in-flight table, and its part in each epoch.
 
-A query reads one queue or several, and each has a :class:`QueueReader`: what a broker does to one says nothing about
-another, and the same ID in two queues is two messages, as an exchange that copies makes them.
-:class:`~pyspark_mq.sources.epochs.EpochSource` takes all of them from epoch to epoch together.
+Each queue of a query has a :class:`QueueReader`: faults of one queue say nothing about another, and the same ID in two
+queues is two messages, as a fanout exchange makes them. :class:`~pyspark_mq.sources.epochs.EpochSource` takes all
+readers from epoch to epoch together.
 
-The contract. One thread calls everything here, and nothing blocks but :meth:`QueueReader.stop`, for a moment.
-:meth:`QueueReader.drain_events` is the one place where that thread takes in what happened in the background, in its
-order: sessions that opened and ended, deliveries, confirmations. It has the in-flight table decide, and sends what the
-in-flight table makes due. An epoch is cut by :meth:`~QueueReader.plan`, held by :meth:`~QueueReader.hold` while Spark
-may ask for it, and acknowledged by :meth:`~QueueReader.commit`. A process that goes on after another learns first what
-that had committed (:meth:`~QueueReader.adopt`) and left open (:meth:`~QueueReader.begin_replay`).
+One thread calls all methods, and only :meth:`QueueReader.stop` blocks, for a moment. :meth:`QueueReader.drain_events`
+alone processes background events, in order: opened and ended sessions, deliveries, confirmations. The in-flight table
+decides, and the reader sends the acknowledgements it makes due. :meth:`~QueueReader.plan` cuts an epoch,
+:meth:`~QueueReader.hold` keeps it while Spark may ask for it, and :meth:`~QueueReader.commit` acknowledges it. After a
+restart the reader first learns the commits of the former process (:meth:`~QueueReader.adopt`) and its open epoch
+(:meth:`~QueueReader.begin_replay`).
 
-What survives a crash is the journal, which has what :meth:`~QueueReader.plan` returns, and the store of seen IDs.
-Guarantee: a message is acknowledged only after the commit of the epoch it was emitted in, or because its ID was.
+The journal, which has what :meth:`~QueueReader.plan` returns, and the store of seen IDs survive a crash. Guarantee: a
+message is acknowledged only after the commit of its epoch, or as a duplicate of a committed ID.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MakeStore: TypeAlias = Callable[[Settings], SeenStore]
 
 
 class QueueView:
-    """A queue as it is at the moment, for whoever decides something by that. Nothing is changed by looking."""
+    """A live, read-only view of a queue, for decisions made elsewhere."""
 
     def __init__(self, queue: QueueReader) -> None:
         self._queue = queue
@@ -67,12 +67,12 @@ class QueueView:
 
     @property
     def unacked(self) -> int:
-        """Deliveries of open sessions that no acknowledgement is due for."""
+        """Deliveries of open sessions for which no acknowledgement is due."""
         return self._queue.in_flight.unacked
 
     @property
     def expected(self) -> int:
-        """Messages that a new session may be handed again."""
+        """Messages that may be redelivered to a new session."""
         return self._queue.in_flight.expected
 
     @property
@@ -87,17 +87,17 @@ class QueueView:
 
     @property
     def window(self) -> int:
-        """Unacknowledged messages that all open sessions together may be handed."""
+        """Unacknowledged messages that all open sessions together may hold."""
         return self._queue.windows.total
 
     @property
     def next_window(self) -> int:
-        """The same of the sessions that are to be opened."""
+        """The same for sessions opened from now on."""
         return self._queue.windows.next_total
 
     @property
     def blocked(self) -> bool:
-        """Whether nothing can come any more."""
+        """Whether no more can come."""
         return self._queue.windows.blocked
 
     @property
@@ -107,37 +107,37 @@ class QueueView:
 
     @property
     def complete(self) -> bool:
-        """Whether every receiver is connected."""
+        """Whether every connection is up."""
         return self._queue.connections.complete
 
     @property
     def late(self) -> bool:
-        """Whether what was received is not reported in time."""
+        """Whether received messages are reported late."""
         return bool(self._queue.connections.late)
 
     @property
     def reported_s(self) -> float:
-        """Up to when everything that had come was reported, on the monotonic clock."""
+        """Time up to which everything received was reported, on the monotonic clock."""
         return self._queue.connections.progress_s
 
     @property
     def is_up(self) -> bool:
-        """Whether deliveries are taken, and no session has ended that was not looked at."""
+        """Whether deliveries are taken and no ended session is unprocessed."""
         return self._queue.taking and not self._queue.connections.broke_off
 
     @property
     def depths(self) -> list[int]:
-        """Messages waiting at the broker, by its last report to each receiver; empty if it reports none."""
+        """Messages waiting at the broker, by its last report to each connection; empty without reports."""
         return list(self._queue.connections.depths())
 
     @property
     def other_consumers(self) -> int:
-        """Consumers of the queue that are not of this query, as far as the broker says."""
+        """Consumers of the queue outside this query, as far as the broker reports."""
         return self._queue.connections.other_consumers
 
     @property
     def ready_at_first(self) -> int | None:
-        """Messages that the broker had when every receiver was connected; None if it does not say."""
+        """Messages at the broker when every connection was up; None without a report."""
         return self._queue.connected.ready_at_first
 
     @property
@@ -151,31 +151,31 @@ class QueueView:
 
     @property
     def connected_s(self) -> float:
-        """Seconds for which every receiver was connected."""
+        """Seconds for which every connection was up."""
         return self._queue.connected.seconds
 
     @property
     def delay_s(self) -> float:
-        """Seconds for which the broker holds back what comes again."""
+        """Seconds by which the broker delays redeliveries."""
         return self._queue.connected.delay_s
 
 
 class QueueReader:
-    """Connections and in-flight table of one queue, and what they come to in an epoch.
+    """Connections and in-flight table of one queue, and its part in each epoch.
 
     Args:
         settings: the query's, with this queue as its endpoint.
-        store: where committed IDs of this queue are shared, beyond the checkpoint.
-        events: where those of this queue come in.
-        memory: knows what is committed; None for a guarantee without IDs.
+        store: shares committed IDs of this queue beyond the checkpoint.
+        events: events of this queue.
+        memory: knows committed messages; None for a guarantee without IDs.
 
     Attributes:
-        view: the queue as others see it. The parts are its own: `in_flight`, `connections`, `connected`.
-        ended: whether the queue is no longer there.
-        taking: whether deliveries are taken. Before Spark has shown what is committed new and old look alike.
-        last_sign_s: when a delivery or a confirmation last came; what is asked for its answer alone does not count.
-        coming_again: planned and committed messages that the ends of sessions have left open, so that they may come
-            again. Not all of them do: the broker may have taken the acknowledgement.
+        view: the queue as others see it. `in_flight`, `connections` and `connected` are its own.
+        ended: whether the queue is gone.
+        taking: whether deliveries are taken. Before the committed offset is known, new and old look alike.
+        last_sign_s: time of the last delivery or confirmation; flush markers without acknowledgements do not count.
+        coming_again: planned and committed messages that ends of sessions left open. They may be redelivered, unless
+            the broker took the acknowledgement.
     """
 
     def __init__(
@@ -208,11 +208,11 @@ class QueueReader:
         )
         self.windows = Windows(settings, self.in_flight, self.connections, self._deliveries)
         self._watches = QueueWatches(settings, self.in_flight.settling, self.connections, self.windows, runtime.timing)
-        #: Epochs that Spark has asked the payload of and not committed: what they emit, as it may ask again.
+        #: Rows of epochs that Spark has asked for and not committed, as it may ask again.
         self._emitted: dict[int, BlockRows] = {}
         self._retained_bytes = 0
         self._bytes_max = float(settings.max_bytes)
-        #: Whether nothing but planned messages is wanted. The others are skipped when they are too much.
+        #: Whether only planned messages are wanted. Others are skipped when they take too much.
         self._replaying = False
         self.ended = self.taking = False
         self.view = QueueView(self)
@@ -231,15 +231,15 @@ class QueueReader:
     # -- its life
 
     def open(self) -> None:
-        """Have its connections be opened, if that was not asked yet."""
+        """Open the connections, once."""
         self.connections.start()
 
     def ask_to_stop(self) -> None:
-        """Have its connections be closed; :meth:`stop` waits for that."""
+        """Close the connections; :meth:`stop` waits for that."""
         self.connections.ask_to_stop()
 
     def want(self, trigger: Trigger) -> None:
-        """Have the windows be as the table of :mod:`.windows` says of a moment."""
+        """Set the windows as the table of :mod:`.windows` says for a trigger."""
         self.windows.enter(trigger)
 
     def expect_broker(self, broker_id: str) -> None:
@@ -247,16 +247,16 @@ class QueueReader:
         self.connected.expect_broker(broker_id)
 
     def disconnect(self) -> None:
-        """Close the connections; what is unacknowledged goes back to the broker."""
+        """Close the connections; unacknowledged messages return to the broker."""
         self.connections.stop()
 
     def stop(self, *, ended: bool = False) -> None:
-        """Close the connections and the store; for good if the queue is no longer there."""
+        """Close the connections and the store; for good if the queue is gone."""
         self.disconnect()
         self._store.close()
         self.ended |= ended
         for session in self.in_flight.sessions if ended else ():
-            self._lose(session)  # nobody looks for the events of a queue that is not there
+            self._lose(session)  # nobody reads the events of a queue that is gone
 
     def take(self) -> None:
         self.taking = True
@@ -264,10 +264,10 @@ class QueueReader:
     # -- what happens
 
     def drain_events(self) -> None:
-        """Take in everything that happened since the last time.
+        """Process all events since the last call.
 
         Raises:
-            MqError: a receiver has given up, a message has no ID, or it is another broker.
+            MqError: a supervisor has given up, a message has no ID, or the broker is another one.
         """
         for event in self.connections.news(taking=self.taking):
             now_s = self._runtime.monotonic_s()
@@ -286,7 +286,7 @@ class QueueReader:
         now_s = self._runtime.monotonic_s()
         up = self.connections.complete and self.taking
         self.connected.poll(self.connections.progress_s, up=up and not self.connections.broke_off)
-        if self.in_flight.settling.asks(now_s):  # nothing was asked since the grace ended, and an answer settles
+        if self.in_flight.settling.asks(now_s):  # the grace has ended with no question open, and an answer settles
             self._last_flush_marker -= 1
             self.in_flight.settling.asked(self._last_flush_marker, self.connections.windows, now_s)
             self.connections.send_flush_markers(self._last_flush_marker)
@@ -310,27 +310,27 @@ class QueueReader:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes in this process that were taken in; what was dropped does not count."""
+        """Bytes of messages held in this process; dropped ones do not count."""
         return self.in_flight.received.size_bytes + self.in_flight.planned.size_bytes + self._retained_bytes
 
     def share_bytes(self, most: float, *, resumes: bool) -> None:
-        """Bound the bytes that sessions may pile up, those to be opened too.
+        """Bound the bytes that current and future sessions may buffer.
 
         Args:
-            most: bytes that may be held here, with what was received and not taken in.
-            resumes: a session that pauses for bytes may go on.
+            most: bytes that may be held here, including those received and not taken in.
+            resumes: whether a session paused for bytes may go on.
         """
         self._bytes_max = most
-        # A replay's messages may come after any others: then nobody pauses, and what is too much is skipped here.
+        # The messages of a replay may come after any others: then no session pauses, and the excess is skipped here.
         left = most if self._replaying else max(0.0, most - self.held_bytes)
         self.connections.bound_bytes(left, resume=resumes or self._replaying)
 
     def refresh_depth(self, age_max_s: float = DEPTH_AGE_MAX_S) -> None:
-        """Ask the broker how many messages wait, unless its last report is as young as that."""
+        """Ask the broker for the depth, unless its last report is that recent."""
         self.connections.refresh_depth(age_max_s)
 
     def recount_ready(self) -> None:
-        """Take what waits by now for what the broker had at first."""
+        """Take the current depth for the first one."""
         self.connected.ready_at_first = self.connections.untaken + (self.connections.newest_depth or 0)
 
     # -- phase one
@@ -339,7 +339,7 @@ class QueueReader:
         return iter(self.in_flight.received.oldest(most))
 
     def plan(self, epoch: int, size: int) -> Sequence[Any]:
-        """Cut the oldest `size` buffered messages, which may be none, into an epoch; their IDs, in order."""
+        """Cut the oldest `size` buffered messages, maybe none, into an epoch; return their IDs in order."""
         return self.in_flight.plan(epoch, size)
 
     # -- run
@@ -359,13 +359,13 @@ class QueueReader:
             self._emitted[epoch] = BlockRows.of(*self.in_flight.planned.parts(epoch))
 
     def emitted(self, epoch: int) -> BlockRows:
-        """The rows that are kept of an epoch, in planned order."""
+        """The rows kept of an epoch, in planned order."""
         return self._emitted.get(epoch, BlockRows([]))
 
     # -- phase two
 
     def commit(self, epoch: int) -> Callable[[], bool]:
-        """Have an epoch acknowledged; return whether a confirmation can still come."""
+        """Acknowledge an epoch; return whether a confirmation can still come."""
         self._store.remember(key for key in self.in_flight.planned.keys(epoch) if not is_content(key))
         self.windows.enter(Trigger.COMMITTED)
         self._emitted.pop(epoch, None)
@@ -373,14 +373,14 @@ class QueueReader:
         return lambda: number is not None and self.in_flight.settling.unconfirmed(number)
 
     def acknowledge(self, epoch: int) -> int | None:
-        """Acknowledge an epoch; with guarantee `none` before Spark runs it. The number of that, if any is due."""
+        """Acknowledge an epoch, with guarantee `none` before Spark runs it; return the request's number, if any."""
         due = self.in_flight.commit(epoch)
         gone = [rows for emitted, rows in self._emitted.items() if not self.is_open(emitted)]
         self._retained_bytes = sum(rows.size_bytes for rows in gone)
         return self._send(due)
 
     def _send(self, due: Acknowledgements | None) -> int | None:
-        """Send acknowledgements; their number, if any are due."""
+        """Send acknowledgements; return the request's number, if any."""
         if due is None:
             return None
         now_s = self._runtime.monotonic_s()
@@ -391,11 +391,11 @@ class QueueReader:
     # -- restart
 
     def adopt(self, recent: Recent, broker_id: str) -> None:
-        """Learn what a former process had committed (rule 5), and with which broker.
+        """Learn the commits of a former process (rule 5), and its broker.
 
         Args:
-            recent: what the end of that process has left open. All of it is known by now.
-            broker_id: of the checkpoint.
+            recent: messages that the end of that process left open, all known by now.
+            broker_id: the checkpoint's broker.
         """
         self.connected.expect_broker(broker_id)
         self.take()
@@ -409,7 +409,7 @@ class QueueReader:
     def begin_replay(self, epoch: int, planned: Sequence[Key]) -> None:
         """Expect the messages of an epoch that a former process planned and Spark did not commit, by IDs in order.
 
-        A guarantee without IDs expects none: which they were is not known, and they come in later epochs.
+        A guarantee without IDs expects none: its messages are unknown and come in later epochs.
         """
         self.in_flight.restore_planned(epoch, planned)
         if self.settings.guarantee.identifies:
@@ -425,25 +425,25 @@ class QueueReader:
         return self.in_flight.planned.missing(epoch)
 
     def count_missing(self, epoch: int) -> int:
-        """Count them."""
+        """Count the missing messages."""
         return self.in_flight.planned.epochs[epoch].missing
 
     def ask_for_more(self, missing: int) -> bool:
-        """Widen windows that are full of messages other than the missing ones; whether there are any."""
+        """Widen windows that are full of other messages than the missing ones; return whether there are any."""
         return self.windows.double_taken(missing)
 
     def give_up(self, epoch: int) -> None:
-        """Run an epoch without what has not come of it (rule 9)."""
+        """Run an epoch without its missing messages (rule 9)."""
         self.in_flight.abandon(epoch)
 
     def end_replay(self) -> None:
-        """Want other messages than planned ones again."""
+        """Accept other messages than planned ones again."""
         self._replaying = False
 
     # -- counters
 
     def counters(self) -> Counters:
-        """The counters that a user sees in the query's progress (rule 8)."""
+        """Counters for the query's progress (rule 8)."""
         in_flight = self.in_flight
         return replace(
             in_flight.counters,

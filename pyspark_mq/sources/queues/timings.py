@@ -1,4 +1,4 @@
-"""Times of the steps of an epoch, for whoever watches a query from outside."""
+"""Times of the steps of an epoch, for monitoring."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyspark_mq.sources.runtime import Runtime
 
 __all__ = ["Timings"]
 
-#: Committed epochs whose confirmation is waited for.
+#: The most committed epochs whose confirmation is awaited.
 _EPOCHS_KEPT = 16
 
 
@@ -25,12 +25,12 @@ class Timings:
         self._confirmed: dict[str, int] | None = None
 
     def asked(self) -> None:
-        """Note that Spark asks for an epoch."""
+        """Record that Spark asks for an epoch."""
         self._asked_s = self._gathered_s = self._runtime.monotonic_s()
         self._asked_at_ms = self._runtime.utc_us() // 1000
 
     def gathered(self) -> None:
-        """Note that its messages are here, and the epochs that are confirmed by now."""
+        """Record that its messages are here, and which epochs are confirmed."""
         self._gathered_s = self._runtime.monotonic_s()
         while self._committed and not any(waits() for waits in self._committed[0][2]):
             epoch, since_s, _ = self._committed.popleft()
@@ -41,7 +41,7 @@ class Timings:
             }
 
     def planned(self, epoch: int, messages: int, size: int) -> None:
-        """Note that it is cut, and the bytes of its bodies."""
+        """Record that it is cut, and the bytes of its bodies."""
         self._epoch = {
             "epoch": epoch,
             "messages": messages,
@@ -52,15 +52,15 @@ class Timings:
         }
 
     def committed(self, epoch: int, under_way: Sequence[Callable[[], bool]]) -> None:
-        """Note that Spark has committed it, and it is acknowledged.
+        """Record that Spark has committed it and that it is acknowledged.
 
         Args:
-            under_way: can confirmations of that still come, in each queue?
+            under_way: whether its confirmations can still come, for each queue.
         """
         self._committed.append((epoch, self._runtime.monotonic_s(), under_way))
 
     def report(self) -> dict[str, dict[str, int] | None]:
-        """The two under their documented names."""
+        """The two epochs' times under their documented names."""
         return {"lastPlanned": self._epoch, "lastConfirmed": self._confirmed}
 
 

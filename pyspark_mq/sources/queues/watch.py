@@ -20,19 +20,19 @@ __all__ = ["BacklogWatch", "QueueWatches", "other_consumers"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Looks after which a depth is old, where that is longer than :attr:`.Timing.old_depth_s`.
+#: Polls after which a depth is old, if longer than :attr:`.Timing.old_depth_s`.
 _LOOKS_MISSED = 2
 _OTHERS, _UNCONFIRMED = "others", "unconfirmed"
 
 
 class BacklogWatch:
-    """Depths of queues by the broker's management, where no session reports them, as they were seen last.
+    """Depths of queues by the broker's management, as of the last poll, where no session reports them.
 
-    For the counter `backlog` alone: what is asked every few seconds is too old to plan by.
+    For the counter `backlog` alone: a depth polled every few seconds is too old to plan by.
 
     Args:
-        ask: messages waiting in a queue, None if it does not say.
-        interval_s: how often to look. RabbitMQ renews what its API reports every five seconds
+        ask: asks how many messages wait in a queue; None without an answer.
+        interval_s: seconds between polls. RabbitMQ refreshes its API every five seconds
             (`collect_statistics_interval`).
     """
 
@@ -49,16 +49,16 @@ class BacklogWatch:
         self._silent = False
 
     def begin(self, queues: Sequence[str]) -> None:
-        """Look for these from now on, in the background. May be called again."""
+        """Poll these from now on, in the background. May be called again."""
         self._queues = queues
         if self._task is None and queues:
             self._task = self._runtime.spawn("pyspark-mq backlog", self._life(), self._stopping)
 
     def seen(self, queue: str) -> int | None:
-        """The depth when it was looked last; None if that is not known, or was too long ago.
+        """The depth at the last poll; None if unknown or too old.
 
         Raises:
-            MqError: it is not looked any more.
+            MqError: polling has ended.
         """
         if self._task is not None:
             self._task.check()
@@ -74,7 +74,7 @@ class BacklogWatch:
                 self._seen = {queue: self._ask(queue) for queue in self._queues}
                 self._seen_s, self._silent = self._runtime.monotonic_s(), False
             except BrokerError as error:
-                # An old number would be taken for a new one.
+                # An old number would pass for a new one.
                 self._seen = {}
                 if not self._silent:
                     _LOG.warning("%s; counter 'backlog' is not known meanwhile", error)
@@ -92,14 +92,13 @@ def other_consumers(count: int) -> str:
 
 
 class QueueWatches:
-    """Watches what deliveries do not show of one queue. What the log says of it is said once.
+    """Watches what deliveries do not show of one queue, and logs each problem once.
 
-    * Others that read it: each sees a part of it. For as long as a dead connection of our own may be counted, it may be
-      that.
-    * Acknowledgements of which the broker confirms none.
-    * Sessions that are handed nothing of what there is. A node of a cluster may have messages by its word, and hand
-      none out: it is cut off from the majority. From RabbitMQ 4.3 on such a node goes on to serve clients. Where there
-      are others to go to, a session that holds nothing is ended then, which costs nothing.
+    * Other consumers: each gets a part of the queue. For a while it may be a dead connection of our own.
+    * Acknowledgements that the broker does not confirm.
+    * Sessions that receive nothing although messages are ready. A cluster node that is cut off from the majority may
+      report messages and deliver none; from RabbitMQ 4.3 on it goes on to serve clients. If there are other nodes, an
+      empty session is ended, which costs nothing.
 
     Args:
         settings: the query's, with this queue as its endpoint.
@@ -119,7 +118,7 @@ class QueueWatches:
         self._settling = settling
         self._connections = connections
         self._windows = windows
-        #: Since when each of these has been so; a session by its number.
+        #: Start of each current problem; sessions by number.
         self._since_s: dict[str | int, float] = {}
         self._warned: set[str] = set()
 
@@ -130,10 +129,10 @@ class QueueWatches:
         self._since_s.pop(session, None)
 
     def poll(self, now_s: float, *, up: bool) -> None:
-        """Take note of how things are, after everything that came.
+        """Check the state, after all events were processed.
 
         Args:
-            up: every receiver is connected, and deliveries are taken.
+            up: whether every connection is up and deliveries are taken.
         """
         if up:
             others = self._connections.other_consumers

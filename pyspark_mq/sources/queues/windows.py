@@ -1,7 +1,7 @@
-"""The windows of a queue: how many unacknowledged messages each session may be handed. One table decides.
+"""The windows of a queue: how many unacknowledged messages each session may hold. One table decides.
 
-Each end of a session counts towards the delivery limit of everything that was handed out, so a job that crashes at
-once, again and again, should not age its whole queue: it starts with a slow window, until an epoch is committed.
+Each end of a session counts towards the delivery limit of all its messages. A job that keeps crashing at once must not
+use up the limit of its whole queue, so it starts with a slow window until an epoch is committed.
 """
 
 from __future__ import annotations
@@ -22,40 +22,41 @@ __all__ = ["EPOCHS_IN_WINDOW", "WINDOWS", "Trigger", "Window", "Windows", "windo
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Epochs that share a window, and its least messages: one runs, or waits to be acknowledged, while the next is filled.
+#: Epochs that share a window, and its least size: one epoch runs or waits for its acknowledgement while the next is
+#: filled.
 EPOCHS_IN_WINDOW = 2
-#: Until the first epoch after a restart is committed, besides what is expected again.
+#: Window until the first epoch after a restart is committed, besides expected redeliveries.
 _FEW = 2_000
-#: Handed out to a replay besides its epoch, for what comes in between.
+#: Window of a replay besides its epoch, for messages in between.
 _REPLAY_SPARE = 100
 
 
 class Window(Enum):
     """A size of a window."""
 
-    SLOW = "slow"  #: nothing proves that this process gets anywhere; of a replay, what its epoch needs
+    SLOW = "slow"  #: no progress of this process is proven; for a replay, the size of its epoch
     WIDE = "wide"  #: option `prefetch`
     SHARED = "shared"  #: room for an epoch that waits and the next one, whatever their sizes
 
 
 class Trigger(Enum):
-    """What changes windows."""
+    """An event that changes windows."""
 
-    UNPROVEN = "unproven"  #: a former process may have been; or a session is open, and another one follows its end
-    REPLAY = "replay"  #: an epoch that a former process left open is expected
-    NO_CRASH_LOOP = "no crash loop"  #: there was no former process, or all that it planned is committed
-    COMMITTED = "committed"  #: an epoch of this process is
+    UNPROVEN = "unproven"  #: there may have been a former process; or a session follows one that ended
+    REPLAY = "replay"  #: an open epoch of a former process is expected
+    NO_CRASH_LOOP = "no crash loop"  #: there was no former process, or all its epochs are committed
+    COMMITTED = "committed"  #: an epoch of this process is committed
     WITHOUT_START = "without_start"  #: Spark before 4.2 plans an epoch before it shows that the one before is committed
 
 
-#: Moment -> the window of sessions to be opened, and what those that are open have at least. None leaves it.
+#: Trigger -> the window of new sessions, and the least window of open ones. None leaves it.
 WINDOWS: Mapping[Trigger, tuple[Window | None, Window | None]] = MappingProxyType(
     {
-        # A session that is open has enough to begin with: what comes again is acknowledged on sight.
+        # An open session has enough to begin with: redeliveries are acknowledged on sight.
         Trigger.UNPROVEN: (Window.SLOW, None),
         Trigger.REPLAY: (Window.SLOW, Window.SLOW),
         Trigger.NO_CRASH_LOOP: (Window.WIDE, Window.WIDE),
-        # Before the acknowledgements make room: where a wider window is a new consumer, nothing is on its way then.
+        # Before acknowledgements make room: if a wider window is a new consumer, nothing is on its way yet.
         Trigger.COMMITTED: (None, Window.WIDE),
         Trigger.WITHOUT_START: (None, Window.SHARED),
     }
@@ -66,10 +67,10 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
     """Return the window of one session, in messages.
 
     Args:
-        planned: messages of open epochs, in all sessions together.
-        expected: the same, and those that are acknowledged and not settled.
-        replays: an epoch of a former process is open. Until it is committed a session is handed what that needs, or a
-            few, and not both: what makes it fail again and again should age little else.
+        planned: messages of open epochs, of all sessions.
+        expected: the same with those acknowledged and not settled.
+        replays: whether an epoch of a former process is open. Until its commit a session gets what that epoch needs, or
+            a few, and not both: repeated failures must use up the delivery limit of little else.
     """
     if size is Window.SHARED:
         return EPOCHS_IN_WINDOW
@@ -77,16 +78,16 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
     if size is Window.WIDE:
         return window
     if settings.endpoint.broker.counts_drops:
-        # No fewer for a small epoch: a quorum queue puts what comes back after what has come back before, so that
-        # epoch may come after all that its former processes were handed (RabbitMQ 3.10).
+        # No fewer for a small epoch: a quorum queue appends returned messages to those returned before, so the epoch
+        # may come after everything delivered to former processes (RabbitMQ 3.10).
         few = max(_FEW, planned + _REPLAY_SPARE) if replays else max(_FEW, settings.min_messages) + expected
         window = min(window, math.ceil(few / settings.consumers))
-    # An epoch comes again whole, whatever the prefetch is by now.
+    # A whole epoch is redelivered, whatever the prefetch is now.
     return max(window, math.ceil(planned / settings.consumers))
 
 
 class Windows:
-    """Keeps the sessions of one queue to the table."""
+    """Applies the table to the sessions of one queue."""
 
     def __init__(
         self, settings: Settings, in_flight: InFlightTable[Any, Any], connections: Connections, deliveries: Deliveries
@@ -99,7 +100,7 @@ class Windows:
         self.enter(Trigger.UNPROVEN)
 
     def enter(self, trigger: Trigger) -> None:
-        """Change what the table changes at a moment."""
+        """Apply the table's row for a trigger."""
         first, least = WINDOWS[trigger]
         if first is not None:
             self._connections.first_window = self._of(first)
@@ -114,45 +115,45 @@ class Windows:
         )
 
     def begin_replay(self, epoch: int) -> None:
-        """Start slowly again, for an epoch that the in-flight table expects by now."""
+        """Start slowly again, for an epoch that the in-flight table expects."""
         self._replayed = epoch
         self.enter(Trigger.REPLAY)
 
     @property
     def replay_is_open(self) -> bool:
-        """Whether the epoch that was replayed last is not committed yet."""
+        """Whether the last replayed epoch is not committed yet."""
         return self._replayed in self._in_flight.planned.epochs
 
     def poll(self) -> None:
-        """Have whatever is opened from now on start slowly, if a session is open."""
+        """Start new sessions slowly from now on, if a session is open."""
         if self._connections.windows:
             self.enter(Trigger.UNPROVEN)
 
     @property
     def total(self) -> int:
-        """Unacknowledged messages that all open sessions together may be handed."""
+        """Unacknowledged messages that all open sessions together may hold."""
         return sum(self._connections.windows.values())
 
     @property
     def next_total(self) -> int:
-        """Unacknowledged messages that all sessions which are to be opened may be handed."""
+        """Unacknowledged messages that new sessions together may hold."""
         return self._connections.first_window * self._settings.consumers
 
     def unacked_in(self, session: int) -> int:
-        """Count the deliveries of an open session that nobody has acknowledged, with those that were skipped."""
+        """Count the unacknowledged deliveries of an open session, with the skipped ones."""
         return self._in_flight.unacked_in(session) + self._deliveries.skipped_in(session)
 
     def _taken(self) -> dict[int, int]:
-        """Sessions that may be handed no more, and their windows."""
+        """Sessions with a full window, and their windows."""
         windows = self._connections.windows
         return {session: window for session, window in windows.items() if self.unacked_in(session) >= window}
 
     @property
     def blocked(self) -> bool:
-        """Whether nothing can come any more.
+        """Whether no more can come.
 
-        Every window is taken; or some are, something may wait, and no other session has ever been handed anything:
-        next to a single active consumer the others get nothing.
+        Every window is full; or some are, messages may wait, and no other session ever received any: next to a single
+        active consumer the others get nothing.
         """
         taken = self._taken()
         others = self._connections.windows.keys() - taken
@@ -160,7 +161,7 @@ class Windows:
         return bool(taken) and (not others or (waits and not any(self._deliveries.taken_in[one] for one in others)))
 
     def double_taken(self, missing: int) -> bool:
-        """Ask for more where nothing that was handed out is one of the missing messages; whether that was so."""
+        """Widen full windows that have none of the missing messages; return whether there were any."""
         taken = self._taken()
         for session, window in taken.items():
             _LOG.warning(
