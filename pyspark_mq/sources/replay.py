@@ -1,9 +1,8 @@
 """The replay of an epoch that a former process planned and Spark did not commit.
 
-It reads from top to bottom: see whether the epoch is ours to replay, expect its messages, wait until all of them were
-handed out again, and give up those that do not come (rule 9). Guarantee: the epoch is emitted with exactly the
-messages that were planned, in their order, or without those of which it was written down before that they are given
-up (rule 15).
+It reads from top to bottom: check that the epoch can be replayed here, expect its messages, wait until all were
+redelivered, and abandon those that do not come (rule 9). Guarantee: the epoch is emitted with exactly the planned
+messages in their order, or without messages that were recorded as abandoned before (rule 15).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _WAYS_ON = (
     "'pyspark-mq release' with the checkpointLocation does so for this epoch alone, 'failOnDataLoss' set to 'false' "
     "for all"
 )
-#: Missing IDs named in an error; the rest is counted.
+#: Missing IDs named in an error; the others are counted.
 _IDS_SHOWN = 10
 
 
@@ -43,7 +42,7 @@ class Replay:
         self._memory = memory
 
     def run(self, start: Position, end: Position) -> None:
-        """Have the messages of the epoch between two positions in the in-flight tables again, as one planned epoch.
+        """Restore the epoch between two positions in the in-flight tables, as one planned epoch.
 
         Raises:
             CheckpointError: it was planned at another broker, or has messages of a queue that the query does not read.
@@ -63,7 +62,7 @@ class Replay:
                 one.queue.end_replay()
 
     def _check_broker(self, end: Position) -> None:
-        """An open epoch of another broker than all before it: Spark before 4.2 writes it before that is noticed."""
+        """Refuse an open epoch of another broker: Spark before 4.2 logs it before the source can notice."""
         for queue in self._queues:
             known = queue.view.broker_id
             if known and end.broker_id and end.broker_id != known:
@@ -76,7 +75,7 @@ class Replay:
             queue.expect_broker(end.broker_id)
 
     def _check_all_are_read(self, end: Position, planned: Mapping[str, Sequence[Key]]) -> None:
-        """An open epoch with messages of a queue that is gone cannot be replayed."""
+        """Refuse an open epoch with messages of a queue that is gone: it cannot be replayed."""
         gone = {name: keys for name, keys in planned.items() if keys and self._queues.get(name) is None}
         if not gone:
             return
@@ -95,7 +94,7 @@ class Replay:
         _LOG.error("%sGoing on without them, as %s", text, why)
 
     def _await(self, end: Position, awaited: Sequence[Awaited]) -> None:
-        """Wait until every planned message is here again, `replayTimeout` long while its queue is connected."""
+        """Wait until every planned message was redelivered, for `replayTimeout` of connected time."""
         timeout_s = self._settings.replay_timeout_s
         said = -math.inf
         while True:
@@ -122,7 +121,7 @@ class Replay:
             self._queues.wait(self._runtime.timing.idle_s)
 
     def _give_up(self, end: Position, awaited: Sequence[Awaited]) -> None:
-        """Rule 9: the planned messages are not all there."""
+        """Handle missing planned messages (rule 9)."""
         epoch, settings = end.epoch, self._settings
         missing = {one: one.missing_ids() for one in awaited}
         texts = {one: list(map(key_text, keys)) for one, keys in missing.items()}
@@ -146,14 +145,14 @@ class Replay:
             )
             where = ", ".join(one.queue.destination for one in awaited)
             raise DataLossError(where, epoch, [key for keys in texts.values() for key in keys], text + advice)
-        # Before anything of the epoch is emitted: it counts as new from now on (rule 15).
+        # Before anything of the epoch is emitted: these messages count as new from now on (rule 15).
         self._memory.give_up(end, {one.queue.name: keys for one, keys in missing.items()})
         for one in awaited:
             one.give_up()
         _LOG.error("%sGoing on without them, as %s", text, why)
 
     def _may_go_on(self, end: Position) -> str | None:
-        """Why an epoch may be run without what does not come back; None if it may not."""
+        """The reason why an epoch may run without its missing messages; None if it may not."""
         if end.released:
             return "the epoch was released"
         return None if self._settings.fail_on_data_loss else "'failOnDataLoss' is 'false'"

@@ -1,9 +1,8 @@
 """Time, waiting and threads: all that receiving asks of the machine it runs on.
 
-Epochs, queues, supervisors and workers take them from a :class:`Runtime`, so that a whole source can be run
-through hours of faults in a moment, on one thread and in an order that can be repeated. Only what talks to the
-operating system uses the machine's own: sessions, which have its clock and wait for sockets, and the watch on
-the parent process.
+Epochs, queues, supervisors and workers take them from a :class:`Runtime`, so that tests run a whole source through
+hours of faults in a moment, on one thread and in a repeatable order. Only code that talks to the operating system uses
+the machine's own: sessions, which wait for sockets, and the watch on the parent process.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ __all__ = ["Runtime", "Task", "Threads", "begin_thread"]
 
 
 def begin_thread(name: str, work: Callable[[], None], died: Callable[[BaseException], None]) -> threading.Thread:
-    """Run something in the background, for as long as the process lives.
+    """Run a function in the background, for as long as the process lives.
 
-    Every thread of this package begins here, so that none dies in silence or on standard error: what ends one is passed
-    to somebody who makes it an error of the query.
+    Every thread of this package starts here, so that none dies silently or on standard error: its error reaches code
+    that raises it in the query.
 
     Args:
-        died: called on the thread with what has ended the work.
+        died: called on the thread with the error that ended it.
     """
 
     def live() -> None:
@@ -44,23 +43,23 @@ def begin_thread(name: str, work: Callable[[], None], died: Callable[[BaseExcept
 
 
 class Task(ABC):
-    """Something that goes on in the background.
+    """A background task.
 
     Attributes:
-        died: the error that has ended it; None if it lives or has come to its end.
+        died: the error that ended it; None if it is alive or has finished.
     """
 
     died: BaseException | None = None
 
     @abstractmethod
     def join(self, timeout_s: float) -> None:
-        """Wait for its end, for this time at most."""
+        """Wait for its end, at most this long."""
 
     def check(self, where: str = "") -> None:
-        """Raise if the task has died. For whoever relies on it.
+        """Raise if the task has died.
 
         Args:
-            where: begins the error, such as the queue that it works for.
+            where: prefix of the error, such as the task's queue.
 
         Raises:
             MqError: it has died.
@@ -73,20 +72,20 @@ class Task(ABC):
 
 
 class Runtime(ABC):
-    """A clock, a way to wait, and tasks that go on meanwhile.
+    """A clock, waits, and background tasks.
 
     Attributes:
-        timing: how long the source waits for what.
+        timing: the source's waits.
     """
 
     timing: Timing = Timing()
 
     @abstractmethod
     def monotonic_s(self) -> float:
-        """Seconds for which this process has run since some moment; never goes back.
+        """Seconds for which this process has run; never goes back.
 
-        It stands still while the process does (stopped, frozen, its machine paused): such time is no time in which
-        a broker had its chance, so it ends no wait (rule 18).
+        The clock stands still while the process does (stopped, frozen, its machine paused): the broker had no chance in
+        that time, so it ends no wait (rule 18).
         """
 
     @abstractmethod
@@ -99,7 +98,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """Wait until everything that any process of this machine has written is on its disks."""
+        """Wait until everything written on this machine, by any process, is on its disks."""
 
     @abstractmethod
     def sleep(self, seconds: float) -> None:
@@ -111,32 +110,32 @@ class Runtime(ABC):
 
     @abstractmethod
     def jitter(self) -> float:
-        """From 0.5 to 1.0, another each time: clients of a broker that was restarted must not return at once."""
+        """A random factor from 0.5 to 1.0, so that clients of a restarted broker do not return all at once."""
 
     @abstractmethod
     def spawn(self, name: str, life: Iterator[float], interrupt: threading.Event) -> Task:
         """Run `life` in the background until it is exhausted.
 
         Args:
-            life: yields how many seconds to rest before it is resumed. It handles its own errors.
-            interrupt: ends a rest early.
+            life: yields the seconds to wait before it is resumed. It handles its own errors.
+            interrupt: ends a wait early.
         """
 
 
-#: How often the clock of a process is looked at, and how much passes at most from one look to the next. A look that
-#: is late as the machine is busy costs the rest, which only makes waits longer.
+#: Interval for checking the process's clock, and the most time that passes between two checks. When a busy machine
+#: delays a check, the excess is not counted, which only makes waits longer.
 _LOOK_S = 0.25
 _LOOK_MAX_S = 1.0
 
 
 class _Clock:
-    """Counts the time for which this process runs, looked at by a thread that does nothing else."""
+    """Counts the time for which this process runs, on a thread that does nothing else."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._run_s = 0.0
         self._seen_s = time.monotonic()
-        #: What has ended its thread.
+        #: The error that ended its thread.
         self.died: BaseException | None = None
         me = ref(self)
 
@@ -150,7 +149,7 @@ class _Clock:
             if (clock := me()) is not None:
                 clock.died = why
 
-        # It ends with its clock, so it may not hold it.
+        # The thread ends with its clock, so it may not refer to it.
         begin_thread("pyspark-mq clock", look, died)
 
     def now_s(self) -> float:
@@ -180,7 +179,7 @@ class Threads(Runtime):
         return time.time_ns() // 1_000
 
     def sync(self) -> None:
-        os.sync()  # Linux waits until it is written: sync(2)
+        os.sync()  # Linux waits for the write: sync(2)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -10,9 +10,9 @@ from pyspark_mq.sources.endpoint import Endpoint
 
 __all__ = ["CONNECTIONS_MAX", "PREFETCH_MIN", "Guarantee", "OnUnreadable", "Settings"]
 
-#: Connections of a query: each has a thread and a socket.
+#: Most connections of a query: each has a thread and a socket.
 CONNECTIONS_MAX = 256
-#: Unacknowledged messages of one queue that may be handed out, however many queues share a default `prefetch`.
+#: Least unacknowledged messages of a queue, however many queues share a default `prefetch`.
 PREFETCH_MIN = 1_000
 
 
@@ -20,9 +20,8 @@ class Guarantee(Enum):
     """Option `guarantee`.
 
     Attributes:
-        identifies: messages are distinguished by their IDs, which are in the offset; without, a delivery is
-            a delivery.
-        acknowledges_first: as soon as an epoch is cut, before Spark runs it.
+        identifies: whether messages are identified by their IDs, which the journal keeps.
+        acknowledges_first: whether an epoch is acknowledged when it is cut, before Spark runs it.
     """
 
     EXACTLY_ONCE = "exactly-once"
@@ -65,21 +64,21 @@ class Settings:
     fail_on_data_loss: bool
     replay_timeout_s: float
     on_unreadable: OnUnreadable = OnUnreadable.FAIL
-    #: IDs of messages that ends of connections left open that are remembered.
+    #: Remembered IDs of messages that ends of connections left open.
     remember_left: int = 2_000_000
     #: Bytes of rows that a task may carry.
     max_partition_bytes: int = 120 << 20
-    #: Names of the queues, where the query reads several; the endpoint has the option's text in their place.
+    #: Names of several queues; the endpoint then has the option's text in place of a name.
     queues: tuple[str, ...] = ()
-    #: Regular expression for the names of the queues, where those are looked up at the broker.
+    #: Regular expression for names of queues, which are looked up at the broker.
     pattern: str | None = None
-    #: How often that is done.
+    #: Interval of these look-ups.
     pattern_interval_s: float = 60.0
-    #: How often the broker's management is asked for what waits in the queues.
+    #: Interval at which the broker's management is asked for depths.
     management_interval_s: float = 5.0
-    #: What this machine has written is on its disks before anything is emitted or acknowledged that rests on it.
+    #: Whether disks are synced before anything that rests on them is emitted or acknowledged.
     syncs: bool = False
-    #: The user left `prefetch` to the source: several queues share it.
+    #: Whether `prefetch` is the default: several queues share it.
     prefetch_is_shared: bool = False
 
     @property
@@ -93,11 +92,11 @@ class Settings:
 
     @property
     def window(self) -> int:
-        """Unacknowledged messages that all connections to one queue may be handed together."""
+        """Unacknowledged messages that all connections to one queue together may hold."""
         return self.prefetch * self.consumers
 
     def by_queue(self) -> tuple[Settings, ...]:
-        """Settings of each queue whose name is known from the options; of the topic, if it is one."""
+        """Settings of each queue named in the options, or of the topic."""
         if self.queues:
             return tuple(self.of_queue(name, len(self.queues)) for name in self.queues)
         return (self,) if self.pattern is None else ()

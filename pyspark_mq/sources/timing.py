@@ -1,4 +1,4 @@
-"""Waits of the source: every wait of a call of Spark that no option sets, on one page."""
+"""Every wait of Spark's calls that no option sets, on one page."""
 
 from __future__ import annotations
 
@@ -9,65 +9,66 @@ __all__ = ["Timing"]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds, and the two counts that decide with them.
+    """Durations in seconds, and two counts that decide with them.
 
-    What an option sets is not here: `connectTimeout` and `reconnectTimeout` bound the wait for connections,
+    Options set other waits: `connectTimeout` and `reconnectTimeout` bound the wait for connections,
     `maxTriggerDelay` that for `minMessagesPerTrigger`, `settleGrace` when an answer settles.
     """
 
-    #: An idle call waits for the first message. Spark asks again at once, some ninety times a second otherwise, and
-    #: each time passes the whole offset back and forth.
+    #: Wait of an idle call for the first message. Otherwise Spark asks again at once, some ninety times a second, and
+    #: passes the whole offset each time.
     idle_s: float = 0.1
-    #: It is asked so often how many messages wait.
+    #: Interval at which the depth is asked for.
     depth_s: float = 5.0
-    #: A bounded run that finds an empty queue makes sure of it: one without a leader says that it is empty.
+    #: A bounded run verifies an empty queue for this long: one without a leader reports that it is empty.
     leader_s: float = 1.0
-    #: The first messages of a queue that is not empty are waited for.
+    #: Wait for the first messages of a queue that is not empty.
     first_s: float = 2.0
-    #: How long after the last one an epoch is filled, while a backlog flows in: five times what a trigger without
-    #: rows takes on a machine with cores to spare. Where one takes longer, it is filled meanwhile.
+    #: How long after the last epoch the next one is filled while a backlog flows in: five times an empty trigger on a
+    #: machine with spare cores. During a longer trigger it fills anyway.
     fill_s: float = 1.25
-    #: How long the first one is filled: the processes that run it are not there yet.
+    #: How long the first epoch is filled: the processes that run it are still starting.
     first_fill_s: float = 3.0
-    #: It is looked at so often: each look takes the interpreter away from the receiving thread.
+    #: Interval of polls meanwhile: each takes the interpreter from the receiving thread.
     fill_step_s: float = 0.05
-    #: Messages of a look from which on a backlog flows in.
+    #: Messages in one poll from which on a backlog flows in.
     fill_step_messages: int = 100
-    #: With nothing else to do, confirmations are waited for, and looked for so often.
+    #: With nothing else to do: wait for confirmations, and interval of polls.
     confirm_s: float = 5.0
     confirm_step_s: float = 0.005
 
-    #: A bounded run: an emptied queue has to stay so for this long before it counts as read to its end ...
+    #: A bounded run: an emptied queue has to stay empty for this long to count as read to its end ...
     empty_s: float = 0.3
-    #: ... and where the broker does not report how many messages it has: nothing may come for this long.
+    #: ... and without a depth from the broker: nothing may come for this long.
     quiet_s: float = 3.0
-    #: A run of one epoch waits for more no longer.
+    #: Longest wait of a run of one epoch for more messages.
     once_s: float = 10.0
-    #: A queue that is read to its end is not read on while a confirmation may come, for so long.
+    #: How long a queue at its end waits for confirmations without being read.
     bounded_confirm_s: float = 1.0
-    #: It gives up what the broker reports and does not hand out: a paused queue, another active consumer.
+    #: After this long it gives up messages that the broker reports and does not deliver: a paused queue, another active
+    #: consumer.
     withheld_s: float = 60.0
-    #: Messages of unknown age come from a backlog no longer once fewer than this came in a second, for so long, though
-    #: there was room. A broker hands out what waits faster.
+    #: Messages of unknown age no longer come from a backlog once fewer than this many a second came, for this long,
+    #: with room for more. A broker delivers a backlog faster.
     backlog_per_s: int = 100
     trickle_s: float = 30.0
-    #: No more of them are taken when a run has gone on for so long, however fast they come.
+    #: After this long a run takes no more of them, however fast they come.
     unknown_age_s: float = 600.0
 
-    #: A replay whose windows are full of other messages for so long has them doubled; the next time after twice as
-    #: long, and so on. What it waits for may be behind any number of messages (priorities), or may not be there yet
-    #: (delayed): so the number asked for grows with the time waited, and no faster.
+    #: A replay whose windows are full of other messages for this long doubles them; next time after twice as long, and
+    #: so on. Its messages may come after any number of others (priorities) or be delayed: so the window grows with the
+    #: time waited, and no faster.
     gap_s: float = 1.0
-    #: The confirmation of a replayed epoch is waited for this long before its session may be ended.
+    #: Wait for the confirmation of a replayed epoch before its session may be ended.
     take_back_s: float = 5.0
-    #: A replay that waits says so, so often.
+    #: Interval at which a waiting replay logs that it waits.
     replay_log_s: float = 10.0
-    #: Queues that match a pattern are asked for again, where the first attempt failed.
+    #: Interval of retries when the first look-up of queues by a pattern failed.
     pattern_retry_s: float = 1.0
 
-    #: A broker that has messages and room for them hands them out within this time, or its session is renewed.
+    #: A broker with messages and an open window delivers within this time, or its session is renewed.
     silence_s: float = 30.0
-    #: A confirmation comes within this time: a window of some ten thousand messages takes seconds on a slow link.
+    #: A confirmation comes within this time: some ten thousand messages take seconds on a slow link.
     confirmation_s: float = 60.0
-    #: A depth that could not be renewed for so long says nothing of now.
+    #: Age after which a depth is outdated.
     old_depth_s: float = 60.0

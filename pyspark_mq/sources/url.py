@@ -31,8 +31,8 @@ class Scheme:
     """The meaning of the scheme of a URL.
 
     Attributes:
-        port: where the URL names none (IANA for AMQP, the brokers' own default for STOMP).
-        tls: is the connection secured?
+        port: default port (IANA for AMQP, the brokers' own default for STOMP).
+        tls: whether the connection uses TLS.
         partner: the scheme of the same protocols with TLS, or without it.
     """
 
@@ -41,7 +41,7 @@ class Scheme:
     partner: str
 
 
-#: Every scheme that URLs may have. Which protocols a broker speaks over one is in its :class:`.Broker`.
+#: Supported URL schemes. :class:`.Broker` has the protocols of each broker over each scheme.
 SCHEMES: Mapping[str, Scheme] = MappingProxyType(
     {
         "amqp": Scheme(5672, tls=False, partner="amqps"),
@@ -56,17 +56,17 @@ _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 #: Host, port and path. Anything else may be a part of a password.
 _PLACE = re.compile(r"(?:\[[\w.:%]*\]|[\w.-]*)(?::[0-9]+)?(?:/.*)?", re.DOTALL)
 
-#: A shorter secret is a part of many a word.
+#: A shorter secret occurs within ordinary words.
 _LONG_CHARACTERS = 4
 
-#: What may be between two URLs.
+#: Separators between URLs.
 _BETWEEN = re.compile(r"[\s,]+")
-#: Python leaves line feeds out of URLs; in a login or a name they would become headers, or commands, elsewhere.
+#: Python drops line feeds from URLs; in a login or a name they would become headers or commands.
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-#: The end of a scheme, from its last letter on: what comes before that is looked at once.
+#: The end of a scheme, from its last letter on, so that earlier text is scanned once.
 _END_OF_SCHEME = re.compile(r"[A-Za-z](?:(?![A-Za-z])[\w+.-])*://")
 
-#: What to do with characters that have a meaning in URLs.
+#: Advice for characters with a meaning in URLs.
 ESCAPES = "in user names, passwords and virtual hosts write '/' as %2F, '@' as %40, ',' as %2C, '?' as %3F, '#' as %23"
 
 
@@ -94,7 +94,7 @@ class BrokerUrl:
 
     @property
     def partner(self) -> str:
-        """The scheme to use if the port speaks TLS and this one does not, or the other way round."""
+        """The scheme to use instead if the port's use of TLS differs."""
         return SCHEMES[self.scheme].partner
 
     def __str__(self) -> str:
@@ -114,22 +114,22 @@ def has_login(text: str) -> bool:
 
 
 def redact(text: str) -> str:
-    """A URL, right or wrong, without what is or may be a user name or a password.
+    """A URL, right or wrong, without anything that may be a user name or a password.
 
-    One with characters that should have been escaped reaches anywhere, so nothing before the last
-    '@' is shown, and nothing that does not look like host, port and path.
+    Unescaped characters may extend a password anywhere, so nothing before the last '@' is shown, and nothing that does
+    not look like host, port and path.
     """
     scheme = _SCHEME.match(text)
     start = scheme.end() if scheme else 0
     user, at, place = text[start:].rpartition("@")
     place, parameters, _ = re.split(r"([?#]|$)", place, maxsplit=1)
-    # An '@' after parameters may be one in a password among them.
+    # An '@' after parameters may belong to a password among them.
     shown = place if _PLACE.fullmatch(place) and not re.search("[?#]", user) else "***"
     return text[:start] + at.replace("@", "***@") + shown + (parameters and f"{parameters}***")
 
 
 def redact_in(text: str, url: str) -> str:
-    """A library's words about a URL, without what is or may be a user name, a password or a parameter in that."""
+    """A library's message about a URL, without anything that may be a user name, a password or a parameter in it."""
     user = url.partition("://")[2].rpartition("@")[0]
     password, parameters = user.partition(":")[2], url.partition("?")[2]
     values = [value for _, value in parse_qsl(parameters, keep_blank_values=True)]
@@ -137,7 +137,7 @@ def redact_in(text: str, url: str) -> str:
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:
-    """Somebody's words without secrets, in whatever way URLs write those."""
+    """A message without secrets, however URLs encode them."""
     for secret in sorted({*secrets} - {""}, key=len, reverse=True):
         text = _spellings(secret).sub("***", text)
     return text
@@ -145,7 +145,7 @@ def hide(text: str, secrets: Iterable[str]) -> str:
 
 @lru_cache
 def _spellings(secret: str) -> re.Pattern[str]:
-    """Each character as it is or in percent signs. A short one stands for itself only where nothing goes on."""
+    """Match each character plain or percent-encoded. A short secret matches only as a whole word."""
     escapes = ["".join(f"%{byte:02x}" for byte in one.encode("utf-8", "surrogatepass")) for one in secret]
     patterns = [f"(?:{re.escape(one)}|(?i:{escape}))" for one, escape in zip(secret, escapes, strict=True)]
     text = "".join(patterns).replace(re.escape(" "), rf"(?:{re.escape(' ')}|\+)")
@@ -171,7 +171,7 @@ def parse_urls(text: str) -> tuple[BrokerUrl, ...]:
 
 
 def _candidates(text: str) -> Iterator[str]:
-    """The URLs in the text: a comma between them is followed by a scheme. Any other may be a part of a password."""
+    """Split the text into URLs: a separating comma is followed by a scheme. Any other may belong to a password."""
     start = 0
     for gap in _BETWEEN.finditer(text):
         if "," in gap[0] and _SCHEME.match(text, gap.end()):
@@ -190,7 +190,7 @@ def _parse(text: str) -> BrokerUrl:
         if port == 0:
             raise ValueError("Port 0")  # noqa: TRY301 - as urllib says it of others out of range
     except ValueError as wrong:
-        # The words of urllib may quote what it failed on, and that may be a part of a password.
+        # urllib's message may quote the invalid part, and that may belong to a password.
         hint = "the port must be a number from 1 to 65535" if "ort" in str(wrong) else "malformed"
         raise OptionError("url", f"{redact(text)!r} is not a URL: {hint}; {ESCAPES}") from None
     scheme = parts.scheme.lower()

@@ -1,9 +1,9 @@
-"""Spark before 4.2 plans blindly: `latestOffset` has no `start`.
+"""Spark before 4.2 plans without a start offset: `latestOffset` has no `start`.
 
-So it plans after a restart without showing what is committed, which it shows later: what was planned twice is taken out
-then. And it shows that an epoch is committed only after the next one is planned. (``MicroBatchExecution.scala`` and
-``PythonMicroBatchStream.scala`` of 4.0 and 4.1.) Everything that follows from this is here, and in the file next to
-that of such an epoch (:meth:`.Journal.plan_beside`).
+After a restart it plans before it shows the committed offset; messages planned twice are removed once it does. And it
+shows the commit of an epoch only after the next one is planned. (``MicroBatchExecution.scala`` and ``PythonMicroBatchStream.scala`` of 4.0 and 4.1.)
+Everything that follows from this is here, and in the complete file next to that of such an epoch
+(:meth:`.Journal.plan_beside`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pyspark_mq.sources.queues.windows import EPOCHS_IN_WINDOW, Trigger
 
 __all__ = ["OFFSET_UNKNOWN", "limit_by_windows", "needs_empty_epoch"]
 
-#: Spark has not shown what is committed.
+#: States in which the committed offset is unknown.
 OFFSET_UNKNOWN = frozenset({Committed.UNKNOWN, Committed.BOUNDED})
 
 
 def limit_by_windows(queues: QueueGroup, limit: int | None) -> int:
-    """Leave room in the windows for the next epoch besides the one that waits to be acknowledged."""
+    """Leave room in the windows for the next epoch besides the one that waits for its acknowledgement."""
     for queue in queues:
         queue.want(Trigger.WITHOUT_START)
     windows = [queue.view.window or queue.view.next_window for queue in queues]
@@ -28,15 +28,15 @@ def limit_by_windows(queues: QueueGroup, limit: int | None) -> int:
 
 
 def needs_empty_epoch(queues: QueueGroup, shown: Committed, *, running: bool) -> bool:
-    """Whether an epoch is due although it has no messages.
+    """Whether an empty epoch is due.
 
-    The first answer of a process has to be one: Spark compares it with the committed offset, which the process does
-    not know, and makes a batch of any other.
+    The first answer of a process has to be an epoch: Spark compares it with the committed offset, which the process
+    does not know, and makes a batch of any other.
 
-    Or an epoch takes all the room, and it is acknowledged only after the next one is planned: a producer has sent its
-    messages many times and every window of a queue is taken, or the epoch is as large as may be held.
+    Or an epoch takes all the room, and is acknowledged only after the next plan: duplicates fill every window of a
+    queue, or the epoch is as large as may be held.
 
     Args:
-        running: there is an epoch that Spark has begun and not committed.
+        running: whether Spark has begun an epoch and not committed it.
     """
     return shown in OFFSET_UNKNOWN or (running and (any(queue.view.blocked for queue in queues) or queues.full))

@@ -15,7 +15,7 @@ __all__ = ["Transport", "heart_beats"]
 _HEART_BEAT = re.compile(r" *([0-9]{1,10}) *, *([0-9]{1,10}) *")
 #: Two heartbeats missed, and then some.
 _SILENCE = 2.5
-#: Heartbeats are sent at half the interval agreed on: brokers differ in how late one may be.
+#: Heartbeats are sent at half the agreed interval: brokers differ in how late one may be.
 _SEND_FACTOR = 0.5
 
 
@@ -33,14 +33,14 @@ class Transport(BaseTransport):  # type: ignore[misc]
 
 
 def heart_beats(written: str, ours_s: float) -> tuple[float, float] | None:
-    """Return how often to send, and how long the broker may be silent, in seconds; infinite where nothing is agreed on.
+    """Return the interval to send at, and the longest silence of the broker, in seconds; infinite without agreement.
 
     Args:
         written: header `heart-beat` of CONNECTED.
-        ours_s: what we have offered for both.
+        ours_s: our offer for both.
 
     Returns:
-        None if that header is none.
+        None if the header is malformed.
     """
     beats = _HEART_BEAT.fullmatch(written)
     if beats is None:

@@ -1,8 +1,8 @@
 """The connection of a STOMP session: login, frames both ways, heartbeats, and why it ended.
 
-One thread runs it, by :meth:`StompConnection._turn`, which never waits but for the socket. What comes is handed to
-:meth:`~StompConnection._take`, frame by frame; the first thing that ends the connection is kept and raised by the next
-turn. What the frames mean for a queue is the session's (:mod:`pyspark_mq.sources.stomp.session`).
+One thread runs :meth:`StompConnection._turn`, which waits for nothing but the socket. Incoming frames go one by one to
+:meth:`~StompConnection._take`. The first cause of the end of the connection is kept and raised by the next turn. The
+session interprets frames for its queue (:mod:`pyspark_mq.sources.stomp.session`).
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["PROVED", "StompConnection"]
 
-# stomp.py writes a warning for what this package reports itself.
+# stomp.py logs warnings for errors that this package reports itself.
 leave_out_own_lines("stomp.py")
 
 _SPEAKS = "STOMP"
-#: At a time; and at most, by a paused session that has to read now and then.
+#: Bytes of a read; and of one of a paused session, which has to read now and then.
 _RECEIVE_BYTES, _LOOK_BYTES = 1 << 20, 256 << 10
-#: This many heartbeats in a row, this far apart, within the body of a message are not part of it.
+#: This many consecutive heartbeats, this far apart, do not belong to the body around them.
 _BEATS_WITHIN = 3
 _BEAT_BYTES = 2
 _BEAT_S = 0.5
-#: When a text that could end here has been followed by nothing for this long, the broker is asked to prove it; one that
-#: does not answer within the other time is not to be asked.
+#: After a text that could end here and this much silence, the broker is asked to prove the end. If it does not answer
+#: within the second time, it is not asked again.
 _QUIET_S = 0.002
 _PROOF_S = 30.0
 PROVED = "proved"
@@ -65,30 +65,30 @@ class StompConnection(Session):
         self._end: Exception | None = None
         self._send_every_s = self._silence_s = float("inf")
         self._beats_within = 0
-        #: When the broker was asked to prove the end of a text; -inf if no answer is due.
+        #: Time of the open question for the end of a text; -inf without one.
         self._proof_s = -math.inf
         self._numbers = count()
         self._received_bytes = 0
-        #: When the queue is to be woken.
+        #: Time to wake the queue.
         self._wake_s = float("inf")
 
     # -- what the session does
 
     @abstractmethod
     def _take(self, frames: Iterable[Frame | Frames]) -> None:
-        """Take in frames that have come."""
+        """Process incoming frames."""
 
     @abstractmethod
     def _receipt(self, receipt: str | None) -> None:
-        """A RECEIPT has come."""
+        """Process a RECEIPT."""
 
     @abstractmethod
     def _reading(self) -> bool:
-        """Return whether the socket is to be read."""
+        """Whether to read the socket."""
 
     @abstractmethod
     def _wake_queue(self, now: float) -> None:
-        """The queue was quiet until `_wake_s`."""
+        """Handle a queue that was quiet until `_wake_s`."""
 
     # -- login
 
@@ -97,9 +97,9 @@ class StompConnection(Session):
         self._socket.dial(url, self.endpoint, deadline, _SPEAKS)
         host = url.virtual_host if self.endpoint.broker.virtual_hosts else url.host
         self._transport = Transport(host, url, self._socket.outgoing)
-        # Questions are texts, which a length would make bytes of; nothing else with a body is sent.
+        # Questions are texts, which a content-length would turn into bytes; nothing else with a body is sent.
         self._protocol = Protocol12(self._transport, auto_content_length=False)
-        # With nobody named, the broker's default user or the client certificate counts.
+        # Without a user, the broker's default user or the client certificate applies.
         self._protocol.connect(*self.endpoint.credentials(url), headers=self._connect_headers())
         try:
             self._until(lambda: self._connected, deadline)
@@ -124,13 +124,13 @@ class StompConnection(Session):
         return BrokerUnavailableError(f"{url}: {ended}{hint(url, _SPEAKS)}")
 
     def _welcome(self, headers: Mapping[str, str]) -> None:
-        """CONNECTED has come."""
+        """Process CONNECTED."""
         beats = heart_beats(headers.get("heart-beat", "0,0"), self.endpoint.heartbeat_s)
         if beats is None:
             self._ended(f"its heart-beat is {headers['heart-beat']!r:.60}", stated=True)
             return
         self._connected = True
-        # What stomp.py asks before it writes DISCONNECT.
+        # stomp.py asks this before it writes DISCONNECT.
         self._transport.set_connected(True)
         self._server = headers.get("server", "")
         self._send_every_s, self._silence_s = beats
@@ -146,7 +146,7 @@ class StompConnection(Session):
             self._turn(left_s)
 
     def _turn(self, wait_s: float) -> None:
-        """Send what is to be sent, wait for something to happen, and take it in."""
+        """Send, wait for an event, and process it."""
         now = self.now_s()
         if now - self._socket.sent_s >= self._send_every_s:
             self._transport.send(b"\n")
@@ -162,17 +162,17 @@ class StompConnection(Session):
             self._prove_end()
 
     def _send(self) -> None:
-        """Send as much as the socket takes now."""
+        """Send as many bytes as the socket takes now."""
         try:
             self._socket.write()
         except OSError as error:
-            # The broker may have said why it closed the connection.
+            # The broker may have sent its reason for closing the connection.
             while self._end is None and not self.paused and self._receive():
                 pass
             self._ended(f"{type(error).__name__}: {error}", error)
 
     def _receive(self) -> bool:
-        """Take in what there is, if anything."""
+        """Read and process available bytes."""
         quiet_s = self.now_s() - self._socket.received_s
         try:
             data = self._socket.read(_LOOK_BYTES if self.paused else _RECEIVE_BYTES)
@@ -190,7 +190,8 @@ class StompConnection(Session):
             return False
         self._received_bytes += len(data)
         self._take(self._reader.feed(data))
-        # A message may be shorter than it says: on ActiveMQ Classic a property `content-length` hides the length.
+        # A message may be shorter than its header says: on ActiveMQ Classic a property `content-length` hides the
+        # length.
         beat = quiet_s >= _BEAT_S and len(data) <= _BEAT_BYTES and not data.strip(b"\r\n")
         self._beats_within = self._beats_within + 1 if beat and self._reader.inside else 0
         if self._beats_within >= _BEATS_WITHIN:
@@ -201,10 +202,10 @@ class StompConnection(Session):
         return max(self._socket.received_s + _QUIET_S, self._proof_s + _PROOF_S)
 
     def _prove_end(self) -> None:
-        """Ask for proof that a text has come to its end.
+        """Ask for proof that a text is complete.
 
-        A broker writes one frame after the other, so its answer to anything comes after all of the text. An empty
-        transaction is what it answers without a permission for it.
+        A broker writes frames one after the other, so any answer comes after all of the text. An empty transaction
+        needs no permission.
         """
         if self._proof_s > -math.inf:
             self._proof_s = -math.inf
@@ -217,13 +218,13 @@ class StompConnection(Session):
         self._send()
 
     def _answered(self, command: str, block: bytes, body: bytes) -> None:
-        """A frame that is no message. Not by stomp.py, which fails with whatever it misses in one."""
+        """Process a frame that is no message. stomp.py is not used, as it fails on missing headers."""
         headers = parse(block, self._dialect.last_header, escaped=command != "CONNECTED")
         if command == "CONNECTED":
             self._welcome(headers)
         elif command == "RECEIPT":
             self._receipt(headers.get("receipt-id"))
-        else:  # most brokers close the connection then; we do in any case
+        else:  # most brokers close the connection now; we always do
             self._ended(said(headers, body), stated=True)
 
     def _raise_if_ended(self) -> None:

@@ -2,12 +2,11 @@
 
 A question is a message that names an operation in its properties and has the arguments in its body, as JSON; the answer
 goes to the address it names for that (Artemis' manual, "Using Management Message API"). So it takes a user who may
-`manage` the address of management, and make and read one for answers. Who may not is answered with an ERROR, which
-ends the connection.
+`manage` the management address, and create and consume an address for answers. Others get an ERROR, which ends the
+connection.
 
-The counts are not of one moment: while messages flow, they were up to some hundreds too high and a few too low
-(2.40, 2.56); when nothing flows they are right. What a connection that is gone was handed counts as handed out until
-the broker has noticed.
+The counts are not of one moment: while messages flow, they were up to some hundreds too high and a few too low (2.40,
+2.56); without traffic they are right. Messages of a dead connection count as handed out until the broker notices.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pyspark_mq.sources.connections.session import QueueDepth
 
 __all__ = ["Questions", "QueueInfo"]
 
-#: Where the answers go: one address for all sources, so that brokers which keep addresses keep one.
+#: Address for the answers: the same for all sources, so that brokers which keep addresses keep one.
 _ANSWERS = "pyspark-mq.answers"
 
 
@@ -30,10 +29,10 @@ class QueueInfo:
     """Facts of a queue.
 
     Attributes:
-        messages: those it has, handed out or not, without those it holds back for later.
+        messages: all messages, handed out or not, without delayed ones.
         handed_out: how many of these are with consumers.
         consumers: all there are.
-        address: the one that it is of.
+        address: its address.
         reported: the whole answer.
     """
 
@@ -45,15 +44,15 @@ class QueueInfo:
         self.reported = reported
 
     def at_first(self) -> QueueDepth:
-        """Return the depth before a session takes anything: what our former one was handed is still to come."""
+        """Return the depth before a session takes anything: messages of our former session are still to come."""
         return self._depth(self.messages, 0)
 
     def depth(self, own_consumers: int) -> QueueDepth:
-        """While a session has this many subscriptions."""
+        """Return the depth while a session has this many subscriptions."""
         return self._depth(max(0, self.messages - self.handed_out), own_consumers)
 
     def _depth(self, ready: int, own: int) -> QueueDepth:
-        # Artemis 2.40 may keep what a consumer held that is gone and no longer counted.
+        # Artemis 2.40 may keep counting messages of a consumer that is gone.
         return QueueDepth(ready, max(0, self.consumers - own), own)
 
 
@@ -66,10 +65,10 @@ class Questions:
         asker: distinguishes the answers from those to others.
 
     Attributes:
-        asked: is an answer due?
-        subscribed: is there a subscription for answers?
-        settings: of the queue's address, once they were asked for and reported.
-        mark: what the headers of an answer have in them, and those of a delivery seldom.
+        asked: whether an answer is due.
+        subscribed: whether there is a subscription for answers.
+        settings: settings of the queue's address, once reported.
+        mark: text in the headers of each answer, and seldom of a delivery.
     """
 
     #: ID of the subscription for answers; those of deliveries are numbers.
@@ -88,7 +87,7 @@ class Questions:
         return _ANSWERS, {"subscription-type": "MULTICAST", "selector": f"JMSCorrelationID = '{self._asker}'"}
 
     def question(self) -> tuple[str, str, dict[str, str]]:
-        """Destination, body and headers of a question. Its body is text: the frame has no length."""
+        """Destination, body and headers of a question. Its body is text: the frame has no content-length."""
         which = json.dumps({"field": "name", "operation": "EQUALS", "value": self._queue})
         return self._call("listQueues", which, 1, 1)
 
@@ -107,14 +106,14 @@ class Questions:
         return self.address, json.dumps(arguments), headers
 
     def is_answer(self, block: bytes) -> bool:
-        """Return whether a message with these headers is an answer, not one of the queue.
+        """Whether a message with these headers is an answer and not one of the queue.
 
-        The header `subscription` is the broker's, and the first of that name counts.
+        The broker sets the header `subscription`, and its first occurrence counts.
         """
         return value(block, "subscription") == self.SUBSCRIPTION.encode()
 
     def answer(self, body: bytes) -> QueueInfo | None:
-        """Read an answer; None if it says nothing of the queue."""
+        """Read an answer; None if it has nothing about the queue."""
         self.asked = False
         if self._of_settings:
             settings = artemis_answer(body)
@@ -124,6 +123,6 @@ class Questions:
             (listed,) = json.loads(body)
             (reported,) = json.loads(listed)["data"]
             return QueueInfo(reported)
-        # Refused in words, no such queue, or another form.
+        # A refusal, no such queue, or another format.
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None

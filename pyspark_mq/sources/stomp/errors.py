@@ -20,7 +20,7 @@ __all__ = ["login_error", "said", "subscribe_error"]
 
 
 def said(headers: Mapping[str, str], body: bytes) -> str:
-    """The text of an ERROR frame: a word or a line in the header, the reason or a stack trace in the body."""
+    """The text of an ERROR frame: a word or line in its header, the reason or a stack trace in its body."""
     title = as_text(headers.get("message")) or ""
     lines = body.decode("utf-8", "backslashreplace").strip().splitlines()
     first = lines[0].strip() if lines else ""
@@ -34,7 +34,8 @@ def login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
     lower = reason.lower()
     if "virtual host" in lower and "denied" in lower:
         if not endpoint.broker.virtual_hosts:
-            # The header `host` was not meant as one: who takes it for one is another broker, and has not said its name.
+            # Our header `host` names no virtual host here: a broker that rejects it is another product, and has not
+            # named itself.
             endpoint.check_product(url, "RabbitMQ")
         return RefusedError(
             f"{url}: the broker refused virtual host '{url.virtual_host}'; check the path of "
@@ -54,7 +55,7 @@ def login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
     return BrokerUnavailableError(f"{url}: the broker refused the connection ({reason})")
 
 
-#: What an ERROR frame in answer to SUBSCRIBE says, in lower case, and what it means.
+#: Texts of ERROR frames in answer to SUBSCRIBE, in lower case, and their meaning.
 _REFUSALS = (
     (
         ("authorized to create",),

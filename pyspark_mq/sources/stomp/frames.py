@@ -1,19 +1,19 @@
 """STOMP 1.2 frames from the bytes of a connection. Pure: no socket, no clock.
 
-stomp.py has a reader of its own, which is not used, for what it did when measured (stomp.py 9.0):
+stomp.py's own reader is not used, as it has three faults (stomp.py 9.0):
 
-* two heartbeats that are read at once, as after a pause, make it drop the message after them;
-* a body with NUL bytes takes it time quadratic in the size: each read copies all there is so far;
-* headers that are not UTF-8 are changed, so that different IDs may become equal.
+* two heartbeats in one read, as after a pause, make it drop the next message;
+* a body with NUL bytes takes quadratic time: each read copies everything so far;
+* it changes headers that are not UTF-8, so that different IDs may become equal.
 
-Headers stay bytes here (:mod:`pyspark_mq.decode.stomp_headers`). Many messages that are complete in what was read are
-looked at together (:mod:`pyspark_mq.decode.stomp_frames`); all other frames go one by one through
-:meth:`FrameReader._next`, which knows everything.
+Headers stay bytes here (:mod:`pyspark_mq.decode.stomp_headers`). Many complete messages in one read are cut together
+(:mod:`pyspark_mq.decode.stomp_frames`); all other frames go one by one through :meth:`FrameReader._next`, which handles
+every case.
 
-A frame without a length ends at its first NUL (STOMP 1.2, "Body"). ActiveMQ Classic sends texts so, also those with a
-NUL in them. Then what follows the NUL is no frame, and the message is unreadable: what came before it must not pass
-for the whole text. So the end of such a frame is certain when another frame follows, and until then it is held
-(:attr:`FrameReader.held`). Which frames there are never depends on how the bytes were read.
+A frame without a content-length ends at its first NUL (STOMP 1.2, "Body"). ActiveMQ Classic sends texts this way, even
+those that contain a NUL. The bytes after such a NUL are no frame, and the message is unreadable: the part before the
+NUL must not pass for the whole text. So the end of a frame is certain only when another frame follows, and until then
+it is held (:attr:`FrameReader.held`). The frames never depend on how the bytes were read.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ __all__ = ["COMMANDS", "MESSAGE", "Frame", "FrameReader", "StompFrameError", "Un
 Frame: TypeAlias = "tuple[str, bytes, bytes]"
 
 MESSAGE = "MESSAGE"
-#: What a server may send (STOMP 1.2, section "Server Frames").
+#: Commands that a server may send (STOMP 1.2, section "Server Frames").
 COMMANDS = frozenset({"CONNECTED", MESSAGE, "RECEIPT", "ERROR"})
 
-#: Headers of one message can be large, but what goes on this long without an empty line is something else.
+#: Headers can be large, but this many bytes without an empty line are not STOMP.
 _HEADER_BYTES_MAX = 16 * 1024 * 1024
-#: Their first lines, as they may be written, and the length of the longest.
+#: Possible first lines, and the length of the longest.
 _FIRST_LINES = tuple(f"{command}{end}".encode() for command in COMMANDS for end in ("\n", "\r\n"))
 _FIRST_LINE_BYTES = max(map(len, _FIRST_LINES))
 _ENDS_OF_LINES = re.compile(rb"[\r\n]*")
 _SHOWN_BYTES = 40
-#: The first line, as far as an error shows it. Which bytes these are does not depend on how many have come.
+#: Bytes of the first line in an error. They do not depend on how many have arrived.
 _SHOWN_LINE = re.compile(rb"[^\n\0]{%d}|[^\n\0]*[\n\0]" % _SHOWN_BYTES)
-#: Of a read that what is left of the one before is put in front of.
+#: Largest rest of a read that is put in front of the next one.
 _JOINED_MIN = 16 << 10
-#: Messages that are tried to be looked at together at a time, and that are taken one by one after failures.
+#: Messages cut together at a time, and taken one by one after failures.
 _TRIED_MAX, _PAUSE_MAX = 1_000, 10_000
 _LENGTH_DIGITS_MAX = 15
 _NUL = 0
@@ -53,56 +53,56 @@ _FIRST_LINE = b"MESSAGE\n"
 
 
 class StompFrameError(Exception):
-    """The bytes that were received are not a STOMP frame."""
+    """The received bytes are not a STOMP frame."""
 
 
 class FrameReader:
     """Cuts a stream of bytes into frames.
 
-    Guarantee: it holds the bytes of one incomplete frame, and no more than have come of it.
+    It holds the bytes of one incomplete frame at most.
 
     Args:
-        together_min: the least number of messages that are decoded as a batch when they have come at once; 0 for never.
-        last: the header of which the last entry counts; empty for none.
+        together_min: the fewest messages of a read that are decoded as a batch; 0 for never.
+        last: the header whose last entry counts; empty for none.
     """
 
     def __init__(self, together_min: int = 0, last: str = "") -> None:
         self._together_min, self._last = together_min, last
-        #: How many are taken one by one before it is tried again, and after a failure.
+        #: Messages still to be taken one by one, and the number after the next failure.
         self._alone, self._pause = 0, together_min
-        #: What has come and is no frame yet; between reads, the start of an incomplete one.
+        #: Bytes that are no frame yet; between reads, the start of an incomplete one.
         self._buffer = bytearray()
-        #: Of that frame, once they are complete: command, headers, where the body is and where it ends, -1 at a NUL.
+        #: Command, headers, start and end of the body (-1: at a NUL) of that frame, once its headers are complete.
         self._headers: tuple[str, bytes, int, int] | None = None
-        #: Up to here there is no end of the headers, or of a body without a length.
+        #: Up to here there is no end of the headers, or of a body without a content-length.
         self._scanned = 0
-        #: Why the message of that frame cannot be read; empty if it can.
+        #: The reason why that frame's message is unreadable; empty if it is not.
         self._malformed = ""
-        #: A message has come that ends here, unless more of it comes.
+        #: A message ends here, unless more of it comes.
         self.held = False
-        #: Nothing but frames of STOMP were seen so far.
+        #: Only STOMP frames were seen so far.
         self.spoken = False
 
     def feed(self, data: bytes) -> Iterator[Frame | Frames]:
-        """Yield frames that are complete with these bytes. Has to be used up before the next call.
+        """Yield frames completed by these bytes. Exhaust it before the next call.
 
         Raises:
-            StompFrameError: the bytes are something else.
+            StompFrameError: the bytes are not STOMP.
         """
         if max(_JOINED_MIN, len(self._buffer)) <= len(data) and not self._malformed:
-            # Messages are looked at together from the first on. To do it again takes no longer than what has come.
+            # Start with cutting messages together. A repetition takes no longer than the bytes are worth.
             self._headers, self._scanned, self.held = None, 0, False
         self._buffer += data
         return self._cut()
 
     def quiet(self) -> Iterator[Frame | Frames]:
-        """Take a held message as whole: nothing more of it will come. Like :meth:`feed`."""
+        """Release a held message: no more of it will come. Like :meth:`feed`."""
         return self._cut(quiet=True) if self.held else iter(())
 
     def idle(self) -> Iterator[Frame | Frames]:
-        """The broker has nothing more to send: a body that has begun is shorter than its length. Like :meth:`feed`.
+        """End a body that is shorter than its content-length: the broker sends no more of it. Like :meth:`feed`.
 
-        Heartbeats come between frames. Within a body they belong after it.
+        Heartbeats come between frames. Those within the body belong after it.
         """
         if self._headers is None:
             return
@@ -117,14 +117,14 @@ class FrameReader:
 
     @property
     def inside(self) -> bool:
-        """Whether a body has begun and not ended."""
+        """Whether a body is incomplete."""
         return self._headers is not None
 
     def _cut(self, *, quiet: bool = False) -> Iterator[Frame | Frames]:
-        """Take frames off the buffer; of the first, no more will come if it is quiet."""
+        """Take frames off the buffer; if it is quiet, no more of the first will come."""
         buffer = self._buffer
         while buffer:
-            if self._headers is None and not self._scanned:  # nothing is known of what comes next
+            if self._headers is None and not self._scanned:  # nothing is known about the next frame
                 del buffer[: _behind_ends_of_lines(buffer, 0)]
                 if self._together_min and buffer.startswith(_FIRST_LINE):
                     if not self._alone and (together := self._together()) is not None:
@@ -140,10 +140,9 @@ class FrameReader:
             quiet = False
 
     def _together(self) -> Frames | None:
-        """Return messages that are looked at together; None if the next is to be taken alone.
+        """Return messages cut together; None if the next one has to be taken alone.
 
-        What it takes to try is in proportion to what comes of it: each failure in a row doubles for how many it is
-        not tried again.
+        Each consecutive failure doubles the number of messages before the next try, so that failures cost little.
         """
         least = self._together_min
         found, tried = find_frames(self._buffer, least, _TRIED_MAX, self._last)
@@ -151,7 +150,7 @@ class FrameReader:
         if count >= least:
             if count == tried:
                 self._pause = least
-            else:  # the next is another one
+            else:  # the next one differs
                 self._alone = 1
             return found
         if tried < least:  # this many are left of what was read
@@ -191,13 +190,13 @@ class FrameReader:
         return frame
 
     def _distrust(self, why: str) -> None:
-        """The length of the frame is wrong: it ends where one without a length would."""
+        """Handle a wrong content-length: the frame ends where one without it would."""
         assert self._headers is not None
         self._malformed = why
         self._headers = *self._headers[:3], -1
 
     def _find_end(self, body: int, command: str, *, quiet: bool) -> int:
-        """Find the end of a body without a length: the first NUL that a frame follows; -1 if not known yet."""
+        """Find the end of a body without a content-length: the first NUL before another frame; -1 if unknown yet."""
         buffer = self._buffer
         end = buffer.find(_NUL, max(body, self._scanned))
         self.held = False
@@ -216,15 +215,15 @@ class FrameReader:
     def _read_headers(self) -> bool:
         """Read the headers of the next frame, if they are complete."""
         buffer = self._buffer
-        if not buffer.startswith(_FIRST_LINES):  # a port that speaks something else may never send an empty line
+        if not buffer.startswith(_FIRST_LINES):  # a port with another protocol may never send an empty line
             if wrong := _SHOWN_LINE.match(buffer):
                 raise StompFrameError(f"{wrong[0].rstrip()!r} does not begin a frame of a STOMP server")
             return False
-        # The end may have begun with what came before.
+        # The end may have begun in earlier bytes.
         since = max(0, self._scanned - 2)
         found = buffer.find(b"\n\n", since)
         body = found + 2
-        # The same with carriage returns, which brokers may send and usually do not.
+        # The same with carriage returns, which are allowed and rare.
         returned = buffer.find(b"\n\r\n", since, found + 1 if found >= 0 else len(buffer))
         if returned >= 0:
             found, body = returned, returned + 3
@@ -246,13 +245,13 @@ class FrameReader:
 
 
 def _behind_ends_of_lines(buffer: bytearray, position: int) -> int:
-    """Return where the next frame begins: there may be heartbeats, and line ends after a frame."""
+    """Return the start of the next frame, after heartbeats and line ends."""
     found = _ENDS_OF_LINES.match(buffer, position)
     return found.end() if found else position
 
 
 def _frame_follows(buffer: bytearray, position: int) -> bool | None:
-    """Return whether another frame begins there, after line ends; None if not known yet."""
+    """Whether another frame begins there, after line ends; None if unknown yet."""
     start = _behind_ends_of_lines(buffer, position)
     begun = bytes(buffer[start : start + _FIRST_LINE_BYTES])
     if begun.startswith(_FIRST_LINES):
@@ -261,7 +260,7 @@ def _frame_follows(buffer: bytearray, position: int) -> bool | None:
 
 
 def _block(data: bytes) -> tuple[str, bytes]:
-    """Command and block of what is before the empty line."""
+    """Split the lines before the empty line into command and headers."""
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").removesuffix(b"\r")
     command, found, lines = data.partition(b"\n")

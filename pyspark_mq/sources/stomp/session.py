@@ -1,16 +1,16 @@
 """STOMP 1.2 by stomp.py.
 
-Frames to the broker are made and written by stomp.py, on a transport of our own, which is how its
-own WebSocket transport does it. Ours is read and written by :meth:`StompSession.run` on the receiver's
-thread, through a socket that never blocks. That way acknowledgements go out while reading is
-paused, heartbeats need no thread, TLS has the same settings as the other protocols (stomp.py takes no
-`ssl.SSLContext`), and frames are read by :mod:`pyspark_mq.sources.stomp.frames`, for the reasons given there.
+stomp.py makes and writes the frames to the broker, on a transport of our own, as its WebSocket transport does.
+:meth:`StompSession.run` reads and writes that transport on the supervisor's thread, through a non-blocking socket. So
+acknowledgements go out while reading is paused, heartbeats need no thread, TLS has the same settings as the other
+protocols (stomp.py takes no `ssl.SSLContext`), and :mod:`pyspark_mq.sources.stomp.frames` reads frames, for the reasons
+given there.
 
-A RECEIPT confirms: the broker handles the frames of a connection in order and answers when it is
-done with one, so a receipt asked with the last acknowledgement stands for all before it. Whatever
-ERROR comes after the opening ends the session, so none can be confirmed by mistake.
+A RECEIPT confirms: the broker processes the frames of a connection in order and answers when it is done with one, so
+the receipt of the last acknowledgement confirms all before it. Any ERROR after the opening ends the session, so nothing
+is confirmed by mistake.
 
-What differs between brokers is in their :class:`~pyspark_mq.brokers.base.StompDialect`.
+Differences between brokers are in their :class:`~pyspark_mq.brokers.base.StompDialect`.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ __all__ = ["StompSession"]
 _LOG = logging.getLogger("pyspark_mq")
 _INT32_MAX = 2**31 - 1
 _CLOSE_TIMEOUT_S = 1.0
-#: The broker's answer to the first subscription, when it has other things to do: to collect garbage, or to take
-#: back what a former session held. To leave would only give it more to do; heartbeats show whether it is there.
+#: Longest wait for the answer to the first subscription. The broker may be collecting garbage or requeueing a former
+#: session's messages. Leaving would add to its work; heartbeats show whether it is alive.
 _SUBSCRIBE_TIMEOUT_S = 120.0
-#: How long a queue that stalls is quiet before it is woken; after a fruitless wake-up, longer each time.
+#: Silence after which a stalled queue is woken; longer after each fruitless wake-up.
 _QUIET_FIRST_S = 0.01
 _QUIET_LAST_S = 10.0
 _QUIET_GROWTH = 4
-#: Each subscription that comes and goes has one page of 200 messages handed out: 5,000.
+#: Each temporary subscription releases one page of 200 messages: 5,000 in all.
 _WAKEUPS = 25
-#: Never true: the broker gives each message an ID of its own, which begins with "ID:".
+#: Matches nothing: the broker's own message IDs begin with "ID:".
 _NOTHING = "JMSMessageID='never'"
-#: A broker that does not answer a question for this long does not answer such questions.
+#: A broker that does not answer for this long does not support the question.
 _ANSWER_TIMEOUT_S = 5.0
 _ACK = "ack"
-#: A frame without a message, where a subscription that browses has come to the end (ActiveMQ Classic).
+#: A frame without a message, at the end of a browsing subscription (ActiveMQ Classic).
 _BROWSED = b"\nbrowser:end"
 #: Header of each message of a stream.
 _STREAM_OFFSET = "x-stream-offset"
@@ -66,19 +66,19 @@ _DISCONNECTED = "disconnected"
 
 
 class StompSession(StompConnection):
-    """One connection with one or more subscriptions to the same destination."""
+    """One connection with subscriptions to one destination."""
 
     batches: ClassVar[type[DeliveryBatch]] = StompBatch  # type: ignore[type-abstract]  # `of` chooses
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        #: How headers begin of messages that may have an ID not of the broker's; empty where none can.
+        #: Header prefix of messages that may have an ID not set by the broker; empty where none can.
         self._foreign = f"\n{self._dialect.foreign_prefix}".encode() if self._dialect.foreign_prefix else b""
-        #: What to ask the broker with; None if it is not to be asked.
+        #: Asks the broker for the depth; None if it cannot.
         self._questions: Questions | None = None
         self._on_info: Callable[[QueueInfo | None], object] = self._report_depth
         self._subscriptions = 0
-        # Deliveries have numbers of our own: 1, 2, 3... in the order of arrival.
+        # Tags of deliveries are 1, 2, 3... in the order of arrival.
         self._tag = 0
         self._settling = StompSettling(cumulative=self._dialect.cumulative, reject_headers=self._dialect.reject_headers)
         self._answers: set[str] = set()
@@ -90,20 +90,20 @@ class StompSession(StompConnection):
     # -- opening
 
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
-        """Whether the queue is there is only known by :meth:`consume`."""
+        """Connect and log in. Only :meth:`consume` shows whether the queue exists."""
         deadline = self.now_s() + timeout_s
         self._log_in(url, deadline)
-        # No broker reports a name that it keeps.
+        # No broker reports a permanent name.
         depth, facts = self._depth_at_first(deadline)
         return Greeting(url, "", depth, server=self._server, facts=facts)
 
     def _depth_at_first(self, deadline: float) -> tuple[QueueDepth | None, QueueFacts]:
-        """Ask over a connection of its own: a user who may not ask loses the connection for it."""
+        """Ask over a separate connection: a user without the right loses the connection."""
         address = self._dialect.management
-        # A queue does not count the messages that a selector lets through.
+        # The depth does not say how many messages a selector matches.
         if not address or self.endpoint.topic is not None or self.endpoint.selector is not None:
             return None, NOTHING_KNOWN
-        # Who was refused an answer is not asked for again: each refusal is a line in the broker's log.
+        # A refused user does not ask again: each refusal is a line in the broker's log.
         asker = f"{self._url} {self.endpoint.user(self._url)} {address}"
         if asker in self.endpoint.refused:
             return None, NOTHING_KNOWN
@@ -121,7 +121,7 @@ class StompSession(StompConnection):
         return Questions(self._dialect.management, self.endpoint.name, uuid.uuid4().hex)
 
     def _ask_beside(self, asker: str, deadline: float) -> tuple[list[QueueInfo | None], dict[str, Any] | None]:
-        """The answers over a connection that is there for the questions, or nothing: of the queue, of its address."""
+        """Ask over the separate connection; return the facts of the queue and of its address, or nothing."""
         beside = StompSession(self.endpoint, self.number, ReceiveBuffer(), now_s=self.now_s)
         answers: list[QueueInfo | None] = []
         beside._on_info = answers.append
@@ -137,7 +137,7 @@ class StompSession(StompConnection):
             if not answers and (isinstance(failed, TimeoutError) or failed.stated):
                 self.endpoint.refused.add(asker)
                 _LOG.info("%s: %s does not tell how many messages wait", self.endpoint.destination, self._url)
-        except MqError as failed:  # not connected, or not this time
+        except MqError as failed:  # no connection this time
             _LOG.debug("asking for the depth: %s", self.endpoint.hide(str(failed)))
         finally:
             beside.close()
@@ -146,16 +146,15 @@ class StompSession(StompConnection):
     # -- receiving
 
     def consume(self, window: int) -> None:
-        """Take in by one subscription, or by a further one for what the window grows.
+        """Subscribe, or subscribe once more for the growth of the window.
 
-        A subscription keeps its window, and giving it up would give its messages back. So a larger
-        one is had by a further subscription for the difference; while all of the window is
-        taken, the new one counts from zero.
+        A subscription keeps its window, and ending it would return its messages. So another subscription takes the
+        difference; while the whole window is full, the new one counts from zero.
 
         Raises:
-            DestinationError: the queue does not exist or is not for us.
-            OptionError: the broker does not understand the selector.
-            SessionLostError: it was refused for a reason that may pass.
+            DestinationError: the queue does not exist or is not permitted.
+            OptionError: the broker rejects the selector.
+            SessionLostError: the broker refused it for a temporary reason.
         """
         maximum = self.endpoint.broker.prefetch_max[STOMP]
         if not self._window:
@@ -164,7 +163,7 @@ class StompSession(StompConnection):
             self._subscribe_again(window if len(self._settling.open) >= self._window else window - self._window)
 
     def extend(self, window: int) -> None:
-        """Widen by a further subscription for the difference, always."""
+        """Widen by another subscription for the difference, always."""
         self._subscribe_again(window - self._window)
 
     def _subscribe_again(self, more: int) -> None:
@@ -201,26 +200,26 @@ class StompSession(StompConnection):
             headers["browser"] = "true"
         headers[dialect.window_header] = str(self._grant(window))
         mode = "client" if dialect.cumulative else "client-individual"
-        # Of one length, so that they ascend: RabbitMQ's consumer tags (see the consumer for AMQP 0-9-1).
+        # Equally long, so that they ascend as RabbitMQ's consumer tags (see the session for AMQP 0-9-1).
         number = f"{next(self._numbers):06}"
         self._protocol.subscribe(self._destination(), number, mode, headers=headers | more)
         self._subscriptions += 1
         self._show_life()
 
     def _grant(self, window: int) -> int:
-        """Return the window header for this many more messages."""
+        """Return the value of the window header for this many more messages."""
         self._window += window
         if not self._dialect.window_bytes:
             return window
         if not self._may_subscribe_again():
-            return -1  # no limit: there is no second chance
-        # What is larger than the header can say is as good as no limit.
+            return -1  # no limit: the window cannot be widened later
+        # A value beyond the header's range is as good as no limit.
         size = min(math.ceil(window * self._message_bytes()), _INT32_MAX)
         self._window_bytes += size
         return size
 
     def _message_bytes(self) -> float:
-        """The bytes of a message that count in a window: its frame, as received so far."""
+        """Bytes of a message that count in a window: those of its frame received so far."""
         return self._received_bytes / self._tag if self._tag else self._dialect.window_bytes
 
     def _destination(self) -> str:
@@ -240,7 +239,7 @@ class StompSession(StompConnection):
             self._turn(left_s)
 
     def _reading(self) -> bool:
-        """Return False while paused, and beyond a window that the broker counts in bytes, unless it has to confirm."""
+        """Return False while paused, and beyond a window counted in bytes, unless a confirmation is due."""
         if self.paused:
             return self.keep_alive_read_due
         full = self._window > 0 and len(self._settling.open) >= self._window
@@ -268,10 +267,10 @@ class StompSession(StompConnection):
                         handles[tag] = value(headers, _ACK, dialect.last_header) or b""
                         append((tag, headers, body, dialect))
                         size += ROW_BYTES + len(headers) + len(body)
-                    if self._end is not None:  # whether or not more has come with it
+                    if self._end is not None:  # whatever came with it
                         return
         except StompFrameError as wrong:
-            # What is no frame belongs to no message: the next session begins with one.
+            # Bytes that are no frame belong to no message: the next session begins with a frame.
             self._ended(str(wrong), stated=True)
         finally:
             if tag > self._tag:
@@ -279,7 +278,7 @@ class StompSession(StompConnection):
                 self._arrived(deliveries, size)
 
     def _are_plain(self, batch: FramesBatch) -> bool:
-        """Whether all are messages of the queue, and none has to be looked at for what may be wrong with it."""
+        """Whether all are messages of the queue and none needs a closer look."""
         questions, names, foreign = self._questions, batch.frames.fields, self._dialect.foreign_prefix
         return not (
             (not self._tag and _STREAM_OFFSET in names)
@@ -289,14 +288,14 @@ class StompSession(StompConnection):
         )
 
     def _is_of_queue(self, tag: int, headers: bytes, body: bytes) -> bool:
-        """Return whether a message is one of the queue's, to be taken in; end the session if it cannot be."""
+        """Whether a message belongs to the queue and is taken; end the session if it cannot be."""
         questions = self._questions
         if type(headers) is UnreadableHeaders and not self.options.keeps_unreadable:
             unreadable = unreadable_of((tag, headers, body, self._dialect))
             self._end = self._end or self._refuse(unreadable)
             return False
         if questions is not None and questions.subscribed and questions.is_answer(headers):
-            # The window in bytes goes by what the messages of the queue take.
+            # The window in bytes depends on the size of the queue's messages.
             self._received_bytes -= len(headers) + len(body)
             self._on_info(questions.answer(body))
             return False
@@ -307,7 +306,7 @@ class StompSession(StompConnection):
         return refused is None
 
     def _refused(self, headers: bytes, *, first: bool) -> MqError | None:
-        """Return why a message cannot be taken in, if it cannot: it is of a stream, or hides the broker's own ID."""
+        """Return why a message cannot be taken: it comes from a stream, or hides the broker's own ID."""
         if first and f"\n{_STREAM_OFFSET}:".encode() in headers:
             return self._refuse_stream(COPIED)
         own_id = self._dialect.own_id
@@ -332,44 +331,44 @@ class StompSession(StompConnection):
 
     def _resume(self) -> None:
         self.paused = False
-        # What the broker has sent meanwhile was not looked at.
+        # Bytes received meanwhile were not processed.
         self._socket.received_s = self.now_s()
         self._show_life()
 
     # -- sending
 
     def _show_life(self) -> None:
-        """The queue shows signs of life; when it is quiet again it may have stalled."""
+        """Record a sign of life; when the queue is quiet again it may have stalled."""
         if self._dialect.window_bytes or (self._dialect.stalls and self.endpoint.topic is None):
             self._quiet_s = _QUIET_FIRST_S
             self._wake_s = self.now_s() + self._quiet_s
 
     def _wake_queue(self, now: float) -> None:
-        """Have a quiet queue hand out more if the window is not full."""
+        """Make a quiet queue deliver more if the window is not full."""
         self._wake_s = float("inf")
         room = self._window - len(self._settling.open)
         if not self._settling.open or self.paused or room <= 0:
-            return  # whatever changes that also wakes
+            return  # any change of that also wakes the queue
         if self._dialect.stalls:
             self._wake_page(now)
         elif self._window_bytes - len(self._settling.open) * self._message_bytes() < 2 * self._message_bytes():
-            # The messages are larger than was thought.
+            # The messages are larger than estimated.
             self._window -= room
             if self._may_subscribe_again():
                 self._subscribe(room)
 
     def _wake_page(self, now: float) -> None:
-        """Wake a queue that hands out no more as a page of it is unacknowledged.
+        """Wake a queue that delivers no more while a page of it is unacknowledged.
 
-        Measured on ActiveMQ Classic: an acknowledgement, a new message or a new consumer has it hand
-        out one page more. So consumers come and go, with a selector that nothing matches.
+        Measured on ActiveMQ Classic: an acknowledgement, a new message or a new consumer makes it deliver one more
+        page. So temporary consumers subscribe, with a selector that matches nothing.
         """
         for _ in range(self._wakeups):
             number = str(next(self._numbers))
             headers = {"selector": _NOTHING, self._dialect.window_header: "1"}
             self._protocol.subscribe(self._destination(), number, "auto", headers=headers)
             self._protocol.unsubscribe(number)
-        # If nothing comes of it the queue is empty, or others have its messages.
+        # If nothing comes, the queue is empty or others have its messages.
         self._wakeups = 1
         self._quiet_s = min(self._quiet_s * _QUIET_GROWTH, _QUIET_LAST_S)
         self._wake_s = now + self._quiet_s
@@ -384,14 +383,14 @@ class StompSession(StompConnection):
         self._show_life()
 
     def reject(self, tags: Sequence[int]) -> None:
-        """RabbitMQ dead-letters to the queue's dead-letter exchange, and drops without one. ActiveMQ
-        Classic moves to the dead-letter queue. Artemis drops (measured on 2.40 and 2.56).
+        """RabbitMQ dead-letters to the queue's dead-letter exchange, and drops without one. ActiveMQ Classic moves the
+        message to the dead-letter queue. Artemis drops it (measured on 2.40 and 2.56).
         """
         self._settle(self._settling.reject(tags))
 
     def _settle(self, frames: bytes) -> None:
         self._socket.outgoing += frames
-        # What waits for others takes room in the window; when there is no other room left, there has to be more.
+        # Rejections that wait for others take room in the window; without other room, widen it.
         waiting = self._settling.waiting
         if waiting and len(self._settling.open) >= self._window and self._may_subscribe_again():
             self._subscribe(waiting)
@@ -411,7 +410,7 @@ class StompSession(StompConnection):
         self._show_life()
 
     def ask_depth(self) -> None:
-        """Ask for the queue's depth where the broker answers this user, unless an answer is due."""
+        """Ask for the depth if the broker answers this user, unless an answer is due."""
         questions = self._questions
         if questions is None or questions.asked or self._end is not None:
             return

@@ -1,9 +1,8 @@
 """Settling over STOMP: tags in, frames out. Pure: no socket, no clock.
 
-STOMP acknowledges one by one (subscription mode `client-individual`) or everything up to a message (mode
-`client`), and a broker does well with one of the two only: see :class:`~pyspark_mq.brokers.base.StompDialect`.
-Either way a RECEIPT asked for with the last frame of a request confirms it, as frames of a connection are
-handled in order.
+STOMP acknowledges one by one (subscription mode `client-individual`) or everything up to a message (mode `client`), and
+each broker does well with only one of the two: see :class:`~pyspark_mq.brokers.base.StompDialect`. The RECEIPT of the
+last frame of a request confirms it, as frames of a connection are processed in order.
 """
 
 from __future__ import annotations
@@ -17,24 +16,23 @@ __all__ = ["StompSettling"]
 class StompSettling:
     """The open deliveries of one session and the frames that settle them.
 
-    Guarantee: a frame settles only what was asked for, and a request is confirmed by a receipt that the
-    broker can send only when everything in it has been settled.
+    Guarantee: a frame settles only requested deliveries, and the receipt that confirms a request can only come when all
+    of them are settled.
 
     Args:
-        cumulative: does an ACK take along all deliveries before it?
-        reject_headers: further headers of NACK, for it to refuse a message for good.
+        cumulative: whether an ACK includes all deliveries before it.
+        reject_headers: further headers of NACK that make it refuse a message for good.
 
     Attributes:
-        open: deliveries not settled, by tag in the order of arrival, with the ID to settle them by (header
-            `ack`, as the broker has written it: in our frames it is escaped alike). The consumer adds to it: that
-            happens for every message.
+        open: unsettled deliveries, by tag in the order of arrival, with the ID to settle each by (header `ack`, kept
+            escaped as the broker wrote it). The session adds to it directly, as that happens for every message.
     """
 
     def __init__(self, *, cumulative: bool, reject_headers: Mapping[str, str]) -> None:
         self.open: dict[int, bytes] = {}
         self._cumulative = cumulative
         self._refusal = "".join(f"{name}:{value}\n" for name, value in reject_headers.items()).encode()
-        # With cumulative acknowledgements, those that wait for what is before them.
+        # With cumulative acknowledgements, those that wait for deliveries before them.
         self._due: set[int] = set()
         self._refused: set[int] = set()
         self._requests: list[tuple[int, int]] = []
@@ -43,7 +41,7 @@ class StompSettling:
 
     @property
     def waiting(self) -> int:
-        """Deliveries that are to be settled and wait for others before them."""
+        """Deliveries whose settlement waits for others before them."""
         return len(self._due) + len(self._refused)
 
     @property
@@ -52,10 +50,10 @@ class StompSettling:
         return bool(self._receipts)
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> bytes:
-        """Frames that acknowledge, as far as that can be done now.
+        """Return the frames that acknowledge, as far as possible now.
 
         Args:
-            number: what :meth:`confirmed` calls this request.
+            number: names the request in :meth:`confirmed`.
             upto: all open deliveries up to this tag; 0 for none.
             singles: further tags.
         """
@@ -67,26 +65,26 @@ class StompSettling:
         return self._frames([(b"ACK", tag) for tag in tags], tags, [number])
 
     def ask(self, number: int) -> bytes:
-        """Frames that settle nothing, and are confirmed like others: a transaction that is given up at once."""
+        """Return frames that settle nothing and are confirmed like others: a transaction that is aborted at once."""
         receipt = f"settled-{next(self._numbers)}"
         self._receipts[receipt] = [number]
         return f"BEGIN\ntransaction:{receipt}\n\n\0ABORT\ntransaction:{receipt}\nreceipt:{receipt}\n\n\0".encode()
 
     def reject(self, tags: Sequence[int]) -> bytes:
-        """Frames that refuse messages for good, as far as that can be done now."""
+        """Return the frames that refuse messages for good, as far as possible now."""
         if self._cumulative:
             self._refused.update(tags)
             return self._head(0)
         return self._frames([(b"NACK", tag) for tag in tags], tags, [])
 
     def confirmed(self, receipt: str) -> list[int]:
-        """The requests that a receipt confirms."""
+        """Return the requests that a receipt confirms."""
         return self._receipts.pop(receipt, [])
 
     def _head(self, upto: int) -> bytes:
-        """Settle the deliveries at the head that are done with, where acknowledgements are cumulative.
+        """Settle finished deliveries at the head, with cumulative acknowledgements.
 
-        What is in the middle would take all before it along, so it waits for them.
+        One in the middle would include all before it, so it waits for them.
         """
         done: list[int] = []
         frames: list[tuple[bytes, int]] = []
@@ -111,8 +109,8 @@ class StompSettling:
         return self._frames(frames, done, confirmed)
 
     def _frames(self, frames: Sequence[tuple[bytes, int]], done: Sequence[int], confirmed: list[int]) -> bytes:
-        """ACK and NACK frames; the RECEIPT of the last confirms these requests."""
-        # Not by stomp.py: this is what there is ten thousand of at a time.
+        """Make ACK and NACK frames; the RECEIPT of the last one confirms these requests."""
+        # Not by stomp.py: there may be ten thousand at a time.
         written: list[bytes] = []
         end = len(frames) - 1
         for index, (command, tag) in enumerate(frames):
