@@ -1,8 +1,9 @@
-"""The buffer: messages that are received and not planned, oldest first, and their payloads. Pure.
+"""The buffer: messages received and not planned, oldest first, with their payloads. Pure.
 
-Nearly every message comes once, is planned with its neighbours and committed with them. As long as that is so, a block
-of them is one object: no key, tag or payload is looked at by itself. The first event that means a single message of a
-run, or a delivery that may repeat one, has the in-flight table *spread* it into its containers by message.
+Nearly every message is delivered once, and is planned and committed with its neighbours. Until something else happens,
+a block of them is one object, a *run*, and no key, tag or payload is handled individually. On an event for a single
+message of a run, or a delivery that may repeat one, the in-flight table *spreads* the run into containers of single
+messages.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any, Generic, TypeVar
 
 __all__ = ["RUN_MIN", "SPREAD_MAX", "Buffer", "MessageRun", "joined", "lowest_tags"]
 
-#: Messages of a run, unless many others came before.
+#: Least messages of a run, unless many others came before.
 RUN_MIN = 64
-#: Up to this many times `RUN_MIN` received messages are spread for a small block, as each small run has a price.
+#: Up to this many times `RUN_MIN` received messages are spread for a small block, as each small run has a fixed cost.
 SPREAD_MAX = 16
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
@@ -32,7 +33,7 @@ class MessageRun(Generic[K, P]):
     Attributes:
         tags: ascending.
         weight: bytes of the payloads.
-        digests: of the keys, an array, as the memory has given them; None without one.
+        digests: digests of the keys, an array from the memory; None without one.
     """
 
     session: int
@@ -58,7 +59,7 @@ class MessageRun(Generic[K, P]):
 
 
 def joined(parts: Sequence[Sequence[K]]) -> Sequence[K]:
-    """Return the keys of several sequences as one. Sequences of one class that has a method `joined` know how."""
+    """Join sequences of keys into one, by their class's method `joined` if it has one."""
     kinds = {*map(type, parts)}
     how = getattr(type(parts[0]), "joined", None) if len(kinds) == 1 else None
     joined_: Sequence[K] = list(chain.from_iterable(parts)) if how is None else how(parts)
@@ -74,12 +75,12 @@ def lowest_tags(runs: Iterable[MessageRun[Any, Any]]) -> dict[int, int]:
 
 
 class Buffer(Generic[K, P]):
-    """The messages in the order in which they came: first some by themselves, then runs.
+    """The messages in the order of arrival: first single messages, then runs.
 
     Attributes:
         weight: bytes of all payloads.
-        order: the messages that are by themselves, oldest first.
-        runs: those that came after them.
+        order: the single messages, oldest first.
+        runs: the runs after them.
     """
 
     def __init__(self, size_of: Callable[[Sequence[P]], int]) -> None:
@@ -115,10 +116,10 @@ class Buffer(Generic[K, P]):
         return run
 
     def join(self, small: Collection[MessageRun[K, P]], make: Callable[[Sequence[MessageRun[K, P]]], Any]) -> None:
-        """Make one run of neighbours that are from one session, of those that are given.
+        """Join neighbouring runs of one session, of those given.
 
         Args:
-            make: the run of several.
+            make: joins runs.
         """
         groups = groupby(self.runs, lambda run: (run.session, run in small))
         joined_: deque[MessageRun[K, P]] = deque()
@@ -130,7 +131,7 @@ class Buffer(Generic[K, P]):
         self.runs = joined_
 
     def front(self, count: int) -> list[MessageRun[K, P]]:
-        """Return the runs of the oldest messages. One that has more is two runs from now on."""
+        """Return the runs of the oldest messages, after splitting the last one if needed."""
         runs: list[MessageRun[K, P]] = []
         for run in self.runs:
             if count <= 0:
@@ -145,7 +146,7 @@ class Buffer(Generic[K, P]):
         return runs
 
     def spread(self, count: int) -> list[MessageRun[K, P]]:
-        """Have the oldest messages be by themselves; the runs that they were, with keys in a list."""
+        """Turn the oldest messages into single ones; return their former runs, with keys as lists."""
         spread: list[MessageRun[K, P]] = []
         while self.runs and len(self.order) < count:
             run = self.take_run()
@@ -155,11 +156,11 @@ class Buffer(Generic[K, P]):
         return spread
 
     def exchange(self, key: K, payload: P) -> None:
-        """Another payload of the same weight in place of the one that is there."""
+        """Replace a payload by another of the same size."""
         self._payloads[key] = payload
 
     def put(self, keys: Collection[K], payloads: Sequence[P], run: MessageRun[K, P] | None = None) -> None:
-        """Add new messages: as a run if it is given, or by themselves."""
+        """Add new messages, as a run if given, or as single ones."""
         if run is not None:
             self.runs.append(run)
             self._in_runs += len(run)
@@ -170,7 +171,7 @@ class Buffer(Generic[K, P]):
         self.order.extend(keys)
 
     def take(self, keys: Collection[K]) -> tuple[list[P], int]:
-        """Take messages out; return their payloads, and the bytes of these."""
+        """Remove messages; return their payloads and the bytes of these."""
         first = all(map(eq, keys, self.order))
         if first and len(keys) == len(self._payloads):
             held = list(self._payloads.values())

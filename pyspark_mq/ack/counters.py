@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["READINGS", "Counters"]
 
-#: Those that are readings of a moment, and may fall.
+#: Gauges, which may fall.
 READINGS = ("unacked", "buffered", "carried", "remembered", "backlog")
 
 
@@ -76,7 +76,7 @@ class Counters:
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Counters:
-        """Counters as they were reported; what is not there is 0, or unknown."""
+        """Parse reported counters; missing ones are 0 or unknown."""
         found = {one.name: report[name] for one in fields(cls) if (name := _documented(one.name)) in report}
         return cls(**found)
 

@@ -1,4 +1,4 @@
-"""Messages of one state that meet an event together, by what the event brings along. Pure."""
+"""Groups of messages in one state that meet an event together, by the event's data. Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 
 @dataclass(slots=True)
 class Group(Generic[K]):
-    """Messages, in order, and nothing else."""
+    """Messages in order, without more data."""
 
     keys: Collection[K]
 
 
 @dataclass(slots=True)
 class DeliveredGroup(Group[K], Generic[K, P]):
-    """Deliveries of one session: the handle and the payload of each; and the run that they are, if they are one."""
+    """Deliveries of one session, with their handles and payloads; and their run, if they form one."""
 
     session: int
     tags: Sequence[int]
@@ -42,7 +42,7 @@ class Ended(Group[K]):
 
 @dataclass(slots=True)
 class Assigned(Group[K], Generic[K, P]):
-    """Messages that become a part of an epoch; and the runs that they are, if they are some."""
+    """Messages that join an epoch; and their runs, if they form some."""
 
     epoch: Epoch[K, P]
     runs: Sequence[MessageRun[K, P]] = field(default=())
@@ -67,7 +67,7 @@ def sorted_by_state(
     unseen: set[K] = set()
     for delivery in zip(tags, keys, payloads, strict=True):
         key = delivery[1]
-        # What repeats a new message of the same call meets the state that the first one leaves.
+        # A repetition within the same call meets the state that the first delivery leaves.
         state = State.RECEIVED if key in unseen else state_of(key)
         if state is State.UNSEEN:
             unseen.add(key)

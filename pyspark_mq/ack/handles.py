@@ -24,7 +24,7 @@ class SessionAcks:
     """Acknowledgements due in one session.
 
     Attributes:
-        session: the session whose tags these are; in any other they mean other messages (rule 10).
+        session: the session of these tags; in any other they name other messages (rule 10).
         upto: every open delivery with a tag not above this may be acknowledged at once;
             0 if there is none.
         singles: tags above `upto`, ascending, to be acknowledged one by one.
@@ -48,12 +48,12 @@ class Acknowledgements:
 class Handles(Generic[K]):
     """The open deliveries of one session, in the order of their tags.
 
-    Two lists side by side and where they begin: epochs are cut from the front, and a dict that
-    loses its front again and again is searched through from there each time.
+    It keeps two parallel lists and their start: epochs are cut from the front, and a dict that keeps losing its front
+    is scanned from there each time.
 
     Attributes:
-        cumulative_below: only what has a tag below this may be acknowledged cumulatively, as some deliveries from it on
-            are held by nobody and have to stay open; None for no bound.
+        cumulative_below: only tags below this may be acknowledged cumulatively, as some deliveries from there on were
+            skipped and have to stay open; None for no bound.
     """
 
     __slots__ = ("_keys", "_start", "_tags", "cumulative_below")
@@ -72,7 +72,7 @@ class Handles(Generic[K]):
 
     @property
     def bound(self) -> float:
-        """The lowest tag that may not be acknowledged cumulatively for the sake of others; infinity for none."""
+        """The lowest tag that others keep from being acknowledged cumulatively; infinity for none."""
         held = self._tags[self._start] if len(self) else math.inf
         return held if self.cumulative_below is None else min(held, self.cumulative_below)
 
@@ -92,13 +92,13 @@ class Handles(Generic[K]):
         """Take the deliveries of these messages up to the first of another one, or to `cumulative_below`.
 
         Args:
-            below: nor is any taken that is not below this tag.
+            below: take only tags below this one.
 
         Returns:
-            their messages, and the last tag; 0 if there is none.
+            their messages and the last tag; 0 for none.
         """
         end = self._start + len(wanted)
-        if self._keys[self._start : end] != list(wanted):  # nearly always they are the same
+        if self._keys[self._start : end] != list(wanted):  # nearly always equal
             end = self._start
         while end < len(self._keys) and self._keys[end] in wanted:
             end += 1
@@ -116,7 +116,7 @@ class Handles(Generic[K]):
         return taken, last
 
     def take(self, wanted: Collection[K]) -> tuple[list[K], tuple[int, ...]]:
-        """Take the deliveries of these messages, wherever they stand: the messages, and the tags."""
+        """Take the deliveries of these messages, wherever they are; return the messages and the tags."""
         tags, keys = self._tags[self._start :], self._keys[self._start :]
         stay = [key not in wanted for key in keys]
         if all(stay):
@@ -126,7 +126,8 @@ class Handles(Generic[K]):
         return list(compress(keys, goes)), tuple(compress(tags, goes))
 
     def split(self, tags: Sequence[int], below: float = math.inf) -> tuple[int, tuple[int, ...]]:
-        """Split tags that are not held: the last below all held ones, `cumulative_below` and `below`; and the others.
+        """Split tags that are not held into the last one below all held ones, `cumulative_below` and `below`, and the
+        others.
 
         Args:
             tags: ascending.
@@ -140,8 +141,7 @@ class OpenDeliveries(Generic[K]):
 
     def __init__(self) -> None:
         self._sessions: dict[int, Handles[K]] = {}
-        #: Further handles of messages that have more than one. Never too few, so a commit that
-        #: found as many handles as it has to expect need not look for more.
+        #: Extra handles of messages with several. An upper bound: lets a commit stop searching early.
         self._more: Counter[K] = Counter()
 
     def __len__(self) -> int:
@@ -161,11 +161,11 @@ class OpenDeliveries(Generic[K]):
         self._more.update(keys)
 
     def held(self, besides: int | None = None) -> set[K]:
-        """Messages that have a handle, in all sessions or in all but one."""
+        """Messages with a handle, in all sessions or in all but one."""
         return {key for number, held in self._sessions.items() if number != besides for key in held.messages()}
 
     def close(self, session: int) -> int:
-        """Forget a session; return how many of its handles were left."""
+        """Forget a session; return how many handles it still had."""
         left = len(self._sessions.pop(session))
         counts = Counter(key for held in self._sessions.values() for key in held.messages())
         self._more = Counter({key: count - 1 for key, count in counts.items() if count > 1})
@@ -194,7 +194,7 @@ class OpenDeliveries(Generic[K]):
     def take_runs(
         self, runs: Iterable[MessageRun[K, Any]], below: Mapping[int, int]
     ) -> list[tuple[SessionAcks, Collection[K]]]:
-        """Take the handles of runs, which only they have, as :meth:`take` does.
+        """Take the handles of runs, as :meth:`take` does. Each message of a run has one handle.
 
         Args:
             below: the same for the other runs.

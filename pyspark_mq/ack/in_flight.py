@@ -1,14 +1,14 @@
-"""The in-flight table: which messages this process knows, under which handles, and what may be acknowledged.
+"""The in-flight table: the messages of this process, their handles, and what may be acknowledged.
 
 Pure bookkeeping: time is a number passed in, payloads are opaque, and nothing is sent from here. A method that makes
-acknowledgements due returns a :class:`Acknowledgements` that says which.
+acknowledgements due returns them as :class:`Acknowledgements`.
 
-The table of :mod:`.table` decides, this module does what it says. Nearly every message is new, and is planned and
-committed with thousands of others, so a state is a container: the buffer (RECEIVED), the planned epochs (PLANNED), the
-memory (COMMITTED). Messages of one state that meet an event are a group: the transition is looked up once, its action
-is done, and the group goes into the container of the target state. New messages that came together stay together, as a
-*run* (:mod:`.buffer`). When a delivery repeats a known ID, all runs are spread, and its block is sorted by state.
-Rules are cited by their number in docs/how-it-works.md#the-rules.
+The table of :mod:`.table` decides, and this module executes it. Nearly every message is new, and is planned and
+committed with thousands of others, so each state is a container: the buffer (RECEIVED), the planned epochs (PLANNED),
+the memory (COMMITTED). Messages of one state that meet an event form a group: the transition is looked up once, its
+action is done, and the group moves into the container of the target state. New messages that arrive together stay
+together as a *run* (:mod:`.buffer`). When a delivery repeats a known ID, all runs are spread, and its block is sorted
+by state. Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 
 
-#: Actions after which a message is in another container, though its state may be the same.
+#: Actions that move a message into another container even if its state stays the same.
 _REPLACING = frozenset({Action.FORGET, Action.REPLAN})
 
 
@@ -44,17 +44,17 @@ class InFlightTable(Generic[K, P]):
 
     Args:
         grace_s: seconds after a confirmation from which on an answer settles (`settleGrace`).
-        memory: knows the IDs of committed messages. None for the lower guarantees: the keys are then mere serial
-            numbers of deliveries, and nothing is kept once an epoch is committed.
-        matcher: distinguishes messages that have no ID, by keys of its own; None where there are none.
-        weigh: the bytes of payloads.
-        run_min: fewer new messages become a run only after many others; one by one they cost less.
+        memory: knows committed messages. None for the lower guarantees: keys are then serial numbers of deliveries, and
+            nothing is kept of a committed epoch.
+        matcher: identifies messages without an ID, by keys of its own; None where there are none.
+        size_of: computes the bytes of payloads.
+        run_min: fewer new messages become a run only after many others; single ones cost less.
 
     Attributes:
-        received: what is not planned yet, oldest first. To be looked at, as the next three are.
-        planned: epochs that are planned and not committed.
-        settling: what is acknowledged and not settled. The caller reports what is asked, and when.
-        recalled: messages that a former process may have left open a moment ago.
+        received: messages not planned yet, oldest first. Read-only for others, like the next three.
+        planned: epochs planned and not committed.
+        settling: acknowledgements that are not settled. The caller reports requests and their times.
+        recalled: messages that a former process may have left open just now.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class InFlightTable(Generic[K, P]):
         self.recalled = 0
         self._numbers = 0
         self._count: Counter[str] = Counter()
-        #: Action -> what has to meet it, and how it is done.
+        #: Action -> the group it needs, and its implementation.
         self._act: Mapping[Action, tuple[type[Group[K]], Callable[[Any], None]]] = {
             Action.NOTHING: (Group, lambda _: None),
             Action.KEEP: (DeliveredGroup, self._hold),
@@ -93,10 +93,10 @@ class InFlightTable(Generic[K, P]):
             State.PLANNED: self._take_planned,
         }
 
-    # -- looking ---------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------
 
     def states(self, keys: Collection[K]) -> Callable[[K], State]:
-        """Return the state of each of these, until something changes."""
+        """Return a function for the state of each of these keys, valid until the next change."""
         self._spread()
         known = frozenset() if self._memory is None else self._memory.among(keys)
 
@@ -115,7 +115,7 @@ class InFlightTable(Generic[K, P]):
 
     @property
     def unacked(self) -> int:
-        """Deliveries of the open sessions for which no acknowledgement is due yet."""
+        """Deliveries of open sessions for which no acknowledgement is due yet."""
         return len(self._open) + sum(map(len, self._runs))
 
     @property
@@ -124,7 +124,7 @@ class InFlightTable(Generic[K, P]):
         return self._open.sessions
 
     def unacked_in(self, session: int) -> int:
-        """Return for how many deliveries of one open session no acknowledgement is due yet."""
+        """Count the deliveries of an open session for which no acknowledgement is due yet."""
         return len(self._open[session]) + sum(len(run) for run in self._runs if run.session == session)
 
     def unseen(self, keys: Collection[K]) -> Iterator[K]:
@@ -132,7 +132,7 @@ class InFlightTable(Generic[K, P]):
         yield from (key for key in keys if state_of(key) is State.UNSEEN)
 
     def all_unseen(self, keys: set[K]) -> bool:
-        """Whether none of these is known. None of them may be in a run."""
+        """Whether none of these is known. Runs are not searched."""
         here = self.received.knows_none_of(keys) and self.planned.knows_none_of(keys)
         return here and not (self._memory is not None and self._memory.among(keys))
 
@@ -144,13 +144,13 @@ class InFlightTable(Generic[K, P]):
 
     @property
     def expected(self) -> int:
-        """Messages that a new session may be handed again: planned, or acknowledged and not settled."""
+        """Messages that may be redelivered to a new session: planned, or acknowledged and not settled."""
         return len(self.planned) + len(self.settling)
 
     # -- receiving -------------------------------------------------------------------------
 
     def open_session(self, session: int) -> None:
-        """A connection is up; its deliveries will come under this number, never used before."""
+        """Open a session under a number never used before."""
         self._open.open(session)
 
     def deliver(
@@ -161,14 +161,14 @@ class InFlightTable(Generic[K, P]):
         payloads: Sequence[P],
         elsewhere: Collection[K] = frozenset(),
     ) -> Acknowledgements | None:
-        """Take in deliveries of one session, in the order of arrival.
+        """Process deliveries of one session, in the order of arrival.
 
         Args:
             tags: ascending, above all earlier tags of the session.
-            elsewhere: those that are not known here, and that somebody else has committed.
+            elsewhere: keys unknown here that another query has committed.
 
         Returns:
-            Acknowledgements of duplicates that are due at once (rule 4), or None.
+            acknowledgements of duplicates that are due at once (rule 4), or None.
         """
         if not len(tags) == len(keys) == len(payloads):
             raise InternalError(f"{len(keys)} messages came with {len(tags)} tags and {len(payloads)} payloads")
@@ -179,7 +179,7 @@ class InFlightTable(Generic[K, P]):
         if run is not None:
             return self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, session, tags, payloads, run)})
         self._spread()
-        keys = [*keys]  # one object for each from now on, whatever refers to it
+        keys = [*keys]  # one shared object per key from now on
         distinct = set(keys)
         if len(distinct) == len(keys) and not elsewhere and self.all_unseen(distinct):
             return self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, session, tags, payloads)})
@@ -190,11 +190,11 @@ class InFlightTable(Generic[K, P]):
         return self._meet(Event.DELIVER, met)
 
     def held(self, keys: Sequence[K], payloads: Sequence[P]) -> list[int]:
-        """Return the places of payloads that are held here: the last :meth:`deliver` did not drop them."""
+        """Return the places of payloads that the last :meth:`deliver` kept."""
         return [place for place, key in enumerate(keys) if self._payload(key) == payloads[place]]
 
     def exchange(self, keys: Iterable[K], payloads: Iterable[P]) -> None:
-        """Hold other payloads of the same weight in place of those that are held for these messages."""
+        """Replace the payloads of these messages by others of the same size."""
         for key, payload in zip(keys, payloads, strict=True):
             (self.received if key in self.received else self.planned).exchange(key, payload)
 
@@ -203,10 +203,7 @@ class InFlightTable(Generic[K, P]):
         return self.received.get(key) if epoch is None else epoch.payloads[key]
 
     def pass_over(self, session: int, tag: int) -> None:
-        """A delivery is not taken in and has to stay open: nothing from it on is acknowledged cumulatively.
-
-        Until the session ends; only then it comes again.
-        """
+        """Leave a delivery open until the session ends: nothing from it on is acknowledged cumulatively."""
         handles = self._open[session]
         bound = handles.cumulative_below
         handles.cumulative_below = tag if bound is None else min(tag, bound)
@@ -215,7 +212,7 @@ class InFlightTable(Generic[K, P]):
         """Void every handle of a session that has ended (rule 6).
 
         Returns:
-            how many deliveries may come again with a message that is planned or committed.
+            the number of planned or committed messages that may be redelivered.
         """
         self._spread()
         open_deliveries = self.unacked_in(session)
@@ -229,7 +226,7 @@ class InFlightTable(Generic[K, P]):
             self._matcher.give_back(only_here)
             self._matcher.wait(key for key in planned if key not in elsewhere)
             self._matcher.end(session)
-        # Another session holds these too: they lose one of their handles, and nothing happens to them.
+        # Another session holds these too: they only lose a handle.
         self._unbind(Ended([key for key in received if key in elsewhere], session))
         self._meet(
             Event.LOSE,
@@ -248,7 +245,7 @@ class InFlightTable(Generic[K, P]):
     # -- phase one -------------------------------------------------------------------------
 
     def plan(self, epoch: int, count: int) -> Sequence[K]:
-        """Cut the oldest `count` buffered messages into an epoch; their IDs, in order.
+        """Cut the oldest `count` buffered messages into an epoch; return their IDs in order.
 
         Args:
             epoch: number above all earlier ones.
@@ -272,8 +269,8 @@ class InFlightTable(Generic[K, P]):
     def restore_planned(self, epoch: int, keys: Sequence[K]) -> None:
         """Expect an epoch that a former process planned and Spark did not commit.
 
-        IDs that are committed already are left out: they are not emitted again. What was buffered, or planned
-        here for a later epoch, becomes a part of this one.
+        IDs committed meanwhile are left out. Messages that are buffered, or planned here for a later epoch, become a
+        part of this one.
         """
         self._spread()
         planned: Epoch[K, P] = Epoch(epoch)
@@ -292,10 +289,10 @@ class InFlightTable(Generic[K, P]):
             self._matcher.wait(self.planned.missing(epoch))
 
     def restore_committed(self) -> Acknowledgements | None:
-        """Learn that more IDs are known as committed than before.
+        """Learn about newly known committed IDs.
 
         Returns:
-            Acknowledgements due for those that were received or planned before this was known.
+            acknowledgements of those that were received or planned before.
         """
         if self._memory is None:
             return None
@@ -311,7 +308,7 @@ class InFlightTable(Generic[K, P]):
         return self._meet(Event.RESTORE_COMMITTED, groups)
 
     def abandon(self, epoch: int) -> None:
-        """Give up what an epoch still misses (rule 9)."""
+        """Abandon the missing messages of an epoch (rule 9)."""
         abandoned = self.planned.missing(epoch)
         self._meet(Event.ABANDON, {State.PLANNED: Group(abandoned)})
         self._count["lost"] += len(abandoned)
@@ -319,10 +316,10 @@ class InFlightTable(Generic[K, P]):
     # -- phase two -------------------------------------------------------------------------
 
     def commit(self, epoch: int) -> Acknowledgements | None:
-        """Spark has committed an epoch: this one and no other, as numbers may be times of a clock that went back.
+        """Process the commit of one epoch. Earlier numbers prove nothing: they may be times of a clock that went back.
 
         Returns:
-            The acknowledgements that are due now, or None if no session holds one.
+            the acknowledgements that are due now, or None without handles.
         """
         self.recalled = 0
         ready = self.planned.epochs.pop(epoch, None)
@@ -337,7 +334,7 @@ class InFlightTable(Generic[K, P]):
         return due
 
     def confirm(self, number: int, session: int, now_s: float) -> None:
-        """A session has answered, and so taken the acknowledgements of that number, if it has any."""
+        """Process a session's answer to the request of that number."""
         self._count["settled"] += self.settling.confirm(number, session, now_s)
         again = self.settling.take_again()
         if again and self._matcher is not None:
@@ -352,11 +349,11 @@ class InFlightTable(Generic[K, P]):
     def _as_run(
         self, session: int, tags: Sequence[int], keys: Sequence[K], payloads: Sequence[P]
     ) -> MessageRun[K, P] | None:
-        """Return deliveries as a run, if they are new messages, and it pays."""
+        """Make deliveries a run, if they are new messages and it pays."""
         if len(keys) < self._run_min and len(self.received) < SPREAD_MAX * self._run_min:
             return None
         if self._memory is None:
-            if not isinstance(keys, range):  # as numbers of deliveries are, which repeat nothing
+            if not isinstance(keys, range):  # serial numbers, which repeat nothing
                 return None
             return MessageRun(session, tags, cast("Sequence[K]", keys), payloads, self._size_of(payloads), None)
         if self.received.order or self.planned.has_single:
@@ -367,32 +364,32 @@ class InFlightTable(Generic[K, P]):
         return None if digests is None else MessageRun(session, tags, keys, payloads, self._size_of(payloads), digests)
 
     def _spread(self) -> None:
-        """Have every message be by itself."""
+        """Turn all runs into single messages."""
         self._by_themselves(self.planned.spread() + self.received.spread(len(self.received)))
 
     def _by_themselves(self, spread: Sequence[MessageRun[K, P]]) -> None:
-        """Hold the deliveries of runs that were spread."""
+        """Hold the handles of runs that were spread."""
         for run in spread:
             self._open[run.session].hold(run.tags, run.keys)
         if spread:
             self._hold_runs()
 
     def _hold_runs(self) -> None:
-        """Have the memory hold what is in runs, and nothing else."""
+        """Tell the memory which IDs are in runs."""
         if self._memory is not None:
             self._memory.hold_only([run.digests for run in self._runs])
 
-    # -- the engine: what the table says is done here, and nowhere else ----------------------
+    # -- the engine: executes the table, and nothing else does ----------------------
 
     def _meet(
         self, event: Event, groups: Mapping[State, Group[K]], epoch: int | None = None
     ) -> Acknowledgements | None:
-        """Have groups of messages, each in one state, meet an event.
+        """Apply an event to groups of messages, each in one state.
 
         Args:
-            epoch: the one that is committed by this.
+            epoch: the epoch that the event commits.
         """
-        # All are looked up before anything is done: what the table does not have changes nothing.
+        # Look up all transitions first, so that an illegal event changes nothing.
         rows = [(state, group, *step(state, event)) for state, group in groups.items() if group.keys]
         due: list[tuple[Group[K], Taken[P]]] = []
         for state, group, target, action in rows:
@@ -415,7 +412,7 @@ class InFlightTable(Generic[K, P]):
 
     def _hold(self, group: DeliveredGroup[K, P]) -> None:
         if group.run is not None:
-            return  # it has its handles
+            return  # a run has its handles
         self._open[group.session].hold(group.tags, group.keys)
 
     def _bind(self, group: DeliveredGroup[K, P]) -> None:
@@ -438,7 +435,7 @@ class InFlightTable(Generic[K, P]):
             self._memory.leave(group.keys)
 
     def _acknowledge(self, due: Sequence[tuple[Group[K], Taken[P]]], epoch: int | None) -> Acknowledgements | None:
-        """Make every handle of these messages due, each session at its lowest cost (rule 3)."""
+        """Make every handle of these messages due, in each session at its lowest cost (rule 3)."""
         group = due[0][0]
         keys: Collection[K]
         if isinstance(group, DeliveredGroup):
@@ -459,7 +456,7 @@ class InFlightTable(Generic[K, P]):
     def _take_handles(
         self, due: Sequence[tuple[Group[K], Taken[P]]]
     ) -> tuple[Collection[K], list[tuple[SessionAcks, Collection[K]]]]:
-        """Take every handle of messages that came before; those that have none will come, and are left until then."""
+        """Take every handle of these messages; those without one are left until they are redelivered."""
         group = due[0][0]
         if isinstance(group, Whole) and group.epoch.runs:
             return group.keys, self._open.take_runs(group.epoch.runs, lowest_tags(self._runs))
@@ -468,7 +465,7 @@ class InFlightTable(Generic[K, P]):
             if isinstance(group, Whole)
             else dict.fromkeys(key for one, _ in due for key in one.keys)
         )
-        if any(taken.unbound for _, taken in due):  # maybe: they may have come again since
+        if any(taken.unbound for _, taken in due):  # possibly: they may have been redelivered since
             held = self._open.held()
             unheld = [key for key in keys if key not in held]
             self._leave(Group(unheld))

@@ -1,4 +1,4 @@
-"""The epochs that are planned and not committed: which messages they have, and which of them are there. Pure."""
+"""Epochs planned and not committed: their messages, and the payloads that are there. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 
 @dataclass(slots=True)
 class Epoch(Generic[K, P]):
-    """A planned epoch. Its messages are all by themselves, or all in runs.
+    """A planned epoch. Its messages are all single, or all in runs.
 
     Attributes:
-        payloads: in planned order; None for what has not come yet. Empty where there are runs.
-        runs: in planned order.
+        payloads: payloads in planned order; None for a missing one. Empty with runs.
+        runs: runs in planned order.
         weight: bytes of the payloads that are there.
-        unbound: some of its handles are gone with their session.
+        unbound: whether some handles are gone with their session.
     """
 
     number: int
@@ -39,13 +39,13 @@ class Epoch(Generic[K, P]):
 
 @dataclass(slots=True)
 class Taken(Generic[P]):
-    """The payloads that leave a container with their messages.
+    """Payloads that leave a container with their messages.
 
     Attributes:
-        payloads: None for one that has not come.
+        payloads: None for a missing one.
         weight: bytes of those that are there.
-        missing: how many have not come.
-        unbound: some of the messages may have no handle.
+        missing: number of missing payloads.
+        unbound: whether some messages may have no handle.
     """
 
     payloads: Sequence[P | None] = ()
@@ -79,14 +79,14 @@ class Planned(Generic[K, P]):
         return sum(epoch.size_bytes for epoch in self.epochs.values())
 
     def keys(self, epoch: int) -> Sequence[K]:
-        """The messages of an epoch, in order; none if it is committed or unknown."""
+        """Return the messages of an epoch in order; none if it is committed or unknown."""
         found = self.epochs.get(epoch)
         if found is None:
             return ()
         return joined([run.keys for run in found.runs]) if found.runs else tuple(found.payloads)
 
     def all_keys(self) -> list[K]:
-        """All messages that are by themselves."""
+        """All single messages."""
         return list(self._epoch_of)
 
     def payloads(self, epoch: int) -> list[P]:
@@ -102,11 +102,11 @@ class Planned(Generic[K, P]):
 
     @property
     def has_single(self) -> bool:
-        """Whether a message is by itself."""
+        """Whether there is a single message."""
         return bool(self._epoch_of)
 
     def spread(self) -> list[MessageRun[K, P]]:
-        """Have every message be by itself; the runs that they were, with keys in a list."""
+        """Turn all runs into single messages; return the former runs, with keys as lists."""
         spread = self.runs
         for epoch in self.epochs.values():
             for run in epoch.runs:
@@ -122,13 +122,13 @@ class Planned(Generic[K, P]):
         return [run for epoch in self.epochs.values() for run in epoch.runs]
 
     def missing(self, epoch: int) -> list[K]:
-        """The messages of an epoch that have no payload yet, in planned order."""
+        """Return the messages of an epoch without a payload yet, in planned order."""
         return [key for key, payload in self.epochs[epoch].payloads.items() if payload is None]
 
     def put(
         self, epoch: Epoch[K, P], keys: Collection[K], taken: Taken[P], runs: Sequence[MessageRun[K, P]] = ()
     ) -> None:
-        """Add messages by themselves, or runs."""
+        """Add single messages, or runs."""
         epoch.runs = runs
         epoch.payloads.update(zip(keys, taken.payloads, strict=True))
         epoch.missing += taken.missing
@@ -159,7 +159,7 @@ class Planned(Generic[K, P]):
             del self._epoch_of[key]
 
     def fill(self, keys: Iterable[K], payloads: Iterable[P]) -> list[K]:
-        """Payloads come; the keys of those that were there already, or are not planned."""
+        """Add payloads; return the keys of those that were there already or are not planned."""
         filled: dict[int, list[P]] = {}
         others: list[K] = []
         for key, payload in zip(keys, payloads, strict=True):
@@ -175,10 +175,10 @@ class Planned(Generic[K, P]):
         return others
 
     def exchange(self, key: K, payload: P) -> None:
-        """Another payload of the same weight in place of the one that is there."""
+        """Replace a payload by another of the same size."""
         self._epoch_of[key].payloads[key] = payload
 
     def unbind(self, keys: Collection[K]) -> None:
-        """Handles of these messages are gone."""
+        """Record that handles of these messages are gone."""
         for key in self._epoch_of.keys() & keys:
             self._epoch_of[key].unbound = True

@@ -1,4 +1,4 @@
-"""What an in-flight table asks the memory of its query, and what it says to it."""
+"""The memory of a query, as an in-flight table uses it."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ class Remembered(Protocol[K]):
         """Return those that ends of sessions or processes have left open."""
 
     def hold(self, keys: Collection[K]) -> Any:
-        """Hold the IDs of messages that came; their digests, an array, or None if one of them was known or held."""
+        """Hold the IDs of received messages; return their digests, or None if one was known or held."""
 
     def hold_only(self, digests: Sequence[Any]) -> None:
-        """Hold these, and no others any more."""
+        """Hold only these from now on."""
 
     def committed(self, epoch: int, keys: Collection[K], digests: Sequence[Any] = ()) -> None:
-        """Take note that messages of an epoch are committed: known from now on. These are their digests, if known."""
+        """Record that messages of an epoch are committed, with their digests if known."""
 
     def leave(self, keys: Collection[K]) -> None:
-        """Take note that committed messages are left open, and may come again."""
+        """Record that committed messages were left open and may be redelivered."""
 
     # -- messages without an ID
 
     def contents_among(self, keys: Collection[Any]) -> tuple[set[Any], set[Any], set[Any]]:
-        """Return those whose content is known, was left open, and repeats."""
+        """Return the keys whose content is known, that were left open, and whose content repeats."""
 
     def repeat(self, key: Any) -> None:
-        """Take note that the content of a message repeats."""
+        """Record that the content of a message repeats."""
 
     def emit_again(self, key: Any) -> bool:
-        """Take note of a message that may be one that was left open; whether there is one."""
+        """Record a message that may be one that was left open; return whether there is one."""
 
     def recognise(self, keys: Sequence[Any], coming: Counter[Any]) -> list[Any]:
-        """Find the committed messages among these, and take them out of those that are coming."""
+        """Find the committed messages among these, and remove them from those expected."""
 
     def settle_again(self, keys: Collection[Any]) -> None:
-        """Take note that messages which were left open have come, and cannot come again."""
+        """Record that messages which were left open came and cannot come again."""

@@ -1,9 +1,9 @@
-"""Acknowledgements that are on their way, until what they settle cannot come again. Pure.
+"""Acknowledgements under way, until their messages cannot be redelivered. Pure.
 
-An acknowledgement is *settled* in a session once the broker has confirmed it and then answered something that was asked
-`settleGrace` later in the same session: a broker that is killed may forget what it has confirmed, and one that answers
-later has lived on. That time passed says nothing, as a receiver that was paused reads what was written before the
-broker died. What the end of a session cuts off is *left*: it may come again, however late.
+An acknowledgement is *settled* in a session once the broker has confirmed it and has then answered a request sent
+`settleGrace` later in the same session: a killed broker may forget what it has confirmed, and one that answers later
+has survived. Elapsed time alone proves nothing, as a paused receiver reads bytes written before the broker died.
+Acknowledgements cut off by the end of a session are *left*: their messages may be redelivered, however late.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class _Batch(Generic[K]):
     """Acknowledged messages of one session.
 
     Attributes:
-        epoch: the one that all of it was committed with; None for what came again.
-        answer_s: an answer to what is asked from then on settles it; infinity until the broker has confirmed it.
+        epoch: the epoch that committed them; None for redeliveries.
+        answer_s: an answer to a request from then on settles them; infinity until the broker confirms.
     """
 
     keys: Collection[K]
@@ -36,24 +36,24 @@ class _Batch(Generic[K]):
 
 
 class Settling(Generic[K]):
-    """All of them, by number and session.
+    """All unsettled acknowledgements, by number and session.
 
     Args:
-        grace_s: `settleGrace`; None where a confirmation settles.
+        grace_s: `settleGrace`; None if a confirmation settles.
     """
 
     def __init__(self, grace_s: float | None) -> None:
         self._grace_s = grace_s
         self._batches: dict[tuple[int, int], _Batch[K]] = {}
-        #: Number and session -> when the broker was asked.
+        #: Number and session -> time of the request.
         self._asked: dict[tuple[int, int], float] = {}
         self._again: list[K] = []
 
     def __len__(self) -> int:
-        """Messages that are not settled."""
+        """Messages not settled."""
         return sum(len(batch.keys) for batch in self._batches.values())
 
-    # -- looking
+    # -- queries
 
     def unconfirmed(self, number: int | None = None) -> bool:
         """Whether the confirmation of these acknowledgements, or of any, can still come."""
@@ -65,16 +65,16 @@ class Settling(Generic[K]):
 
     @property
     def epochs(self) -> set[int]:
-        """Epochs of which something is not settled."""
+        """Epochs with unsettled acknowledgements."""
         return {batch.epoch for batch in self._batches.values() if batch.epoch is not None}
 
     def among(self, keys: Collection[K]) -> set[K]:
-        """Return the messages of these that are not settled."""
+        """Return those of these messages that are not settled."""
         wanted = set(keys)
         return {key for batch in self._batches.values() for key in wanted.intersection(batch.keys)}
 
     def asks(self, now_s: float) -> bool:
-        """Whether the broker has to be asked something, for its answer alone."""
+        """Whether to send the broker a request for its answer alone."""
         asked_s: dict[int, float] = {}
         for (_, session), at_s in self._asked.items():
             asked_s[session] = max(at_s, asked_s.get(session, at_s))
@@ -83,10 +83,10 @@ class Settling(Generic[K]):
             for (_, session), batch in self._batches.items()
         )
 
-    # -- what happens
+    # -- events
 
     def put(self, number: int, parts: Iterable[tuple[SessionAcks, Collection[K]]], epoch: int | None) -> None:
-        """Add acknowledgements that are due: in each session these, of these messages."""
+        """Add acknowledgements that are due, with the messages of each session."""
         for acks, keys in parts:
             self._batches[number, acks.session] = _Batch(keys, acks.deliveries, epoch)
 
@@ -96,7 +96,7 @@ class Settling(Generic[K]):
             self._asked[number, session] = now_s
 
     def confirm(self, number: int, session: int, now_s: float) -> int:
-        """Take note of an answer of a session; return how many deliveries it has confirmed by that."""
+        """Process an answer of a session; return how many deliveries it confirms."""
         asked_s = self._asked.pop((number, session), None)
         batch = self._batches.get((number, session))
         confirmed = 0
@@ -112,12 +112,12 @@ class Settling(Generic[K]):
         return confirmed
 
     def take_again(self) -> list[K]:
-        """Return, once, the messages that came again and are settled."""
+        """Return, once, the redelivered messages that are settled."""
         again, self._again = self._again, []
         return again
 
     def lose(self, session: int) -> list[K]:
-        """Take note of the end of a session; return what it leaves."""
+        """Process the end of a session; return the messages it leaves."""
         for place in [place for place in self._asked if place[1] == session]:
             del self._asked[place]
         ended = [place for place in self._batches if place[1] == session]

@@ -1,4 +1,4 @@
-"""Seen messages: keys, the memory of those that were committed, and the stores that share them."""
+"""Seen messages: keys, the memory of committed ones, and stores that share them."""
 
 from pyspark_mq.dedup.epoch_file import ByQueue, EpochFile
 from pyspark_mq.dedup.identity import (

@@ -1,11 +1,11 @@
-"""Digests: the IDs of committed messages, 16 bytes each, and no object of Python. Pure.
+"""Digests: the IDs of committed messages as 16 bytes each in arrays. Pure.
 
-A digest is over the queue, the kind of the key, and the key itself, so the same ID in two queues is two, and no text is
-another one. It is the same in every process of a query: what is only remembered is in files as digests.
+A digest covers the queue, the kind of the key, and the key itself, so the same ID in two queues has two digests. It is
+the same in every process of a query: files keep remembered IDs as digests.
 
-They are in *batches*, by number: what an epoch has of them, or what ends of sessions have left at a time. A batch is a
-sorted array. Before the batches are searched, a filter (Bloom, 1970; two places an ID, and a byte a place) rules out
-most of what is in none.
+They are kept in numbered *batches*, such as one for an epoch or for an end of a session. A batch is a sorted array. A
+Bloom filter (Bloom, 1970; two places an ID, one byte a place) rules out most unknown digests before the batches are
+searched.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pyspark_mq.dedup.identity import ID_CHARS_MAX, Key, as_text_keys
 
 __all__ = ["DIGEST_BYTES", "Batches", "Digester", "from_bytes"]
 
-#: Bytes of a digest. 128 bits: by chance two of 10**12 messages are one with a probability below 10**-14.
+#: Bytes of a digest. With 128 bits, the probability that two of 10**12 messages collide is below 10**-14.
 DIGEST_BYTES = 16
 _HALF, _WORD = np.dtype("<u8"), np.dtype("<u4")
 _SUMS, _UPPER = 4, np.uint64(32)
-#: Words of the queue; and all that a key can have: those, one of its kind and length, and four bytes a character.
+#: Words of the queue; and the most of a key: those, one for kind and length, and four bytes a character.
 _QUEUE_WORDS = 4
 _WORDS_MAX = _QUEUE_WORDS + 1 + ID_CHARS_MAX
 _TEXT, _BYTES = 0, 1
-#: Places of the filter for each digest, at least; it doubles. With 8 to 16, 2 to 6 % of the others are looked for.
+#: Least places of the filter per digest; it doubles. With 8 to 16, 2 to 6 % of unknown digests are searched for.
 _PLACES = 8
-#: The second place of a digest is by other bits of it.
+#: The second place of a digest uses other bits of it.
 _SHIFT = np.uint64(31)
 
 
@@ -39,13 +39,13 @@ class Digester:
     """Digests of keys, by a secret of the query: a multilinear hash, four times.
 
     Each of the four is the upper half of `c + sum(m[i] * word[i])` modulo 2**64, over 32-bit words of the queue, of the
-    kind and length of the key, and of the key. With secret random multipliers two different inputs have the same half
+    kind and length of the key, and of the key. With secret random multipliers two different inputs have an equal half
     with a probability of 2**-32, whoever chose them (D. Lemire and O. Kaser, "Strongly universal string hashing is
-    fast", The Computer Journal 57, 2014), so the same digest with one of 2**-128. Whoever knows the secret
-    can make equal ones: it is in the checkpoint, as the IDs are, and no producer needs to read that.
+    fast", The Computer Journal 57, 2014), and an equal digest with 2**-128. Knowing the secret allows collisions: it is
+    in the checkpoint like the IDs, which no producer needs to read.
 
     Args:
-        secret: random bytes. It is in each file of the checkpoint, so that digests are the same in every process.
+        secret: random bytes. Each file of the checkpoint has it, so that digests are the same in every process.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -55,7 +55,7 @@ class Digester:
         self._constants, self._multipliers = table[0], table[1:]
 
     def begin(self, queue: str) -> Any:
-        """Return what the sums of the keys of a queue begin with."""
+        """Return the initial sums for the keys of a queue."""
         name = blake2b(queue.encode("utf-8", "surrogatepass"), digest_size=_WORD.itemsize * _QUEUE_WORDS).digest()
         return self._constants + np.frombuffer(name, _WORD).astype(_HALF) @ self._multipliers[:_QUEUE_WORDS]
 
@@ -63,7 +63,7 @@ class Digester:
         """Return the digests of keys of a queue, in order: an array with two halves a row.
 
         Args:
-            begin: of the queue.
+            begin: the queue's initial sums.
         """
         texts = as_text_keys(keys)
         if texts is not None:
@@ -106,31 +106,31 @@ def from_bytes(data: bytes) -> Any:
 
 
 class Batches:
-    """All batches of a kind, by number. What is not there is an empty one."""
+    """Batches by number. A missing one counts as empty."""
 
     def __init__(self) -> None:
         #: Each sorted by the first half.
         self._sorted: dict[int, Any] = {}
-        #: What is not sorted into its batch yet: the digests of an epoch come queue by queue.
+        #: Digests not sorted into their batch yet: those of an epoch come queue by queue.
         self._added: dict[int, list[Any]] = {}
         self._filter: Any = np.zeros(1, bool)
-        #: Digests that the filter was marked with.
+        #: Digests in the filter.
         self._marked = 0
 
     def __len__(self) -> int:
-        """Digests, one that is in two batches twice."""
+        """Number of digests; one in two batches counts twice."""
         return sum(map(len, self._batches.values()))
 
     def size(self, number: int) -> int:
         return len(self._batches.get(number, ()))
 
     def put(self, number: int, digests: Any) -> None:
-        """Add a batch of distinct digests, or add them to one that is there."""
+        """Add distinct digests to a batch, new or existing."""
         if len(digests):
             self._added.setdefault(number, []).append(digests)
 
     def pile(self, digests: Any) -> None:
-        """Add digests on top, where nothing is put by other numbers: a batch is at least twice as large as the next."""
+        """Add digests to a pile of batches, each at least twice as large as the next."""
         top = len(self._batches)
         self.put(top, digests)
         while top and self.size(top - 1) < 2 * self.size(top):
@@ -143,7 +143,7 @@ class Batches:
         return np.concatenate([from_bytes(b""), *(batches[number] for number in numbers if number in batches)])
 
     def join(self, numbers: Sequence[int], into: int) -> Any:
-        """Make one batch of several; what is in it."""
+        """Join batches into one; return its digests."""
         digests = self.get(numbers)
         for number in numbers:
             self._sorted.pop(number, None)
@@ -152,14 +152,14 @@ class Batches:
         return digests
 
     def forget(self, number: int) -> Any:
-        """Take a batch out, and return what was in it."""
+        """Remove a batch; return its digests."""
         digests = self._batches.pop(number, from_bytes(b""))
         if self._marked > 2 * len(self):
             self._make_filter()
         return digests
 
     def find(self, digests: Any, numbers: Collection[int] | None = None) -> Iterator[int]:
-        """Yield the places of those that are in some batches, or in any; a place once for each batch."""
+        """Yield the places of digests found in some batches, or in any; once for each batch."""
         batches = self._batches
         if not batches or not len(digests):
             return
@@ -180,7 +180,7 @@ class Batches:
                         break
                     place += 1
 
-    # -- inside
+    # -- internals
 
     @property
     def _batches(self) -> dict[int, Any]:
@@ -198,7 +198,7 @@ class Batches:
         return self._sorted
 
     def _put(self, number: int, digests: Any) -> None:
-        # Halves side by side: a search goes through neighbours.
+        # Halves side by side: a search touches neighbours.
         self._sorted[number] = np.asfortranarray(digests[digests[:, 0].argsort()])
 
     def _make_filter(self) -> None:

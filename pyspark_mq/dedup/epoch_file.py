@@ -1,4 +1,4 @@
-"""The file of an epoch: what is written down before its offset is returned. Pure; its bytes are made elsewhere."""
+"""The file of an epoch, written before its offset is returned. Pure; its bytes are made elsewhere."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ByQueue: TypeAlias = "Mapping[str, Sequence[Key]]"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An epoch that was committed and not settled, or contents that were left together.
+    """A committed, unsettled epoch, or contents that were left together.
 
     Attributes:
-        number: of the epoch; for contents the connected seconds when they were left.
+        number: number of the epoch; for contents the connected seconds when they were left.
         contents: digests of contents.
-        digests: of IDs.
-        queues: how many messages it has of each.
-        so_far: messages that were left when these contents were.
+        digests: digests of IDs.
+        queues: messages of each queue.
+        so_far: number of messages left before these contents.
     """
 
     number: int
@@ -36,30 +36,30 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class EpochFile:
-    """What the file of an epoch has. A file is named by an empty text where it names itself.
+    """The content of an epoch's file. A file refers to itself by an empty name.
 
     Attributes:
         epoch: its number.
-        queues: names that were read.
+        queues: names of the queues that were read.
         planned: keys of the epoch, in order.
-        without_start: Spark (before 4.2) had not shown what is committed: the rest is in the file written next to it.
+        without_start: whether Spark (before 4.2) had not shown the committed offset: a complete file is next to it.
         connected_s: seconds for which every connection of the query was up, over all its processes.
-        left_so_far: messages that were left, over all processes.
-        settled: epochs that were settled since the file before.
-        left: digests that were left since then.
-        left_contents: contents that were left since then.
-        settled_again: contents that were left, came, and were settled since then.
-        repeating: contents that are known to repeat since then.
-        base: the newest file with `unsettled` and `contents`; `after` has those that follow it.
-        left_after: files with `left` that follow the newest of `left_parts`.
-        window_parts, left_parts: files with a part of what is settled, and left, the oldest first.
-        window_part, left_part: such a part, if it is in this file.
-        unsettled: what was not settled then, the oldest first.
-        contents: what was left of contents by then; `repeats`: those that are known to repeat.
-        gone: files that are named no more, by the plan that was the last to name them, the oldest first.
-        state: of Spark's log, in the first file of a process.
-        without: records of what the epoch is run without that were there when this was written: it is without these.
-        secret: of all digests (:class:`.Digester`), in hexadecimal digits. The same in all files that name each other.
+        left_so_far: number of messages left, over all processes.
+        settled: epochs settled since the previous file.
+        left: digests left since then.
+        left_contents: contents left since then.
+        settled_again: contents that were left, redelivered, and settled since then.
+        repeating: contents found to repeat since then.
+        base: the newest file with `unsettled` and `contents`; `after` lists the files after it.
+        left_after: files with `left` after the newest of `left_parts`.
+        window_parts, left_parts: files with a part of the window and of the left IDs, the oldest first.
+        window_part, left_part: such a part in this file, if any.
+        unsettled: epochs not settled by then, the oldest first.
+        contents: contents left by then; `repeats`: those known to repeat.
+        gone: files no longer named, grouped by the last plan that named them, the oldest first.
+        state: state of Spark's log, in the first file of a process.
+        without: number of records of abandoned messages when this was written; the file excludes those.
+        secret: secret of all digests (:class:`.Digester`), in hexadecimal. Files that name each other share it.
     """
 
     epoch: int = 0
@@ -90,6 +90,6 @@ class EpochFile:
 
     @property
     def names(self) -> set[str]:
-        """Names of the other files that a load of this one reads."""
+        """Names of the other files that loading this one reads."""
         every = {self.base or "", *self.after, *self.left_after, *self.window_parts, *self.left_parts}
         return every - {""}

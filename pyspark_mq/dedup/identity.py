@@ -1,12 +1,12 @@
-"""Identity of messages: from whatever the broker delivers to one hashable key.
+"""Identity of messages: from a delivered value to one hashable key.
 
-A key is the ID itself where that is a reasonable string, and a digest (``bytes``) where it is
-not: an ID of a megabyte would go into every offset, and an ID that is not text cannot be written
-there. Strings and digests never meet, so no producer can forge the one with the other.
+A key is the ID itself if that is a short string, and otherwise a digest (``bytes``): an ID of a megabyte would go into
+files, and an ID that is not text has no place there. Strings and digests never mix, so no producer can forge one with
+the other.
 
-A message without an ID is known by its content: in files by a digest of :data:`CONTENT_DIGEST_BYTES`. In a process
-:mod:`pyspark_mq.ack.content_matcher` appends an ordinal of eight bytes to it, which distinguishes equal ones. No other
-keys have these lengths.
+A message without an ID is identified by its content: in files by a digest of :data:`CONTENT_DIGEST_BYTES`. In a process
+:mod:`pyspark_mq.ack.content_matcher` appends an ordinal of eight bytes, which distinguishes equal ones. No other keys
+have these lengths.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = [
 Key: TypeAlias = "str | bytes"
 
 #: AMQP 0-9-1 has room for 255 bytes in `message_id` (section 4.2.5.3, short strings); JMS
-#: providers use 40 to 120 characters. Longer ones come from properties and are replaced by digests.
+#: providers use 40 to 120 characters. Longer IDs come from properties and are replaced by digests.
 ID_CHARS_MAX = 255
 
-#: 160 bits: by chance two of 10**12 messages collide with a probability below 10**-24.
+#: With 160 bits, the probability that two of 10**12 messages collide is below 10**-24.
 DIGEST_BYTES = 20
 
-#: The digest of a content, and the key of a message that is known by it: the digest and an ordinal.
+#: Bytes of the digest of a content, and of a message's key: the digest and an ordinal.
 CONTENT_DIGEST_BYTES = 16
 CONTENT_BYTES = 24
 
@@ -54,7 +54,7 @@ CONTENT_BYTES = 24
 class OnMissing(Enum):
     """The handling of a message without an ID (option `onMissingMessageId`)."""
 
-    CONTENT = "content"  #: known by its content; equal ones are counted
+    CONTENT = "content"  #: identified by its content; equal ones are counted
     FAIL = "fail"
     REJECT = "reject"
     ROW = "row"  #: emitted as often as it comes
@@ -98,7 +98,7 @@ class TextKeys(Sequence[str]):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The bytes of the shortest and of the longest. Both keys and texts of a block ask for them."""
+        """Bytes of the shortest and the longest. Cached: keys and texts of a block both use them."""
         if self._bounds is None:
             every = [pc.min_max(pc.binary_length(chunk)).values() for chunk in self.chunks if len(chunk)]
             sizes = [size.as_py() for some in every for size in some]
@@ -107,12 +107,12 @@ class TextKeys(Sequence[str]):
 
     @property
     def array(self) -> pa.Array:
-        """All of them."""
+        """All keys."""
         return self.chunks[0] if len(self.chunks) == 1 else pa.concat_arrays([pa.array([], pa.string()), *self.chunks])
 
     @staticmethod
     def joined(parts: Iterable[TextKeys]) -> TextKeys:
-        """Return the keys of several as one."""
+        """Join several sequences of keys."""
         return TextKeys([chunk for part in parts for chunk in part.chunks])
 
     def __len__(self) -> int:
@@ -142,7 +142,7 @@ class TextKeys(Sequence[str]):
 
 
 def as_text_keys(keys: Iterable[Any]) -> TextKeys | None:
-    """Return keys as arrays, or None if one of them is no text that has a form in UTF-8."""
+    """Return keys as arrays, or None if one of them has no UTF-8 encoding."""
     if isinstance(keys, TextKeys):
         return keys
     every = [*keys]
@@ -150,16 +150,16 @@ def as_text_keys(keys: Iterable[Any]) -> TextKeys | None:
         return None
     try:
         return TextKeys([pa.array(every, pa.string())])
-    except UnicodeEncodeError:  # half a surrogate pair, as JSON may have one
+    except UnicodeEncodeError:  # half a surrogate pair, as in JSON
         return None
 
 
 def id_keys(values: Sequence[object] | TextKeys) -> Sequence[Key | None]:
     """Keys of IDs as delivered: None for a missing or empty one.
 
-    Text is taken as it is, including newlines and NUL; bytes that are not text and text longer
-    than :data:`ID_CHARS_MAX` are digested; numbers count by their decimal text. Where all are texts that are keys, the
-    keys are an array.
+    Text is taken as it is, including newlines and NUL; bytes that are not text and text longer than
+    :data:`ID_CHARS_MAX` are digested; numbers are taken as decimal text. If all IDs are texts that are keys, the keys
+    are an array.
     """
     texts = as_text_keys(values)
     if texts is not None:
@@ -191,22 +191,22 @@ def content_digest(named: bytes, body: bytes) -> bytes:
     """Return the digest of a content; equal contents have equal ones (SHA-256, cut).
 
     Args:
-        named: properties and headers of the message, in a form that is the same at each of its deliveries.
-        body: of the message.
+        named: properties and headers of the message, in a form that is equal at each delivery.
+        body: body of the message.
     """
     return sha256(len(named).to_bytes(4, "big") + named + body).digest()[:CONTENT_DIGEST_BYTES]
 
 
 def is_content(key: object) -> bool:
-    """Whether a message is known by its content, and not by an ID."""
+    """Whether a key stands for a content and not for an ID."""
     return type(key) is bytes and len(key) in {CONTENT_DIGEST_BYTES, CONTENT_BYTES}
 
 
 def filed(keys: Collection[Key]) -> Sequence[Key]:
-    """Return keys as they are in files: of contents without ordinals."""
+    """Return keys as in files: contents without ordinals."""
     if isinstance(keys, TextKeys):
         return keys
-    if bytes not in set(map(type, keys)):  # nearly always; types are looked at in a tenth of the time
+    if bytes not in set(map(type, keys)):  # the usual case; comparing types takes a tenth of the time
         return [*keys]
     return [key[:CONTENT_DIGEST_BYTES] if type(key) is bytes and len(key) == CONTENT_BYTES else key for key in keys]
 
@@ -216,5 +216,5 @@ def _digest(data: bytes, person: bytes) -> bytes:
 
 
 def key_text(key: Key) -> str:
-    """The key for a person to read."""
+    """Return the key in readable form."""
     return key if isinstance(key, str) else key.hex()

@@ -1,9 +1,7 @@
 """Committed IDs in Redis: shared by queries, and safe from the loss of a checkpoint.
 
-One sorted set for each thing that is read, members are keys, scores are the order of commits.
-A set keeps `window` members; every call is one round trip for a whole epoch.
-
-A member is one type byte and the key, so that text and digests cannot meet.
+Each queue or topic has a sorted set; members are keys, scores the order of commits. A set keeps `window` members; every
+call is one round trip for a whole epoch. A member is one type byte and the key, so that text and digests cannot mix.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ T = TypeVar("T")
 
 _TIMEOUT_S = 5.0
 _RETRIES = 3
-#: Members in one command: bounds the size of a request to some hundred kilobytes.
+#: Members in one command, to bound a request to some hundred kilobytes.
 _CHUNK = 10_000
 
 
@@ -41,13 +39,13 @@ class RedisStore(SeenStore):
 
     Args:
         url: ``redis://user:password@host:port/db`` or ``rediss://…``.
-        source: names what is read; stores of one source share one set.
+        source: names the queue or topic; stores of one source share one set.
         window: members kept (`dedupWindow`), at least one.
-        hide: takes the password out of what a server says.
+        hide: removes the password from the server's messages.
 
     Raises:
-        BrokerUnavailableError: from any call, when Redis does not answer. Nothing is lost: what
-            was not acknowledged stays in the queue.
+        BrokerUnavailableError: from any call, when Redis does not answer. Nothing is lost: unacknowledged messages stay
+            in the queue.
     """
 
     def __init__(self, url: str, source: str, window: int, hide: Callable[[str], str] = str) -> None:
@@ -87,8 +85,8 @@ class RedisStore(SeenStore):
         try:
             return command()
         except redis.RedisError as error:
-            # The client's own texts name host and port, never the password. A server that does not know
-            # HELLO or AUTH (renamed, older than 6, or a proxy) quotes what it was sent with them.
+            # The client's own errors name host and port, never the password. A server without HELLO or AUTH (renamed,
+            # older than 6, or a proxy) quotes their arguments.
             reason = self._hide(str(error).partition(", with args")[0])
             raise BrokerUnavailableError(
                 f"option 'dedupStore': Redis failed: {type(error).__name__}: {reason}. Nothing is lost; "

@@ -1,4 +1,4 @@
-"""Batches in the order in which they came: what is forgotten next, and what becomes one part. Pure."""
+"""Batches in the order of arrival: what to forget next, and what becomes one part. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterable
 
 __all__ = ["Shelf"]
 
-#: Bounds of a part: this share of what may be remembered, and this many digests, as a plan has to write it.
+#: Bounds of a part: this share of the maximum, and this many digests, as one plan writes it.
 _SHARE, _PART_MAX = 8, 262_144
 
 
 class Shelf:
-    """Batches in the order in which they came, and which files have them.
+    """Batches in the order of arrival, and their files.
 
     Attributes:
-        maximum: a batch is forgotten when this many digests came after it.
-        sizes: number of a batch -> digests, the oldest first.
+        maximum: a batch is forgotten after this many newer digests.
+        sizes: number of a batch -> its digests, the oldest first.
         parts: file and batch of each part, the oldest first.
     """
 
@@ -26,7 +26,7 @@ class Shelf:
         self._total = 0
 
     def __len__(self) -> int:
-        """Digests on it."""
+        """Number of digests."""
         return self._total
 
     def add(self, number: int, size: int) -> None:
@@ -35,13 +35,13 @@ class Shelf:
             self._total += size
 
     def remove(self, number: int) -> int:
-        """Take out a batch; its size."""
+        """Remove a batch; return its size."""
         size = self.sizes.pop(number)
         self._total -= size
         return size
 
     def take_over(self) -> dict[int, int]:
-        """Take out the batches that enough others came after; their sizes."""
+        """Remove the batches with enough newer digests; return their sizes."""
         over: dict[int, int] = {}
         while self.sizes:
             oldest = next(iter(self.sizes))
@@ -52,7 +52,7 @@ class Shelf:
         return over
 
     def to_join(self) -> list[int]:
-        """Find the batches that become a part: those after the parts, and small parts before them."""
+        """Find the batches to join into a part: those after the parts, and small parts before them."""
         there = {number for _, number in self.parts}
         joined = [number for number in self.sizes if number not in there]
         size = sum(self.sizes[number] for number in joined)
@@ -66,5 +66,5 @@ class Shelf:
         return joined
 
     def join(self, numbers: Iterable[int], into: int) -> None:
-        """Have the newest batches be one."""
+        """Join the newest batches."""
         self.sizes[into] = sum(self.sizes.pop(number) for number in numbers)

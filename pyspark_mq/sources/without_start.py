@@ -1,9 +1,9 @@
 """Spark before 4.2 plans without a start offset: `latestOffset` has no `start`.
 
 After a restart it plans before it shows the committed offset; messages planned twice are removed once it does. And it
-shows the commit of an epoch only after the next one is planned. (``MicroBatchExecution.scala`` and ``PythonMicroBatchStream.scala`` of 4.0 and 4.1.)
-Everything that follows from this is here, and in the complete file next to that of such an epoch
-(:meth:`.Journal.plan_beside`).
+shows the commit of an epoch only after the next one is planned. (``MicroBatchExecution.scala`` and
+``PythonMicroBatchStream.scala`` of 4.0 and 4.1.) Everything that follows from this is here, and in the complete file
+next to that of such an epoch (:meth:`.Journal.plan_beside`).
 """
 
 from __future__ import annotations
