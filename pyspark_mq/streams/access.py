@@ -1,4 +1,4 @@
-"""Access to the brokers: what travels to tasks, secrets included. Nothing of it is in a repr."""
+"""Access to the brokers, as it travels to tasks, secrets included. Its repr shows nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Access:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if self.certificate is not None:
-            # OpenSSL reads it from a file only; this one is its owner's alone, and gone at once.
+            # OpenSSL reads it from a file only; this one is private and removed at once.
             descriptor, name = tempfile.mkstemp(suffix=".pem")
             try:
                 with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -52,7 +52,7 @@ class Access:
 
 
 def make_access(endpoint: Endpoint) -> Access:
-    """Read the files that the options name, as they are now; an OptionError if one cannot be read."""
+    """Read the files that the options name; an OptionError if one cannot be read."""
     url = endpoint.urls[0]
     username, password = endpoint.credentials(url)
     tls = endpoint.tls

@@ -1,8 +1,8 @@
-"""Chunks: what a stream is made of, read from their bytes (``osiris_log.erl``, ``PROTOCOL.adoc``). No socket, no clock.
+"""Chunks, the units of a stream, from their bytes (``osiris_log.erl``, ``PROTOCOL.adoc``). No socket, no clock.
 
 A chunk is written once and is the same on all replicas. It has the offset of its first record and the number of its
-records, and its CRC covers the data. Whatever sizes it states are believed only within its own bytes, and what is
-packed is unpacked up to the size that it states and no further.
+records, and its CRC covers the data. Its sizes are believed only within its own bytes, and packed entries are unpacked
+up to their stated size and no further.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = ["HEADER_BYTES", "Chunk", "ChunkError", "ChunkIdentity", "Entry", "rea
 _HEADER = struct.Struct(">BBHIqqqIIII")
 HEADER_BYTES = _HEADER.size
 _MAGIC = 0x50
-#: Others are the broker's own notes, of one record.
+#: Other kinds are the broker's own records.
 _USER, _KINDS = 0, 3
 #: Of offsets, and of times in microseconds.
 _NUMBER_MAX = 2**63 - 2**32
-#: The first bit of an entry says that it is several records; of those, kind of compression, records, sizes.
+#: The first bit of an entry marks several records; then follow kind of compression, number of records, sizes.
 _SUB_ENTRY = struct.Struct(">BHII")
-#: Of one batch that a producer has packed. Producers pack frames, of 1 MiB unless the broker allows more.
+#: Most bytes of an unpacked batch. Producers pack frames, of 1 MiB unless the broker allows more.
 _PLAIN_BYTES_MAX = 64 << 20
 
 
 class ChunkError(Exception):
-    """A chunk is not what it says."""
+    """A chunk does not match its header."""
 
 
 class ChunkIdentity(NamedTuple):
-    """Distinguishes a chunk from one at the same offset of another stream with the same name."""
+    """Identity of a chunk, to distinguish it from one at the same offset of another stream with that name."""
 
     chunk: int
     timestamp_ms: int
@@ -49,8 +49,8 @@ class Chunk(NamedTuple):
     Attributes:
         first: offset of its first record.
         records: how many offsets it takes.
-        entries: how many entries are in its data.
-        user: has it messages? Others are the broker's own notes, and take offsets too.
+        entries: number of entries in its data.
+        user: whether it has messages. Others have the broker's own records, which take offsets too.
         data: its entries.
     """
 
@@ -72,10 +72,10 @@ class Chunk(NamedTuple):
         return ChunkIdentity(self.first, self.timestamp_ms, self.epoch, self.crc)
 
     def check(self) -> list[Entry]:
-        """Check its CRC, and that its entries are as many as it says. No entry is unpacked.
+        """Check the CRC and the number of entries, without unpacking any.
 
         Raises:
-            ChunkError: its bytes are not those that were written, or its head is not of these.
+            ChunkError: its bytes or its header are damaged.
         """
         if zlib.crc32(self.data) != self.crc:
             text = f"has CRC {zlib.crc32(self.data):08x}, and was written with {self.crc:08x}"
@@ -89,7 +89,7 @@ class Chunk(NamedTuple):
     def _entries(self) -> Iterator[Entry]:
         data, size = self.data, len(self.data)
         if self.entries == self.records:
-            # A packed entry may be of one record: its first byte makes it longer than any chunk.
+            # A packed entry may have one record: its first byte makes it longer than any chunk.
             with suppress(ChunkError):
                 begins = _begins(data, self.records)
                 if len(begins) == self.records + 1:
@@ -117,12 +117,12 @@ class Chunk(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A packed entry, or simple ones after each other.
+    """A packed entry, or consecutive simple ones.
 
     Attributes:
         records: how many offsets it takes.
-        data: as it is stored.
-        begins: where simple records begin, as :meth:`unpacked` returns it; None of a packed entry.
+        data: bytes as stored.
+        begins: starts of simple records, as :meth:`unpacked` returns them; None for a packed entry.
     """
 
     records: int
@@ -130,14 +130,14 @@ class Entry(NamedTuple):
     begins: list[int] | None = None
 
     def unpacked(self) -> tuple[bytes, list[int]]:
-        """Unpack its records, for which its stated count and size are the limit.
+        """Unpack its records, up to its stated count and size.
 
         Returns:
-            bytes in which each record has its size in four bytes before it; and where the records begin, one more at
-            the end: record `n` is from `begins[n]` to `begins[n + 1] - 4`.
+            bytes with each record after its size in four bytes; and the starts of the records, with one more at the
+            end: record `n` is from `begins[n]` to `begins[n + 1] - 4`.
 
         Raises:
-            ChunkError: it cannot be unpacked, or is not what it says.
+            ChunkError: it cannot be unpacked, or does not match its header.
         """
         if self.begins is not None:
             return self.data, self.begins
@@ -160,7 +160,7 @@ def _simple(data: bytes) -> Entry:
 
 
 def _begins(data: bytes, count: int | None = None) -> list[int]:
-    """Return where records begin, for :meth:`Entry.unpacked`; at most a little more than that many."""
+    """Return the starts of records, for :meth:`Entry.unpacked`; at most a little more than that many."""
     return _equal(data, count or 0) or _walked(data, count)
 
 
@@ -191,7 +191,7 @@ def _walked(data: bytes, count: int | None) -> list[int]:
 
 
 def _decompressed(kind: int, packed: bytes, plain_size: int) -> bytes:
-    """Unpack up to one byte more than it should be."""
+    """Unpack at most one byte beyond the stated size."""
     if kind == 0:
         return packed
     if kind == 1:
@@ -205,7 +205,7 @@ def _decompressed(kind: int, packed: bytes, plain_size: int) -> bytes:
 
 
 def _snappy_blocks(packed: bytes, plain_size: int) -> Iterator[bytes]:
-    """Blocks of the framing format of Snappy; bytes that are in none are one block."""
+    """Split Snappy's framing format into blocks; unframed bytes are one block."""
     if packed[:4] != b"\xff\x06\x00\x00":
         yield _snappy(packed, plain_size)
         return
@@ -222,7 +222,7 @@ def _snappy_blocks(packed: bytes, plain_size: int) -> Iterator[bytes]:
 
 
 def _snappy(block: bytes, maximum: int) -> bytes:
-    """A block, which begins with its plain size, seven bits a byte."""
+    """Unpack a block, which begins with its plain size, seven bits a byte."""
     size = shift = 0
     for byte in block[:5]:
         size |= (byte & 0x7F) << shift
@@ -235,10 +235,10 @@ def _snappy(block: bytes, maximum: int) -> bytes:
 
 
 def read_chunk(data: bytes, at: int = 0) -> Chunk:
-    """Read the head of the chunk that begins there and reaches to the end of a frame.
+    """Read the header of the chunk that begins there and extends to the end of a frame.
 
     Raises:
-        ChunkError: it is none, or it is cut off.
+        ChunkError: it is no chunk, or it is cut off.
     """
     try:
         magic, kind, entries, records, timestamp, epoch, first, crc, size, _, _ = _HEADER.unpack_from(data, at)

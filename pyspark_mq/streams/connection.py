@@ -1,8 +1,7 @@
 """One connection of the stream protocol: blocking, for one thread, no reconnects.
 
-Whatever ends it is :class:`StreamLost`, after which it is of no use; what the broker refuses for good is an error of
-the package. The broker's greeting distinguishes versions: a command that it does not know would end the
-connection.
+Any end is a :class:`StreamLost`, after which the connection is useless; permanent refusals are errors of the package.
+The broker's greeting shows its version: an unknown command would end the connection.
 """
 
 from __future__ import annotations
@@ -28,34 +27,34 @@ from pyspark_mq.streams.frames import FieldReader, StreamFrameError, StreamLost
 __all__ = ["NO_STREAM", "Member", "NoStream", "StreamConnection", "StreamLost", "Subscription"]
 
 _RECEIVE_BYTES = 256 << 10
-#: Size of what follows, command and version.
+#: Size of the rest, command and version.
 _HEAD = struct.Struct(">IHH")
-#: Chunks have no limit of their own; one of more than this is none. All other frames are small.
+#: Largest accepted chunk; the protocol has no limit. All other frames are small.
 _CHUNK_BYTES_MAX, _FRAME_BYTES_MAX = 1 << 30, 1 << 20
-#: Nodes of a stream; more than any cluster has.
+#: Most nodes of a stream; more than any cluster has.
 _MEMBERS_MAX = 16
-#: Characters of what a broker says that an error shows.
+#: Characters of a broker's message that an error shows.
 _REASON_MAX = 300
 _NUMBERS = {"first_chunk_id", "committed_chunk_id"}
 _REFUSALS = frozenset({7, 8, 9, 10, 11, 12, 16})
-#: Codes about a stream: it does not exist, or has no member on this node.
+#: Response codes: the stream does not exist, or has no member on this node.
 NO_STREAM, _NOT_HERE = 2, 6
 _SUBSCRIPTIONS = 256
-#: osiris of 3.10 lacks what makes the end of a stream known.
+#: osiris of 3.10 cannot report the end of a stream.
 _VERSION_MIN = (3, 11)
-#: Offsets of kinds, as they stand in Subscribe.
+#: Offset specifications of Subscribe.
 _AT, _SINCE = 4, 5
 
 
 class Member(NamedTuple):
-    """A node as clients are to reach it."""
+    """A node's address for clients."""
 
     host: str
     port: int
 
 
 class NoStream(Exception):  # noqa: N818
-    """The stream does not exist (code 2), or has no member on this node (6). `member` is who says so."""
+    """The stream does not exist (code 2), or has no member on this node (6). `member` is the node that reports it."""
 
     def __init__(self, stream: str, code: int, member: Member) -> None:
         self.stream, self.code, self.member = stream, code, member
@@ -68,17 +67,17 @@ class StreamConnection:
     Args:
         access: user, virtual host, TLS and times.
         member: the node.
-        url: the candidate that errors name.
+        url: the candidate, for errors.
 
     Raises:
-        StreamLost: nobody answers, or what answers is not this protocol.
+        StreamLost: no answer, or another protocol.
         RefusedError: user, password, virtual host or TLS.
         ConfigurationError: the broker is too old.
     """
 
     def __init__(self, access: Access, member: Member, url: BrokerUrl) -> None:
         self._access, self._url = access, url
-        #: Who this is, as the broker says at login; with a load balancer it may not be the node that was asked for.
+        #: The node, as the broker reports at login; behind a load balancer it may be another one than requested.
         self.member = self.advertised = member
         self._socket: socket.socket | None = None
         self._buffer, self._at = b"", 0
@@ -87,7 +86,7 @@ class StreamConnection:
         self._last = 0
         self._next_subscription = 0
         self._subscription: Subscription | None = None
-        #: How long the broker may say nothing, in seconds.
+        #: Longest silence of the broker, in seconds.
         self.patience_s = access.connect_timeout_s
         try:
             self._connect()
@@ -96,7 +95,7 @@ class StreamConnection:
             self.close()
             raise
 
-    # -- the greeting
+    # -- greeting
 
     def _connect(self) -> None:
         timeout_s = self._access.connect_timeout_s
@@ -105,11 +104,11 @@ class StreamConnection:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = plain
             if self._url.tls:
-                # The certificate of a node is for the address that it advertises.
+                # A node's certificate is for its advertised address.
                 self._socket = self._access.context().wrap_socket(plain, server_hostname=self.member.host)
         except ssl.SSLError as failed:
             raise tls_error(failed, self._url) from None
-        except (OSError, ValueError, OverflowError) as failed:  # brokers advertise whatever somebody has configured
+        except (OSError, ValueError, OverflowError) as failed:  # brokers advertise whatever was configured
             text = f"{self.place} cannot be reached: {failed}"
             if self._socket is not None:
                 text = f"{self.place} does not answer with TLS: {failed}; a port without TLS has {self._url.partner}://"
@@ -148,11 +147,11 @@ class StreamConnection:
     # -- requests
 
     def request(self, command: int, content: bytes, stream: str = "") -> FieldReader:
-        """Ask, and wait for the answer; it is read from the byte after its code.
+        """Send a request and wait for its answer; return a reader at the byte after its code.
 
         Raises:
-            NoStream: the `stream` that it is about does not exist, or not here.
-            RefusedError: the broker says no, and will.
+            NoStream: the request's `stream` does not exist, or not here.
+            RefusedError: the broker refuses permanently.
             StreamLost: the connection ended, or the broker cannot do it now.
         """
         self._last += 1
@@ -162,7 +161,7 @@ class StreamConnection:
             return answered & ~frames.RESPONSE == command and answered != frames.TUNE and fields.u32() == self._last
 
         reader = self._await(is_answer)
-        # Metadata has codes of its own.
+        # Metadata has its own codes.
         code = frames.OK if command == frames.METADATA else reader.u16()
         if code == frames.OK:
             return reader
@@ -177,7 +176,7 @@ class StreamConnection:
         raise StreamLost(f"{self.place} refused command {command}: {reason}")
 
     def stats(self, stream: str) -> dict[str, int]:
-        """Numbers of a stream: `first_chunk_id`, `committed_chunk_id`; -1 where there is none yet."""
+        """Statistics of a stream: `first_chunk_id`, `committed_chunk_id`; -1 for none yet."""
         answer = self.request(frames.STREAM_STATS, frames.text(stream), stream)
         found = dict(answer.array(lambda: (answer.text(), answer.i64())))
         if lacking := sorted(_NUMBERS - found.keys()):
@@ -185,7 +184,7 @@ class StreamConnection:
         return found
 
     def partitions(self, super_stream: str) -> list[str]:
-        """The partitions of a super stream, in their order; none if it is not one."""
+        """The partitions of a super stream in order; none if it is no super stream."""
         try:
             answer = self.request(frames.PARTITIONS, frames.text(super_stream))
         except NoStream:
@@ -193,7 +192,7 @@ class StreamConnection:
         return answer.array(answer.text)
 
     def members(self, stream: str) -> list[Member]:
-        """The nodes that have a stream, the leader first; none while there is no leader and no replica."""
+        """The nodes of a stream, the leader first; none without leader and replica."""
         answer = self.request(frames.METADATA, frames.array([frames.text(stream)]))
         nodes = dict(answer.array(lambda: (answer.u16(), Member(answer.text(), answer.u32()))))
         found: list[Member] = []
@@ -209,7 +208,7 @@ class StreamConnection:
 
     @contextmanager
     def subscribed(self, stream: str, offset: int | None = None, since_ms: int = 0) -> Iterator[Subscription]:
-        """Subscribe with one credit, at an offset or else a time. Errors leave the connection of no use.
+        """Subscribe with one credit, at an offset or else a time. Errors leave the connection useless.
 
         Raises:
             NoStream: there is none of that name here.
@@ -217,7 +216,7 @@ class StreamConnection:
         number = self._next_subscription
         self._next_subscription = (number + 1) % _SUBSCRIPTIONS
         kind, where = (_SINCE, since_ms) if offset is None else (_AT, offset)
-        # Without the selector chunks of the broker's own are left out, and no gap could be distinguished from loss.
+        # Without the selector the broker leaves out its own chunks, and gaps would look like loss.
         properties = frames.array([frames.text("chunk_selector") + frames.text("all")])
         start = frames.u16(kind) + frames.u64(where)
         content = frames.u8(number) + frames.text(stream) + start + frames.u16(1) + properties
@@ -233,7 +232,7 @@ class StreamConnection:
     # -- frames
 
     def _await(self, is_answer: Callable[[int, FieldReader], bool]) -> FieldReader:
-        """The next frame that is an answer; its absence is the end."""
+        """Return the next answer; none in time ends the connection."""
         deadline = time.monotonic() + self.patience_s
         try:
             while True:
@@ -246,17 +245,17 @@ class StreamConnection:
             raise StreamLost(f"{self.place} does not speak the stream protocol: {wrong}") from None
 
     def receive(self, deadline: float) -> tuple[int, FieldReader]:
-        """The next frame; the subscription has noted what is for it.
+        """Return the next frame; those of the subscription go there.
 
         Raises:
-            TimeoutError: none came until then.
+            TimeoutError: no frame until then.
         """
         if time.monotonic() > deadline:
             raise TimeoutError(f"{self.place} sent only other things in time")
         size, command, _ = _HEAD.unpack(self._take(_HEAD.size, deadline))
         if not 4 <= size <= (_CHUNK_BYTES_MAX if command == frames.DELIVER else _FRAME_BYTES_MAX):
             raise StreamFrameError(f"{self.place} sent a frame of {size} bytes")
-        # What has begun comes whole, in whatever time: the deadline is for its first bytes.
+        # The deadline is for the first bytes of a frame; a frame that has begun is read to its end.
         data = self._take(size - 4, deadline, started=True)
         reader = FieldReader(data)
         if command == frames.DELIVER:
@@ -274,7 +273,7 @@ class StreamConnection:
         return command, reader
 
     def _take(self, size: int, deadline: float, *, started: bool = False) -> bytes:
-        """Read exactly this many bytes, and send heartbeats meanwhile."""
+        """Read exactly this many bytes, sending heartbeats meanwhile."""
         parts, missing = [], size
         while True:
             parts.append(self._buffer[self._at : self._at + missing])
@@ -318,17 +317,17 @@ class StreamConnection:
         self._sent_s = time.monotonic()
 
     def close(self) -> None:
-        """Close it, without a word to the broker: it has nothing of ours."""
+        """Close the connection without a goodbye: the broker holds nothing of ours."""
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.close()
 
 
 class Subscription:
-    """Chunks of one stream from somewhere on. It begins with one credit; a connection has one subscription at a time.
+    """A subscription to one stream. It begins with one credit; a connection has one at a time.
 
     Attributes:
-        ended: has the broker ended it?
+        ended: whether the broker has ended it.
     """
 
     def __init__(self, connection: StreamConnection, number: int, stream: str) -> None:
@@ -338,7 +337,7 @@ class Subscription:
         self.ended = False
 
     def take(self, delivery: bytes) -> None:
-        """Keep a chunk, unless its subscription has ended; a StreamFrameError without credit for it."""
+        """Queue a chunk, unless its subscription has ended; a StreamFrameError if it had no credit."""
         if delivery[:1] == frames.u8(self._number):
             if len(self._chunks) == self._open:
                 raise StreamFrameError("more chunks than credit")
@@ -348,9 +347,9 @@ class Subscription:
         """The next chunk.
 
         Raises:
-            StreamLost: the broker has ended it, or the connection.
+            StreamLost: the broker has ended the subscription or the connection.
             TimeoutError: nothing arrived in time.
-            ChunkError: the head of what came is of no chunk.
+            ChunkError: a delivered chunk has a damaged header.
         """
         deadline = time.monotonic() + wait_s
         while not self._chunks:

@@ -1,6 +1,6 @@
 """Frames of the RabbitMQ stream protocol (``PROTOCOL.adoc`` of rabbitmq_stream): how they are written and read. Pure.
 
-A frame is its size in four bytes, a command, the command's version, and fields that follow each other without names.
+A frame is its size in four bytes, a command, the command's version, and fields without names.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ REASONS = {
 
 
 class StreamLost(Exception):  # noqa: N818 - nobody's error
-    """The connection is gone, or of no use."""
+    """The connection is gone or useless."""
 
 
 class StreamFrameError(StreamLost):
-    """The peer sent what is not a frame of this protocol."""
+    """The peer sent something that is no frame of this protocol."""
 
 
 # -- writing
@@ -71,7 +71,7 @@ def frame(command: int, content: bytes) -> bytes:
 
 
 class FieldReader:
-    """Reader of fields, one after the other.
+    """Reads one field after the other.
 
     Args:
         data: the content of a frame.
@@ -101,7 +101,7 @@ class FieldReader:
         return self._number(8, signed=True)
 
     def text(self) -> str:
-        """A string; nothing is the same as an empty one."""
+        """A string; null counts as empty."""
         size = self._number(2, signed=True)
         return self.raw(size).decode("utf-8", "backslashreplace") if size > 0 else ""
 

@@ -1,9 +1,9 @@
-"""The offset of a query of streams, as Spark's log keeps it, and how positions are written in options.
+"""The offset of a query of streams in Spark's log, and positions in options.
 
 One JSON object: ``{"v": 1, "of": "streams 'orders' in virtual host '/'", "at": {"orders-0": {"next": 500, "last":
-[480, timestamp, epoch, crc], "first": [0, …]}}}``. ``next`` is the offset after what was read, ``last`` the identity of
-the chunk with the record before it, and ``first`` that of the first chunk the stream had then: no other stream of that
-name has these. They are null where nothing was there. Partitions are in the order of their names (Spark compares
+[480, timestamp, epoch, crc], "first": [0, …]}}}``. ``next`` is the offset after the last record read, ``last`` the
+identity of the chunk with that record, and ``first`` that of the stream's first chunk then: no other stream of that
+name has these. They are null where there was no chunk. Partitions are in the order of their names (Spark compares
 offsets as text).
 """
 
@@ -21,7 +21,7 @@ __all__ = ["EARLIEST", "LATEST", "StreamPosition", "decode", "encode", "parse_pl
 
 _VERSION = 1
 _OFFSET_MAX = 2**63 - 1
-#: As Spark's Kafka source has them.
+#: As in Spark's Kafka source.
 EARLIEST, LATEST = -2, -1
 
 
@@ -31,7 +31,7 @@ class StreamPosition:
 
     Attributes:
         next: offset after it.
-        last: the chunk with the record before it; None where that is not known.
+        last: the chunk with the record before it; None if unknown.
         first: the first chunk of the stream at that time; None if there was none.
     """
 
@@ -41,7 +41,7 @@ class StreamPosition:
 
 
 def encode(of: str, places: Mapping[str, StreamPosition]) -> dict[str, Any]:
-    """The offset of places by partition, of a query that reads `of`."""
+    """Write the offset for places by partition, of a query that reads `of`."""
     at = {
         name: {"next": place.next, "last": place.last and list(place.last), "first": place.first and list(place.first)}
         for name, place in sorted(places.items())
@@ -53,7 +53,7 @@ def decode(of: str, offset: Any) -> dict[str, StreamPosition]:
     """The places of an offset.
 
     Raises:
-        CheckpointError: it is none of this version, or of another query.
+        CheckpointError: it has another version, or is of another query.
     """
     fresh = f"Restore the checkpoint, or {START_ANEW}"
     if not isinstance(offset, dict) or "at" not in offset or "of" not in offset:
@@ -92,10 +92,10 @@ def _is_offset(value: object) -> bool:
 
 
 def parse_places(option: str, text: str) -> dict[str, int]:
-    """Offsets or times by partition, as an option has them: JSON, with -2 for the earliest and -1 for the latest.
+    """Parse an option with offsets or times by partition: JSON, with -2 for the earliest and -1 for the latest.
 
     Raises:
-        OptionError: it is something else.
+        OptionError: it is anything else.
     """
     accepted = 'accepted is JSON of partitions and whole numbers such as {"events": 500}'
     try:

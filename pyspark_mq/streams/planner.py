@@ -1,7 +1,7 @@
-"""The driver's side: where epochs begin and end, and which ranges their tasks read. No payload passes here.
+"""The driver's side: starts and ends of epochs, and the ranges of their tasks. No payload passes here.
 
-What became of a place since it was read, :func:`.resume` tells, for the start of an epoch, for its logged end, and for
-batches. An epoch ends at the end of a committed chunk, whose identity is in its offset, and which its tasks compare.
+:func:`.resume` decides what became of a place since it was read: of the start of an epoch, of its logged end, and in
+batches. An epoch ends at the end of a committed chunk; its offset has the chunk's identity, and the tasks compare it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ T = TypeVar("T")
 
 _log = logging.getLogger("pyspark_mq")
 
-#: An idle query asks every ten milliseconds; new partitions and leaders are noticed after this time.
+#: Spark polls an idle query every ten milliseconds; partitions and leaders are refreshed at this interval.
 _TOPOLOGY_S = 1.0
-#: How long the first look for an end waits for members that are not reached.
+#: How long the first search for an end waits for unreachable members.
 _SOON_S = 10.0
 #: Planning attempts if a stream disappears meanwhile.
 _TRIES = 3
-#: What is said of a place: of the offset to go on from, the one before it, and the place's own.
+#: Log lines about a place, by the offset to go on from, the one before it, and the place's own.
 _TEXTS = {
     Outcome.GONE: "offsets {2} to {1} are gone: retention has taken them before they were read",
     Outcome.OTHER: "it was read up to offset {2}, and was deleted and made again since: it begins at offset {0}",
@@ -53,15 +53,15 @@ class _Partition:
     """Facts about a partition.
 
     Attributes:
-        of: name of the stream, or of the super stream that it is a partition of.
-        there: whether it was when partitions were looked at last.
-        seen: the place that was looked at since then, the end there was, and what became of the place. A stream that is
-            made again may have an end as before.
-        planned: the epoch that was planned last: its start, the offset it begins at, and its end.
-        furthest: the furthest place of this process: before 4.2 Spark does not say where an epoch begins.
+        of: name of the stream or of its super stream.
+        there: whether it existed at the last refresh.
+        seen: the place examined since then, the stream's end, and the place's fate. A re-created stream may have the
+            same end as before.
+        planned: the last planned epoch: its start, the offset it begins at, and its end.
+        furthest: the furthest place of this process, as Spark before 4.2 passes no start.
         lower: an end that Spark has logged below its start, and that start.
-        told: what was told of places, and up to which offset it was counted.
-        bound: where a run of `Trigger.AvailableNow` ends.
+        told: losses reported so far, and the offset up to which they were counted.
+        bound: end of a run of `Trigger.AvailableNow`.
     """
 
     name: str
@@ -78,19 +78,19 @@ class _Partition:
 
 
 class Planner:
-    """Plans the epochs of one query. Used by one thread; connects when it is first asked."""
+    """Plans the epochs of one query. For one thread; connects at the first call."""
 
     def __init__(self, settings: StreamSettings) -> None:
         self._settings = settings
         self._access: Access | None = None
-        #: All that were there once, or are in the checkpoint.
+        #: All partitions seen so far or in the checkpoint.
         self._partitions: dict[str, _Partition] = {}
         self._looked_s = float("-inf")
         self._bounded = False
         self._planned_s = time.monotonic()
         self._lost = self._planned = 0
 
-    # -- asking
+    # -- queries
 
     def _at(self, name: str) -> _Partition:
         return self._partitions.setdefault(name, _Partition(name))
@@ -99,11 +99,11 @@ class Planner:
         return [partition for partition in self._partitions.values() if partition.there]
 
     def _look(self) -> None:
-        """See which partitions there are, and where."""
+        """Refresh partitions and their members."""
         if time.monotonic() - self._looked_s < _TOPOLOGY_S:
             return
         limit_s = self._settings.endpoint.connect_timeout_s if self._access is None else None
-        # Files of secrets are read again, so that tasks get the newest.
+        # Read secret files again, so that tasks get the newest.
         self._access = make_access(self._settings.endpoint)
         found = {name: self._located(self._access, name, limit_s) for name in self._settings.streams}
         for partition in self._partitions.values():
@@ -117,7 +117,7 @@ class Planner:
     def _located(self, access: Access, name: str, limit_s: float | None) -> dict[str, list[Member]]:
         known = [partition for partition in self._partitions.values() if partition.of == name]
         members = [member for partition in known if partition.there for member in partition.members]
-        # One that has gone already is not waited for again.
+        # Do not wait again for one that is gone already.
         absent_s = 0.0 if known and not members else None
         try:
             return persistently(
@@ -125,14 +125,14 @@ class Planner:
             )
         except NoStream:
             if known:
-                return {}  # there was one: that is loss, and is said where its position is looked at
+                return {}  # it existed before: a loss, reported when its position is checked
             raise DestinationError(
                 f"stream '{name}' does not exist in virtual host '{self._settings.virtual_host}', or is a queue "
                 "of another kind; correct option 'stream', or read a queue with 'queue' and amqp://"
             ) from None
 
     def _steadily(self, plan: Callable[[], T]) -> T:
-        """Plan by what is there; anew if a stream has gone meanwhile."""
+        """Plan, and plan again if a stream disappears meanwhile."""
         for _ in range(_TRIES):
             self._look()
             try:
@@ -152,7 +152,7 @@ class Planner:
         return Copy(connection, partition.name, known, patient=partition.furthest is None)
 
     def _see(self, partition: _Partition, place: StreamPosition) -> Found:
-        """Tell what became of a place: by one member if it has it unchanged, by all if not."""
+        """Find the fate of a place: from one member if it has it unchanged, from all otherwise."""
 
         def look(connection: StreamConnection) -> Found:
             assert self._access is not None
@@ -175,7 +175,7 @@ class Planner:
         return found
 
     def _end(self, partition: _Partition) -> StreamPosition:
-        """The committed end, of a place that nobody has been at; the furthest, if all members are soon reached."""
+        """The committed end of an unread partition; the furthest one, if all members are reached soon."""
 
         def furthest(connection: StreamConnection) -> StreamPosition:
             assert self._access is not None
@@ -188,10 +188,10 @@ class Planner:
         except BrokerUnavailableError:
             return self._ask(partition, lambda connection: self._copy(partition, connection).end_after(None))
 
-    # -- where to begin
+    # -- starts
 
     def initial(self) -> dict[str, Any]:
-        """The offset of a query that has read nothing."""
+        """The offset of a new query."""
         places = self._steadily(lambda: self._resolved("startingOffsets", self._settings.starting))
         for name, place in places.items():
             self._at(name).furthest = place
@@ -225,7 +225,7 @@ class Planner:
         copy = self._copy(partition, connection)
         end = copy.end_after(None)
         if copy.is_cut and option == "endingOffsets":
-            # Nobody comes back for what is left out here.
+            # No later batch would read what is left out here.
             with everywhere(self._access, connection.members(name)) as connections:
                 copy = max([Copy(one, name) for one in connections], key=newest)
                 end = copy.end_after(None)
@@ -288,7 +288,7 @@ class Planner:
                 continue
             if start is None and partition.name not in before:
                 before[partition.name] = self._end(partition)
-            # A partition that has come later is read from its first message.
+            # A new partition is read from its first message.
             place = before.setdefault(partition.name, StreamPosition(0))
             found = self._see(partition, place)
             begin = self._judged(partition, place, found)
@@ -306,11 +306,11 @@ class Planner:
             partition.planned = before[partition.name], begin, place
             partition.backlog = end.next - place.next
             self._planned += max(0, place.next - begin)
-        # A partition that has gone keeps its place: if it was only not named, it is not read again.
+        # A missing partition keeps its place: if it was only unlisted, it is not read again.
         return encode(self._settings.of, before | after)
 
     def _bound_of(self, partition: _Partition, found: Found) -> StreamPosition:
-        """The end for a run that is bounded; a bound that the stream does not have any more is fixed anew."""
+        """The end of a bounded run; a bound that the stream no longer has is fixed anew."""
         assert partition.bound is not None
         is_kept = found.outcome in {Outcome.SAME, Outcome.NOT_YET}
         if is_kept and partition.bound.next < found.end.next:
@@ -337,11 +337,11 @@ class Planner:
     def _judged(
         self, partition: _Partition, place: StreamPosition, found: Found, end: int | None = None, gone: int = 0
     ) -> int:
-        """Say what became of a place, and return the offset to go on from; a DataLossError if that is not accepted.
+        """Report the fate of a place and return the offset to go on from; a DataLossError if that is not accepted.
 
         Args:
-            end: of an epoch; what retention took after that is counted with the next one.
-            gone: offsets before the place that were planned, and are not there any more.
+            end: end of an epoch; later losses to retention count with the next one.
+            gone: planned offsets before the place that are gone.
         """
         begin, outcome = found.begin, found.outcome
         if outcome in _TEXTS and (begin > place.next or outcome is not Outcome.GONE):
@@ -358,7 +358,7 @@ class Planner:
         begin: int,
         gone: int = 0,
     ) -> None:
-        """Say a loss once for each place; of what retention took, count what has not been counted."""
+        """Report a loss once for each place; count losses to retention not counted before."""
         counted = partition.told.get((place, outcome))
         if outcome is Outcome.GONE:
             gone = max(0, begin - (place.next if counted is None else counted))
@@ -377,7 +377,7 @@ class Planner:
     # -- tasks
 
     def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
-        """Cut an epoch into what its tasks read."""
+        """Cut an epoch into the ranges of its tasks."""
         if start == end:
             return []
         return self._steadily(lambda: self._ranges(decode(self._settings.of, start), decode(self._settings.of, end)))
@@ -400,7 +400,7 @@ class Planner:
         return self._split(planned)
 
     def _logged(self, partition: _Partition, start: StreamPosition, end: StreamPosition) -> tuple[int, StreamPosition]:
-        """Return where an epoch begins and ends that only the log has."""
+        """Return start and end of an epoch that only the log has."""
         found = self._see(partition, start)
         begin = self._judged(partition, start, found, end.next)
         partition.furthest = end
@@ -430,7 +430,7 @@ class Planner:
         return found
 
     def report(self) -> dict[str, Any]:
-        """Counters, for the query's progress, by the names of those of queues."""
+        """Counters for the query's progress, named as those of queues."""
         backlog = {partition.name: partition.backlog for partition in self._there()}
         return {
             "reads": self._settings.of,

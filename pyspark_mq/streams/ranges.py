@@ -1,15 +1,15 @@
 """A range of offsets of one partition, read whole or not at all.
 
-What a task emits is exactly the records of its range, so a retry emits the same. Four rules make it so:
+A task emits exactly the records of its range, so a retry emits the same. Four rules ensure that:
 
-1. Chunks of all kinds are asked for, and follow each other without a gap, with good heads and CRCs.
-2. A gap or a broken chunk is believed when each member that Metadata names has shown it three times, on connections of
-   their own: retention is each member's own.
-3. No chunk is of a later epoch than the end of the range, and the chunk there is the one that was planned. A stream
-   that was made again does not turn back into what it was, so all that was read before is of the same stream.
-4. A connection may be lost between two chunks; another one goes on at the next offset, at another member too.
+1. It subscribes to chunks of all kinds, which must follow each other without a gap, with valid headers and CRCs.
+2. A gap or a broken chunk is believed after each member in Metadata has shown it three times, on separate connections:
+   each member has its own retention.
+3. No chunk has a later epoch than the end of the range, and the chunk there is the planned one. A re-created stream
+   never turns back into the old one, so everything read before is of the same stream.
+4. If a connection is lost between two chunks, another one continues at the next offset, perhaps at another member.
 
-A lower end proves nothing: a task waits for it, until there was no progress for `reconnectTimeout`.
+A lower end proves nothing: a task waits until there was no progress for `reconnectTimeout`.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ __all__ = ["Part", "Range", "loss", "read_range"]
 
 _log = logging.getLogger("pyspark_mq")
 
-#: How long a subscription may be silent at first; the next may be so for twice as long.
+#: Longest silence of the first subscription; doubled for each next one.
 _WAIT_S = 5.0
-#: As often each member has to show a gap, a broken chunk or another stream, before it is believed.
+#: Times that each member has to show a gap, a broken chunk or another stream before it is believed.
 _TRIES = 3
-#: Chunks in flight, at most: enough for chunks of one message, and few are wasted after the end.
+#: Most chunks in flight: enough for chunks of one message, with few wasted after the end.
 _CHUNKS_MAX = 64
 
 
 @dataclass(frozen=True)
 class Range:
-    """Offsets from `begin` to before `end` of a stream, which one task reads.
+    """Offsets of a stream from `begin` to before `end`, read by one task.
 
     Attributes:
-        name: of the stream, or of the super stream that it is a partition of.
-        proof: the chunk that the epoch ends with, or that has record `end - 1`; None for no proof.
-        turn: where among the members to begin.
+        name: name of the stream or of its super stream.
+        proof: the last chunk of the epoch, or the one with record `end - 1`; None without proof.
+        turn: index of the first member to try.
     """
 
     stream: str
@@ -65,7 +65,7 @@ class Range:
 
 
 class Part(NamedTuple):
-    """Records `low` to before `high` of a chunk, whose entries have been checked."""
+    """Records from `low` to before `high` of a chunk whose entries have been checked."""
 
     chunk: Chunk
     entries: list[Entry]
@@ -74,10 +74,10 @@ class Part(NamedTuple):
 
 
 def loss(stream: str, text: str, *, fails: bool = True) -> DataLossError:
-    """The error for messages of a stream that are gone.
+    """The error for messages missing from a stream.
 
     Args:
-        fails: is that what `failOnDataLoss` asks for? If not, the next start of the query goes on with what is there.
+        fails: whether `failOnDataLoss` is on. Otherwise the next start of the query goes on with what is there.
     """
     advice = "Start the query again: it reads what the stream has now"
     if fails:
@@ -86,10 +86,10 @@ def loss(stream: str, text: str, *, fails: bool = True) -> DataLossError:
 
 
 def read_range(wanted: Range) -> Iterator[Part]:
-    """Read a range, over as many connections as it takes.
+    """Read a range, over as many connections as needed.
 
     Raises:
-        DataLossError: not all of it is there, or it is not what was planned.
+        DataLossError: records are missing, or differ from the planned ones.
         RefusedError: nodes refuse the login, or TLS, for `reconnectTimeout`.
         BrokerUnavailableError: there was no progress for `reconnectTimeout`.
     """
@@ -102,7 +102,7 @@ class _RangeReader:
         self._proved = wanted.proof is None
         what = lambda: f"{wanted}: no progress at offset {self._next}"  # noqa: E731
         self._attempts = Attempts(wanted.access, wanted.members, what, turn=wanted.turn)
-        #: What members have shown instead of the next chunk: where they go on, and why.
+        #: What members showed instead of the next chunk: where they continue, and why.
         self._lacking: dict[Member, list[tuple[int, str]]] = defaultdict(list)
         self._others = 0
         self._get_to(wanted.begin)
@@ -138,7 +138,7 @@ class _RangeReader:
                     after = chunk.end
                     entries = self._checked(chunk)
                 except ChunkError as wrong:
-                    # The next one tells where it ends.
+                    # The next chunk shows where it ends.
                     broken = broken or f"no member has a good chunk for offset {self._next}: {wrong}"
                     self._wait(begun, broken)
                     subscription.want(1)
@@ -151,10 +151,10 @@ class _RangeReader:
                     )
                 left = wanted.end - chunk.end
                 if left > 0:
-                    # By the records that remain: chunks after the range are sent in vain.
+                    # By the remaining records: chunks after the range would be wasted.
                     subscription.want(min(_CHUNKS_MAX, left // max(1, chunk.records) + 1))
                 if chunk.end <= self._next:
-                    # A member that lags begins below.
+                    # A lagging member begins earlier.
                     self._wait(begun, f"{connection.place} has only got to offset {chunk.first}")
                     continue
                 if chunk.first > self._next:
@@ -166,7 +166,7 @@ class _RangeReader:
                 low, high = self._next - chunk.first, min(wanted.end, chunk.end) - chunk.first
                 if chunk.user:
                     yield Part(chunk, entries, low, high)
-                # Whatever took the rows may have taken long: time counts from now on.
+                # The consumer of the rows may have taken long: start the clock again.
                 self._get_to(chunk.first + high)
                 begun, broken = time.monotonic(), ""
 
@@ -176,7 +176,7 @@ class _RangeReader:
         return chunk.check()
 
     def _wait(self, since_s: float, text: str) -> None:
-        """Leave a member that has brought nothing of use for long; the next one may take longer."""
+        """Leave a member without useful chunks for long; the next one may take longer."""
         if time.monotonic() - since_s > self._wait_s:
             self._wait_s = max(_WAIT_S, min(2 * self._wait_s, self._attempts.left_s))
             raise StreamLost(f"{text}; if the end of the stream was lost, that shows as soon as somebody publishes")
@@ -187,7 +187,7 @@ class _RangeReader:
         return f"no member has them, and all have offset {chunk.first}"
 
     def _lacks(self, connection: StreamConnection, after: int, reason: str) -> NoReturn:
-        """Note that a member goes on elsewhere than at the next offset; skip what all of them lack."""
+        """Record that a member continues elsewhere than at the next offset; skip offsets that all of them lack."""
         self._lacking[connection.advertised].append((after, reason))
         named = connection.members(self._wanted.stream)
         if named and all(len(self._lacking[member]) >= _TRIES for member in named):
@@ -195,7 +195,7 @@ class _RangeReader:
         raise StreamLost(f"{connection.place} goes on at offset {after}: {reason}")
 
     def _skip(self, after: int, reason: str) -> None:
-        """Take the offsets up to there as lost; a DataLossError if that is not to be accepted."""
+        """Skip the offsets up to there as lost; a DataLossError if that is not accepted."""
         wanted, end = self._wanted, min(after, self._wanted.end)
         text = f"offsets {self._next} to {end - 1} are gone: {reason}"
         if self._next >= wanted.end:
@@ -207,7 +207,7 @@ class _RangeReader:
         self._proved = self._proved or wanted.proof is None or wanted.proof.chunk < after
 
     def _prove(self, connection: StreamConnection, chunk: Chunk, proof: ChunkIdentity) -> None:
-        """Compare the chunk at the end with the one that was planned."""
+        """Compare the chunk at the end with the planned one."""
         if chunk.first > proof.chunk:
             self._lacks(connection, chunk.first, "retention has taken the end")
         if chunk.identity != proof:
@@ -215,7 +215,7 @@ class _RangeReader:
         self._proved = True
 
     def _differs(self, text: str) -> NoReturn:
-        """Ask again for a chunk that is another; a DataLossError if it stays so, as nothing here is as planned."""
+        """Ask again for a differing chunk; a DataLossError if it stays different."""
         self._others += 1
         if self._others >= _TRIES * max(1, len(self._wanted.members)):
             text = f"a chunk from offset {self._next} on is not the one that was planned: it {text}"

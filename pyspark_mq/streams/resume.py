@@ -1,9 +1,9 @@
-"""The rule for going on in a stream: what became of a place, by what its members hold. Pure.
+"""The rule for resuming a stream: the fate of a place, from the copies of its members. Pure.
 
-Loss is told by identities of chunks, never by a time or a lower end: after an election a leader truthfully reports a
-lower end until replicas have acknowledged again (``osiris_writer:handle_continue``), and replicas lag. Epochs never
-fall along a log and rise with each election; a restored backup repeats their numbers, and clocks differ. So a chunk is
-newer than another if its epoch or its time is; of an earlier epoch, if its time is so by more than clocks differ.
+Identities of chunks prove a loss, never a time or a lower end: after an election a leader correctly reports a lower end
+until replicas have acknowledged again (``osiris_writer:handle_continue``), and replicas lag. Epochs never fall along a
+log and rise with each election; a restored backup repeats their numbers, and clocks differ. So a chunk is newer than
+another if its epoch or its time is later; one of an earlier epoch, if its time is later by more than clocks differ.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "Outcome", "newest", "resume", "unchanged"]
 
-#: So far apart clocks of two leaders may be: what one wrote before is no newer for that.
+#: Largest difference of two leaders' clocks; within it a later time proves nothing.
 _CLOCKS_MS = 5_000
 
 
@@ -28,23 +28,23 @@ class Outcome(Enum):
     """Fate of a place."""
 
     SAME = auto()
-    #: Retention took the chunk before the place, at all members.
+    #: Retention removed the chunk before the place, at all members.
     GONE = auto()
-    #: The stream is another one of that name.
+    #: Another stream has this name now.
     OTHER = auto()
-    #: Chunks before the place were replaced; or so, and it cannot be told which.
+    #: Chunks before the place were replaced, or an unknown number of them.
     CUT, AGAIN = auto(), auto()
-    #: No member has got there. Lag and truncation look alike until somebody publishes.
+    #: No member has reached the place. Lag and truncation look alike until somebody publishes.
     NOT_YET = auto()
 
 
 class Found(NamedTuple):
-    """Fate of a place, and where reading goes on.
+    """Fate of a place, and where to go on.
 
     Attributes:
         begin: offset to go on from.
-        end: place after the last chunk there; the place itself if nothing is to be read.
-        stop: where an epoch ends whose logged end is the place: before what was replaced, which the next epoch reads.
+        end: place after the last chunk; the place itself if there is nothing to read.
+        stop: end of an epoch whose logged end is the place: before replaced chunks, which the next epoch reads.
     """
 
     outcome: Outcome
@@ -54,7 +54,7 @@ class Found(NamedTuple):
 
 
 def unchanged(place: StreamPosition, view: Copy) -> Found | None:
-    """Tell that a member has the chunk before a place, or what was first where there was none; None if not."""
+    """Confirm that a member has the chunk before a place, or the first chunk if there was none; None if not."""
     mark = place.last or place.first
     if mark is None:
         same = view.low <= place.next
@@ -64,12 +64,12 @@ def unchanged(place: StreamPosition, view: Copy) -> Found | None:
 
 
 def newest(view: Copy) -> tuple[int, int]:
-    """Return what the copy that a leader is chosen for has the most of: the epoch, then the offset at its end."""
+    """Return the key by which a leader's copy is elected: the epoch, then the offset at its end."""
     return (view.end.last.epoch if view.end.last else -1, view.end.next)
 
 
 def resume(place: StreamPosition, views: Sequence[Copy]) -> Found:
-    """Tell what became of a place, by what all members show."""
+    """Decide the fate of a place, from all members."""
     ranked = sorted(views, key=newest, reverse=True)
     for view in ranked:
         if (found := unchanged(place, view)) is not None:
@@ -86,9 +86,9 @@ def resume(place: StreamPosition, views: Sequence[Copy]) -> Found:
 
 
 def _replaced(place: StreamPosition, mark: ChunkIdentity, ranked: Sequence[Copy]) -> Found:
-    """Tell from where on a stream that has no place unchanged is another one."""
+    """Find where a stream with no unchanged place begins to be another one."""
     view, head = ranked[0], ranked[0].chunk(0)
-    # Retention is each member's own: others may have more of the same stream.
+    # Each member has its own retention: others may have more of the same stream.
     alike = [one for one in ranked if one.end.next > head.first and one.chunk(head.first) == head]
     most = min(alike, key=lambda one: one.chunk(0).first)
 
@@ -112,7 +112,7 @@ def _replaced(place: StreamPosition, mark: ChunkIdentity, ranked: Sequence[Copy]
 
 
 def _first_of(chunk_at: Callable[[int], Chunk], low: int, high: int, is_newer: Callable[[Chunk], bool]) -> int:
-    """Return where the first newer chunk begins; `high` if there is none below it."""
+    """Return the start of the first newer chunk; `high` if there is none below it."""
     while low < high:
         chunk = chunk_at((low + high) // 2)
         if is_newer(chunk):
@@ -127,6 +127,6 @@ def _found(outcome: Outcome, place: StreamPosition, begin: int, view: Copy) -> F
     if outcome in {Outcome.CUT, Outcome.AGAIN} and begin > 0:
         before = view.chunk(begin - 1)
         stop = StreamPosition(begin, before.identity if before.first < begin else None) if begin < place.next else place
-    # What is known of another stream's first chunk says nothing of this one's.
+    # Another stream's first chunk says nothing about this one's.
     first = place.first if outcome is Outcome.SAME else None
     return Found(outcome, begin, view.end_after(first) if view.end.next > begin else place, stop)

@@ -1,4 +1,4 @@
-"""Record batches of a range: chunks are put together until it is worth it, and read at once."""
+"""Record batches of a range: chunks are collected and decoded together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyspark_mq.streams.ranges import Part, Range, read_range
 
 __all__ = ["range_batches"]
 
-#: A batch is as many bytes or records, or a packed entry.
+#: Bytes and records of a batch; a packed entry is a batch, too.
 _BATCH_BYTES, _BATCH_RECORDS = 4 << 20, 20_000
 _log = logging.getLogger("pyspark_mq")
 _reader = SectionReader(counts_acquirers=False, names_annotations=True)
@@ -30,10 +30,10 @@ def range_batches(wanted: Range, schema: pa.Schema, *, unreadable: str) -> Itera
 
     Args:
         schema: the columns.
-        unreadable: what to do with a message, or a packed entry, that cannot be read: `fail`, `row` or `reject`.
+        unreadable: what to do with an unreadable message or packed entry: `fail`, `row` or `reject`.
 
     Raises:
-        MessageError: one cannot be read, and that is to fail. See also :func:`read_range`.
+        MessageError: one is unreadable, with `fail`. See also :func:`read_range`.
     """
     pieces = (piece for part in read_range(wanted) for piece in _pieces(part))
     for some in _together(pieces):
@@ -41,11 +41,11 @@ def range_batches(wanted: Range, schema: pa.Schema, *, unreadable: str) -> Itera
 
 
 class _Piece(NamedTuple):
-    """Records of a chunk after each other, in one piece of memory.
+    """Consecutive records of a chunk, in one piece of memory.
 
     Attributes:
         first: offset of the first.
-        broken: why these bytes, a packed entry, are no records.
+        broken: the reason why a packed entry is unreadable; empty otherwise.
     """
 
     first: int
@@ -67,7 +67,7 @@ def _pieces(part: Part) -> Iterator[_Piece]:
                 edges = np.array(begins[max(low - first, 0) : high - first + 1], np.int64)
                 yield _Piece(max(low, first), time_ms, data, edges[:-1], edges[1:] - 4)
             except ChunkError as wrong:
-                # It is told once, by the task that reads its first offset.
+                # Only the task that reads its first offset reports it.
                 if low <= first:
                     text = f"the packed entry with offsets {first} to {end - 1}: {wrong}"
                     yield _Piece(first, time_ms, entry.data, np.array([0]), np.array([len(entry.data)]), text)
@@ -75,7 +75,7 @@ def _pieces(part: Part) -> Iterator[_Piece]:
 
 
 def _together(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    """Pieces for one batch each; a broken one is alone."""
+    """Yield pieces for one batch each; a broken one alone."""
     held: list[_Piece] = []
     size = records = 0
     for piece in pieces:

@@ -12,11 +12,11 @@ __all__ = ["StreamSettings", "Where"]
 
 @dataclass(frozen=True)
 class Where:
-    """A place to begin or to end at: one of these.
+    """A place to begin or to end at: one of these fields.
 
     Attributes:
         offset: for all partitions, `EARLIEST` or `LATEST`.
-        offsets, times_ms: by partition; of those that are not named, `offset` is taken.
+        offsets, times_ms: by partition; `offset` applies to others.
         since_ms: a time for all partitions: the first chunk that is not older, or the end.
     """
 
@@ -35,8 +35,8 @@ class StreamSettings:
         ending: of a batch.
         max_offsets, min_offsets: of an epoch; None for no limit. The maximum is rounded up to the end of a chunk.
         max_delay_s: how long to wait for the minimum.
-        min_partitions, max_records: how ranges are split among tasks; None for one task each.
-        unreadable: what to do with a message that cannot be decoded: `fail`, `row` or `reject`.
+        min_partitions, max_records: bounds for splitting ranges among tasks; None for one task each.
+        unreadable: what to do with an unreadable message: `fail`, `row` or `reject`.
     """
 
     endpoint: Endpoint
@@ -57,7 +57,7 @@ class StreamSettings:
 
     @property
     def of(self) -> str:
-        """Name what is read, for offsets and errors."""
+        """Name the streams, for offsets and errors."""
         names = ", ".join(f"'{name}'" for name in self.streams)
         kind = "stream" if len(self.streams) == 1 else "streams"
         return f"{kind} {names} in virtual host '{self.virtual_host}'"

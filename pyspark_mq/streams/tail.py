@@ -1,7 +1,7 @@
-"""One member's copy of a stream: where it begins and ends, and the chunk at an offset.
+"""One member's copy of a stream: its start, its end, and the chunk at an offset.
 
-The end is that of the last *committed* chunk, whose first offset StreamStats reports (3.11 and later): chunks after it
-may vanish when a leader is lost. -1 is "not yet", which lasts for a second after a restart, or "nothing at all".
+The end is that of the last *committed* chunk, whose first offset StreamStats reports (3.11 and later): later chunks may
+vanish with a leader. -1 means unknown, for a second after a restart, or an empty stream.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from pyspark_mq.streams.offsets import StreamPosition
 
 __all__ = ["Copy", "chunk_with", "sure_chunk"]
 
-#: A node that has just been started knows nothing for 0.1 to 0.7 s; a new leader finds its commit point again.
+#: A node that has just started knows no end for 0.1 to 0.7 s; a new leader finds its commit point again.
 _EMPTY_S, _ELECTED_S, _PAUSE_S = 2.0, 10.0, 0.1
 
 
 class Copy:
-    """A member's copy of a stream: committed chunks, from where its retention begins. They are read when asked for.
+    """A member's copy of a stream: the committed chunks within its retention, read on demand.
 
     Args:
         connection: to the member.
-        known: the end as it was found last: if it is still that, nothing is read.
-        patient: wait for a node that has just been started, or elected.
+        known: the last known end; if it is unchanged, nothing is read.
+        patient: whether to wait for a node that has just started or was elected.
 
     Attributes:
-        low: the lowest offset, as the member says; only a delivered chunk proves it.
-        end: the place after its last chunk; without a chunk if it has none, or knows of none yet.
+        low: the lowest offset, by the member's word; only a delivered chunk proves it.
+        end: the place after its last chunk; without a chunk if it has or knows none.
         is_cut: whether a damaged chunk follows the end, and was skipped.
 
     Raises:
-        StreamLost: the member cannot tell now.
+        StreamLost: the member does not know now.
         NoStream: it does not exist, or not here.
     """
 
@@ -49,18 +49,18 @@ class Copy:
         elif last >= 0:
             chunk: Chunk | None = sure_chunk(connection, stream, last, last)
             if chunk is not None and _is_broken(chunk):
-                # What is before it can be read meanwhile.
+                # Earlier chunks can be read meanwhile.
                 self.is_cut = True
                 chunk = sure_chunk(connection, stream, last - 1) if last > self.low else None
             if chunk is not None:
                 self.end = StreamPosition(chunk.end, chunk.identity)
 
     def chunk(self, offset: int) -> Chunk:
-        """The chunk with an offset below the end, or the first one that is left; its data may be damaged."""
+        """The chunk with an offset below the end, or the first one left; its data may be damaged."""
         return chunk_with(self._connection, self._stream, offset)
 
     def end_after(self, first: ChunkIdentity | None) -> StreamPosition:
-        """The end, with the first chunk of the stream, which is not read if it is still the one that is known."""
+        """The end, with the stream's first chunk, which is not read again if it is known."""
         if self.end.last is None:
             return self.end
         if first is None or first.chunk != self.low:
@@ -69,7 +69,7 @@ class Copy:
 
 
 def _settled(connection: StreamConnection, stream: str) -> dict[str, int]:
-    """The numbers of a stream when its end has reached what was there at first, or after some seconds."""
+    """The statistics of a stream once its end has reached its initial size, or after some seconds."""
     began, goal = time.monotonic(), -1
     while True:
         numbers = connection.stats(stream)
@@ -81,20 +81,20 @@ def _settled(connection: StreamConnection, stream: str) -> dict[str, int]:
 
 
 def chunk_with(connection: StreamConnection, stream: str, offset: int | None = None, since_ms: int = 0) -> Chunk:
-    """The chunk that has an offset which is committed, or the first there is if retention has taken it.
+    """The chunk with a committed offset, or the first one if retention has removed it.
 
     Args:
         since_ms: without an offset: the first chunk that is not older, where the last is not.
 
     Raises:
-        StreamLost: it does not come, or has no good head.
+        StreamLost: it does not come, or has a damaged header.
     """
     deadline = time.monotonic() + connection.patience_s
     try:
         with connection.subscribed(stream, offset, since_ms) as subscription:
             while True:
                 chunk = subscription.next(deadline - time.monotonic())
-                # Where a replica lags, it begins with earlier ones.
+                # A lagging replica begins with earlier ones.
                 if chunk.timestamp_ms >= since_ms if offset is None else chunk.end > offset:
                     return chunk
                 subscription.want(1)
@@ -104,10 +104,10 @@ def chunk_with(connection: StreamConnection, stream: str, offset: int | None = N
 
 
 def sure_chunk(connection: StreamConnection, stream: str, offset: int, first: int = -1) -> Chunk:
-    """Read a chunk as :func:`chunk_with`, twice unless it begins as expected and is whole: a CRC does not cover a head.
+    """Read a chunk as :func:`chunk_with`, twice unless it is as expected: a CRC does not cover the header.
 
     Raises:
-        StreamLost: it is not twice the same.
+        StreamLost: two reads differ.
     """
     chunk = chunk_with(connection, stream, offset)
     if (chunk.first != first or _is_broken(chunk)) and chunk != chunk_with(connection, stream, offset):

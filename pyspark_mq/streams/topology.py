@@ -1,4 +1,4 @@
-"""Choice of a node: candidates for a stream, connections that are kept, and the partitions of super streams."""
+"""Choice of nodes: candidates for a stream, pooled connections, and the partitions of super streams."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ T = TypeVar("T")
 
 _log = logging.getLogger("pyspark_mq")
 
-#: Connections of this process that nobody uses: a task leaves its own to the next, which expects it to be dead.
+#: Idle connections of this process: a task leaves its own to the next one, which expects that it may be dead.
 _KEPT: dict[tuple[Access, Member], list[StreamConnection]] = {}
 _KEPT_MAX = 16
-#: Addresses where attempts to connect took as good as all of their time, and until when they come last.
+#: Addresses that let attempts time out, and until when they are tried last.
 _AVOIDED: dict[Member, float] = {}
 _AVOIDED_S = 600.0
-#: For how long refusals are not believed before anybody was let in: a node that starts refuses what it will accept.
+#: How long a first refusal is retried: a starting node refuses what it will accept later.
 _REFUSED_S = 5.0
-#: Between attempts: 0.1 s, 0.2 s, 0.4 s, ... 2 s.
+#: Delay between attempts: 0.1 s, 0.2 s, 0.4 s, ... 2 s.
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 2.0
 
 
 def forget_connections() -> None:
-    """Close what is kept."""
+    """Close idle connections."""
     while _KEPT:
         for connection in _KEPT.popitem()[1]:
             connection.close()
 
 
 def _candidates(access: Access, members: Sequence[Member], turn: int = 0) -> list[tuple[Member, BrokerUrl]]:
-    """List where to look for a stream: its members, beginning with another one each turn; then what the user has named.
+    """List candidates for a stream: its members, beginning with another one each turn; then the user's URLs.
 
-    Brokers may advertise addresses that do not resolve here; then only the URLs remain, also behind a load balancer.
-    Addresses that have swallowed an attempt come last.
+    Brokers may advertise addresses that do not resolve here; then only the URLs remain, as behind a load balancer.
+    Addresses with a recent timeout come last.
     """
     begin = turn % len(members) if members else 0
     nodes = [(member, access.urls[0]) for member in (*members[begin:], *members[:begin])]
@@ -52,7 +52,7 @@ def _candidates(access: Access, members: Sequence[Member], turn: int = 0) -> lis
 
 @contextmanager
 def connected(access: Access, member: Member, url: BrokerUrl) -> Iterator[StreamConnection]:
-    """A connection to a node, kept or new; kept again unless it is lost. StreamLost if there is none."""
+    """A connection to a node, pooled or new; pooled again unless it is lost. StreamLost if there is none."""
     kept, began = _KEPT.get((access, member)), time.monotonic()
     try:
         connection = kept.pop() if kept else StreamConnection(access, member, url)
@@ -64,7 +64,7 @@ def connected(access: Access, member: Member, url: BrokerUrl) -> Iterator[Stream
         yield connection
     except BaseException as failed:
         if not isinstance(failed, NoStream):
-            # Others to that node that were kept have ended with it.
+            # Other idle connections to that node ended with it.
             for one in (connection, *_KEPT.pop((access, member), ())):
                 one.close()
             raise
@@ -81,10 +81,10 @@ def _keep(access: Access, member: Member, connection: StreamConnection) -> None:
 
 @contextmanager
 def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[StreamConnection]]:
-    """Connections to all of some members at once, told apart by what they advertise.
+    """Connections to all of these members at once, distinguished by their advertised addresses.
 
     Raises:
-        StreamLost: one is not reached, which may be chance behind a load balancer.
+        StreamLost: one is not reached, perhaps by chance behind a load balancer.
     """
     found: dict[Member, StreamConnection] = {}
     with ExitStack() as stack:
@@ -99,22 +99,22 @@ def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[Strea
 
 
 class Attempts(AbstractContextManager[object]):
-    """Candidates for a stream, over and over, until one is of use or there is no hope.
+    """Candidates for a stream, again and again, until one succeeds or there is no hope.
 
-    As a context it takes what ends an attempt, and the loop goes on with the next.
+    As a context manager it handles the failure of an attempt, and the loop goes on with the next.
 
     Args:
-        what: what they are for.
-        limit_s: for how long none may be of use, when nobody has let us in yet; by default `reconnectTimeout`.
-        absent_s: how long nodes have to say that there is no such stream; by default `connectTimeout`.
+        what: purpose, for errors.
+        limit_s: longest time without success before the first login; by default `reconnectTimeout`.
+        absent_s: how long nodes have to report the stream missing; by default `connectTimeout`.
 
     Attributes:
-        absent: members that say so, and since when.
+        absent: members that report it missing, and since when.
 
     Raises:
-        NoStream: all members say that there is none; or whoever answers, if none is known.
+        NoStream: all members report it missing; or any node, if no member is known.
         RefusedError: a node refuses.
-        BrokerUnavailableError: none was of use.
+        BrokerUnavailableError: no candidate succeeded.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Attempts(AbstractContextManager[object]):
         self.progress()
 
     def progress(self) -> None:
-        """Begin to count again, as something has succeeded."""
+        """Restart the time limit after a success."""
         self._since_s = self._let_in_s = time.monotonic()
         self._pause_s = _PAUSE_S
         self._failures.clear()
@@ -144,7 +144,7 @@ class Attempts(AbstractContextManager[object]):
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left."""
+        """Remaining seconds."""
         return self._since_s + self._limit_s - time.monotonic()
 
     def __iter__(self) -> Iterator[tuple[Member, BrokerUrl]]:
@@ -166,7 +166,7 @@ class Attempts(AbstractContextManager[object]):
         elif failed.code == NO_STREAM:
             self.absent.setdefault(failed.member, time.monotonic())
         else:
-            self.absent.clear()  # it is elsewhere
+            self.absent.clear()  # it exists elsewhere
         return True
 
     def _end_round(self) -> None:
@@ -199,7 +199,7 @@ def persistently(
     limit_s: float | None = None,
     absent_s: float | None = None,
 ) -> T:
-    """Ask one node after the other until one answers; for arguments and errors see :class:`Attempts`."""
+    """Ask nodes in turn until one answers; for arguments and errors see :class:`Attempts`."""
     attempts = Attempts(access, members, lambda: what, limit_s=limit_s, absent_s=absent_s)
     for node in attempts:
         with attempts, connected(access, *node) as connection:
@@ -212,7 +212,7 @@ def located(connection: StreamConnection, name: str) -> dict[str, list[Member]]:
 
     Raises:
         NoStream: there is none of that name.
-        StreamLost: a partition went while it was looked for.
+        StreamLost: a partition disappeared meanwhile.
     """
     found = {}
     for partition in connection.partitions(name) or [name]:
