@@ -33,7 +33,7 @@ START_ANEW = "start with a new checkpointLocation, and with a new folder where a
 
 
 def shown(text: object) -> str:
-    """A text of somebody else as it may stand on a terminal, in a log line or in an error: on one line, printable.
+    """Make a foreign text safe for a terminal, a log line or an error: on one line, printable.
 
     IDs come from producers, names of queues and reasons from brokers. Written as they are, they could move a cursor,
     add lines to a log, or turn the direction of writing. Those characters are escaped as ``repr`` does it
@@ -44,7 +44,7 @@ def shown(text: object) -> str:
 
 
 def hide_in(error: BaseException, hide: Callable[[str], str]) -> None:
-    """Take secrets out of an error and of those that it came from, which are printed with it, by `hide` of a text."""
+    """Remove secrets, by `hide`, from an error and its causes, which are printed with it."""
     found: list[BaseException] = []
     one: BaseException | None = error
     while one is not None and one not in found:

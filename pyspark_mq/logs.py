@@ -1,4 +1,4 @@
-"""Lines of the log: whatever producers and brokers have put into them is escaped before a handler sees it."""
+"""Log lines: text of producers and brokers is escaped before a handler sees it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _formatter = logging.Formatter()
 
 
 def escape_log_lines() -> None:
-    """From now on. To call it a second time changes nothing."""
+    """Install the filter. Repeated calls change nothing."""
     for name in LOGGERS:
         logger = logging.getLogger(name)
         if _escape not in logger.filters:
@@ -25,7 +25,7 @@ def escape_log_lines() -> None:
 
 
 def leave_out_own_lines(library: str) -> None:
-    """Have a client library log nothing of what it does for us. What it does for others in this process stays.
+    """Silence a client library's logging of its work for us. Its work for others in this process is logged.
 
     Its loggers are known by then: to be called by the module that imports it.
     """

@@ -30,7 +30,7 @@ _IDS_SHOWN = 3
 
 
 class Level(IntEnum):
-    """Severity: none, unknown, worth knowing, or in the way of what the source promises."""
+    """Severity: none, unknown, worth knowing, or a threat to the source's guarantee."""
 
     OK = 0
     UNKNOWN = 1
@@ -64,7 +64,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Messages that were looked at and are in the queue as before.
+    """Messages that were examined and are back in the queue.
 
     Attributes:
         how: "browsed" or "given back".
@@ -93,7 +93,7 @@ def worth_a_line(facts: QueueFacts, settings: Settings) -> list[str]:
 
 
 def check_queue(facts: QueueFacts, settings: Settings, to_know: str) -> list[Finding]:
-    """Check the facts of a queue for the query that reads it; `to_know` would let be known what is not."""
+    """Check the facts of a queue for the query that reads it; `to_know` says how to learn unknown ones."""
     remedies = settings.endpoint.broker.remedies
     checks = (of(_Checks(check, facts, settings, to_know)) for check, of in _CHECKS.items() if check in remedies)
     return [*chain.from_iterable(checks)]

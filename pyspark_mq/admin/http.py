@@ -47,7 +47,7 @@ _NOT_FOUND = 404
 _UNEXPECTED = "the answer is not that of the broker's management"
 #: What Jolokia says where there is no such MBean.
 _NO_MBEAN = "javax.management.InstanceNotFoundException"
-#: Of what a port says instead of an answer.
+#: Characters of a port's text that is no answer.
 _SHOWN_CHARACTERS = 100
 #: Of the reason that an agent gives.
 _REASON_CHARACTERS = 200
@@ -239,7 +239,7 @@ class Management:
         return f"the management of the broker cannot be asked at {self.url}: {self._hide(text)}"
 
     def _hide(self, text: str) -> str:
-        """Remove passwords from the management's words, before anything is cut off."""
+        """Remove passwords from the management's messages, before anything is cut off."""
         own = () if self.password in (None, self.user) else (self.password or "",)
         return hide(self.endpoint.hide(text), (*own, *self.sent))
 
@@ -290,7 +290,7 @@ def _endless(came: int) -> TimeoutError:
 
 
 def _whole(answer: HTTPResponse) -> bytes:
-    """The bytes of an answer; whoever promises more than comes has nothing allocated for it."""
+    """Read an answer; a promised length allocates nothing."""
     data = bytearray()
     while piece := answer.read1(_PIECE_BYTES):
         data += piece

@@ -1,1 +1,1 @@
-"""From bytes to columns: deliveries as they were received, looked at together. No socket, no session, no clock."""
+"""From bytes to columns: decoders of received deliveries, in batches. No socket, no session, no clock."""

@@ -1,8 +1,8 @@
-"""Deliveries of AMQP 0-9-1 in one piece of memory, which are looked at together.
+"""Batches of AMQP 0-9-1 deliveries in one piece of memory.
 
-What begins at a position of each is looked at with one operation of NumPy over all, when a column asks for it.
-Properties have to be readable: :meth:`Amqp091Batch.sound` and :func:`.check` say whether they are, and of those that
-are not a stand-in says what can be read (:func:`.unreadable`).
+When a column is asked for, NumPy reads the field of all deliveries at once. Properties have to be valid:
+:meth:`Amqp091Batch.sound` and :func:`.check` verify that, and a stand-in replaces invalid ones with their readable part
+(:func:`.unreadable`).
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from pyspark_mq.dedup import IdSource, TextKeys
 
 __all__ = ["Amqp091Batch", "as_text", "unreadable_of"]
 
-#: Headers of a message that are looked at together, and for how many deliveries each it is worth it.
+#: Most headers decoded in batches, and deliveries for which each pays.
 _HEADERS_MAX, _ROWS_PER_HEADER = 64, 8
 _MICROSECONDS = 1_000_000
 _SECONDS_MAX = INT64_MAX // _MICROSECONDS
-#: From this size on, one more copy of a message would cost more than all else.
+#: From this size on, another copy of a message would cost more than the rest.
 _LARGE_BYTES = 256 << 10
 #: Python refuses to convert thousands of digits.
 _DIGITS_MAX = 20
-#: What JSON has no number for, as texts (RFC 8259, section 6).
+#: Numbers that JSON lacks, as texts (RFC 8259, section 6).
 _NO_NUMBERS = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
 #: Fields by the options of IDs.
 _ID_FIELDS = {"message-id": "message_id", "correlation-id": "correlation_id"}
@@ -75,14 +75,14 @@ class _Header(NamedTuple):
 
 
 class Amqp091Batch(DeliveryBatch):
-    """Deliveries of one channel whose properties can be read, in order.
+    """Deliveries of one channel with valid properties, in order.
 
     Args:
         data: the memory. Batches of one connection may share it.
         tags: delivery tags.
         flagged: whether the broker has flagged each as redelivered.
-        spans: six rows: where properties begin and end in the memory, bodies, exchanges with routing keys.
-        bodies: of deliveries that came one by one, which are not in the memory.
+        spans: six rows: starts and ends of properties, of bodies, and of exchanges with routing keys.
+        bodies: bodies of single deliveries, which are not in the memory.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @classmethod
     def kind(cls, item: Raw | Amqp091Batch, size: int) -> object:
-        """Whether it is too large to be copied once more for being in a batch with others."""
+        """Whether it is too large to be copied into a batch with others."""
         return not isinstance(item, Amqp091Batch) and size > _LARGE_BYTES
 
     @classmethod
@@ -136,7 +136,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @classmethod
     def _read(cls, raws: Sequence[Raw], *, apart: bool) -> Amqp091Batch:
-        """Make one of deliveries one by one; with their bodies apart from the memory, which saves a copy."""
+        """Make a batch of single deliveries; their bodies stay outside the memory, which saves a copy."""
         bodies = [raw[3] for raw in raws] if apart else None
         parts = [part for raw in raws for part in (raw[2], b"" if apart else raw[3], raw[4])]
         bounds = np.cumsum([0, *map(len, parts)])
@@ -176,7 +176,7 @@ class Amqp091Batch(DeliveryBatch):
         return binary(self.data, self.spans[2], self.spans[3]) if self._bodies is None else joined(self._bodies)
 
     def ids(self, source: IdSource) -> Sequence[object]:
-        """RabbitMQ gives no message an ID: these are the producer's."""
+        """Return the producers' IDs: RabbitMQ sets none."""
         name = _ID_FIELDS.get(source.kind)
         if name is None:
             return listed(self.of_header(source.name.encode(), _header_id))
@@ -191,11 +191,11 @@ class Amqp091Batch(DeliveryBatch):
             return [None if value is None else string(value) for value in found.to_pylist()]
 
     def given(self) -> list[object]:
-        """The ID, and the time, which the column does not have if it is no number of seconds."""
+        """The ID, and the time, which the column lacks if it is no number of seconds."""
         return [*zip(super().given(), listed(numbers(*self.numbers("timestamp"))), strict=True)]
 
     def not_redelivered(self) -> list[bool]:
-        """Whether neither the flag of basic.deliver is set, nor the header of dead letters is there."""
+        """Whether each has neither the redelivered flag nor the header of dead letters."""
         spans = zip(self.redelivered, *self.spans[:2].tolist(), strict=True)
         return [not flagged and _DEATHS not in bytes(self.data[begin:end]) for flagged, begin, end in spans]
 
@@ -209,7 +209,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @cached_property
     def _walked(self) -> tuple[dict[str, _Field], Any]:
-        """The fields that are there, by their names, and whether each delivery's are within its properties."""
+        """Present fields by name, and whether each delivery's fields are within its properties."""
         views, (at, ends) = self._views, self.spans[:2]
         flags = views.at(at, FLAGS_BYTES)
         together = int(np.bitwise_or.reduce(flags))
@@ -228,7 +228,7 @@ class Amqp091Batch(DeliveryBatch):
         return found, (flags & MORE_FLAGS == 0) & (at <= ends)
 
     def sound(self) -> Amqp091Batch:
-        """Return those before the first whose properties cannot be read."""
+        """Return the deliveries before the first with invalid properties."""
         fields, good = self._walked
         if not good.all():
             return self[: int(np.argmin(good))].sound()
@@ -293,7 +293,7 @@ class Amqp091Batch(DeliveryBatch):
         return DictionaryColumn(list(map(_pairs, tables)), rows)
 
     def _common_headers(self) -> Any:
-        """Return headers as an array of Arrow; None if those have to be looked at one by one."""
+        """Return headers as an Arrow array; None if they have to be decoded one by one."""
         if not self._headers or len({one.name for one in self._headers}) < len(self._headers):
             return None
         columns = []
@@ -333,8 +333,8 @@ class Amqp091Batch(DeliveryBatch):
     def timestamps_us(self) -> pa.Array:
         """Return when messages were published.
 
-        Seconds by the specification (section 4.2.5.4); producers that put milliseconds there get a date far in the
-        future, as in every other client. What does not fit the column is null.
+        Seconds by the specification (section 4.2.5.4). Milliseconds become a date far in the future, as in every other
+        client. A value out of the column's range is null.
         """
         seconds, present = self.numbers("timestamp")
         fits = present & (seconds <= _SECONDS_MAX)
@@ -353,8 +353,10 @@ class Amqp091Batch(DeliveryBatch):
         return DictionaryColumn(meanings, 2 * rows + self.flagged)
 
     def persistent(self) -> pa.Array:
-        """Return which are. Without the field a message is transient (RabbitMQ); of one that cannot be read it may be
-        what is missing."""
+        """Return which are persistent.
+
+        Without the field a message is transient (RabbitMQ); in an unreadable one it may be the missing part.
+        """
         modes, present = self.numbers("delivery_mode")
         known = np.ones(len(self), bool)
         known[list(self.unreadable)] = False
@@ -452,7 +454,7 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def unreadable_of(raw: UnreadableDelivery) -> Unreadable:
-    """Return what is told of a delivery with malformed properties; its body is whole."""
+    """Describe a delivery with malformed properties; its body is complete."""
     tag, _, _, _, where, encoded, error = raw
     known = dict(zip(("exchange", "routing key"), _routing(where), strict=True))
     readable = Properties(raw[2])

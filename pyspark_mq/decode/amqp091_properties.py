@@ -1,11 +1,11 @@
-"""Properties of messages in AMQP 0-9-1, block by block: what they say, and why one cannot be read. Pure.
+"""Properties of AMQP 0-9-1 messages, block by block: their values, and why one is unreadable. Pure.
 
-An encoded block of properties has flags for fourteen fields, and then those fields that are there, in order, without
-gaps (AMQP 0-9-1, 4.2.6.1). Each block is checked once, when it arrives (:func:`check`, or
-:meth:`.Amqp091Batch.sound`); whoever looks at one later relies on that.
+An encoded block has flags for fourteen fields, followed by the present ones in order, without gaps (AMQP 0-9-1,
+4.2.6.1). Each block is checked once, when it arrives (:func:`check`, or :meth:`.Amqp091Batch.sound`); later readers
+rely on that.
 
-Values are those that pika has for them, with two exceptions: it makes whole numbers of floating point ones, and fails
-on dates beyond the year 9999, which is what milliseconds are where seconds belong; those are the number here.
+Values equal pika's, with two exceptions: pika rounds floating-point numbers, and fails on dates beyond the year 9999,
+as milliseconds in place of seconds give; those stay numbers here.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class UnreadableDelivery(tuple[Any, ...]):
     """A delivery whose properties cannot be read.
 
     (tag, redelivered, what can be read of the properties, body, exchange and routing key, the properties, why not).
-    What can be read is a block of properties like any other, with the reason among its headers.
+    The readable part is a regular block of properties, with the reason among its headers.
     """
 
     __slots__ = ()
@@ -176,7 +176,7 @@ def _check_values(block: bytes, at: int, end: int, within: int, depth: int = 0) 
 
 
 def unreadable(raw: Raw, error: str) -> UnreadableDelivery:
-    """A stand-in for a delivery whose properties cannot be read: the fields that can be, the reason for headers."""
+    """Make a stand-in for a delivery with unreadable properties: its readable fields, and the reason as a header."""
     tag, redelivered, block, body, where = raw
     name, value = UNREADABLE_PROPERTY.encode(), error.encode()
     entry = bytes((len(name),)) + name + b"S" + len(value).to_bytes(4, "big") + value

@@ -1,7 +1,7 @@
-"""Deliveries of AMQP 1.0: as many as can be are walked together, the others are read one by one.
+"""Batches of AMQP 1.0 deliveries: most messages are decoded together, the others one by one.
 
-What a session takes in at a time is walked as :mod:`pyspark_mq.decode.amqp10_columns` says, and has its columns then.
-A message that is not walked is a delivery by itself, between batches.
+The messages that a session takes at a time are decoded into columns by :mod:`pyspark_mq.decode.amqp10_columns`. A
+message that this leaves is a single delivery between batches.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ReadBatch(Amqp10Batch):
         return [id_of(property_of(raw, source.name)) for raw in self.raws]
 
     def digests(self) -> list[bytes]:
-        # Of one that cannot be read the body is all of it, and the reason may say at which byte.
+        # The body of an unreadable message is all of it, and the reason may name the byte.
         made = super().digests()
         for place in self.unreadable:
             made[place] = content_digest(b"", lasting(self.raws[place].body))
@@ -200,7 +200,7 @@ def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -
     ends = np.cumsum(np.fromiter(map(len, messages), np.int64, count))
     whole = Messages(b"".join([*messages, PADDING]), np.concatenate(([0], ends[:-1])), ends)
     batch, left = _walked(first, whole, reader)
-    # Rows that are left part the batch: each run of the others is one, if it is long enough to be worth it.
+    # Single messages split the batch: each run between them is a batch if it is long enough.
     at = done = 0
     for row in [*left.tolist(), count]:
         run = row - at
@@ -214,7 +214,7 @@ def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -
 
 
 def _walked(first: int, messages: Messages, reader: SectionReader) -> tuple[WalkedBatch | None, Any]:
-    """Return the messages that can be walked, and the numbers of the others."""
+    """Return the messages decoded together, and the numbers of the others."""
     groups, left = walked_groups(messages, reader)
     if not groups:
         return None, left
@@ -227,7 +227,7 @@ def _walked(first: int, messages: Messages, reader: SectionReader) -> tuple[Walk
 def message_columns(
     messages: Messages, names: Collection[str], reader: SectionReader
 ) -> tuple[dict[str, pa.Array], list[Unreadable]]:
-    """Return the columns of these names, and the messages that cannot be read, by their numbers."""
+    """Return the columns of these names, and the unreadable messages by number."""
     walked, left = _walked(0, messages, reader)
     parts: list[Amqp10Batch] = [] if walked is None else [walked]
     if len(left) or walked is None:

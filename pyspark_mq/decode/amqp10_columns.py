@@ -1,13 +1,11 @@
 """Columns of many messages at once, without an object for any of them.
 
-All messages are walked together: what begins at a position of each is looked at with one operation of NumPy over all.
-Where values begin and end makes the bytes themselves an array of Arrow, of values and of what is between them, and a
-column is every second of those.
+NumPy walks all messages at once, one field of each at a time. Start and end offsets turn the bytes into an Arrow array
+of values and gaps, and a column is every second element.
 
-What is taken is what :mod:`pyspark_mq.decode.amqp10_sections` takes, and less of it: messages that begin alike (header
-and annotations, byte by byte), have texts or nothing in `properties`, texts, whole numbers and booleans in
-`application-properties`, and one body. All others are read one by one. So this never decides that a message is broken,
-and a column has the same values whoever read them.
+It takes a subset of what :mod:`pyspark_mq.decode.amqp10_sections` takes: messages with equal header and annotations
+(byte by byte), texts or nothing in `properties`, texts, whole numbers and booleans in `application-properties`, and one
+body. All others are read one by one. So this never decides that a message is broken, and both ways give equal columns.
 """
 
 from __future__ import annotations
@@ -31,10 +29,10 @@ __all__ = ["COLUMN_TYPES", "NOT_REDELIVERED", "PADDING", "TIMESTAMP", "Messages"
 
 #: Padding after the last message, so that reading a number needs no bounds check.
 PADDING = bytes(16)
-#: For fewer the walk takes longer than reading them one by one.
+#: For fewer messages the walk is slower than reading them one by one.
 _WALKED_MIN = 16
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-#: What nothing marks as delivered before (:meth:`.DeliveryBatch.not_redelivered`), as a column that nobody is shown.
+#: Internal column for :meth:`.DeliveryBatch.not_redelivered`.
 NOT_REDELIVERED = "not_redelivered"
 #: Columns of a message, by its bytes alone.
 COLUMN_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
@@ -134,7 +132,7 @@ class WalkedGroup(NamedTuple):
 
 
 def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[WalkedGroup], Any]:
-    """Walk messages as far as they can be; return groups of them, and the numbers of those that are left."""
+    """Walk messages as far as possible; return groups of them, and the numbers of the others."""
     groups: list[WalkedGroup] = []
     others: list[Any] = []
     rows = np.arange(len(messages.begins))
@@ -156,8 +154,8 @@ def _walked(messages: Messages, reader: SectionReader) -> tuple[WalkedGroup | No
     """Walk messages that begin as the first does.
 
     Returns:
-        them, and their numbers. If there are some whose texts may be none, or with names of properties that repeat:
-        None, and the numbers of those; what that means is for others to say. No numbers if none can be walked.
+        them, and their numbers. If some have invalid texts or repeated property names: None, and the numbers of those,
+        which are read one by one. No numbers if none can be walked.
     """
     first = messages.data[messages.begins[0] : messages.ends[0]]
     known = prefix_of(first, reader)

@@ -1,15 +1,15 @@
-"""Deliveries that were received in a row, as one batch: the contract of what the decoders of all protocols make.
+"""Consecutive deliveries as one batch: the contract of all decoders.
 
-A session appends what it receives to its inbox, with as little work as it can: batches, and deliveries one by one where
-they came alone or have to be read by themselves. :meth:`DeliveryBatch.gather` makes batches of all of it, and
-:func:`.make_block` asks those for IDs, bodies and the columns of the query.
+A session appends to its inbox with as little work as possible: batches, and single deliveries.
+:meth:`DeliveryBatch.gather` makes batches of all of them, and :func:`.make_block` asks these for IDs, bodies and the
+columns of the query.
 
-What may be called when: everything, on any thread and any number of times. A batch does not change, so a delivery says
-the same alone, next to others, and in a part of its batch. Nothing blocks. Nothing raises for what a message holds: one
-that cannot be decoded is a delivery like any other, with an ID if that can be read, with nulls for columns, and
-:attr:`DeliveryBatch.unreadable` says why.
+A batch is immutable, so all methods may be called on any thread, any number of times, and a delivery has the same
+values alone, next to others, and in a slice. Nothing blocks. No content of a message raises an error: an undecodable
+message is a regular delivery, with an ID if that is readable, with nulls for columns, and with the reason in
+:attr:`DeliveryBatch.unreadable`.
 
-Guarantee: the same delivery, handed out again by the broker, has the same ID; and no delivery has another one's.
+Guarantee: a redelivery has the same ID, and no other message has it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
     "DeliveryBatch", "DictionaryColumn", "Unreadable", "array_of", "listed",
 ]  # fmt: skip
 
-#: Name in `properties` under which the row of an unreadable message says why it is one.
+#: Name in `properties` for the reason why a message is unreadable.
 UNREADABLE_PROPERTY = "unreadable"
 #: Bytes that a delivery takes next to its content: its place in a block, in the in-flight table and in an epoch.
 #: Measured: 290 of one that is received, 330 of one that is planned.
@@ -55,7 +55,7 @@ _CONTENT = (
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A delivery that could not be decoded. It is open like any other, to be acknowledged or rejected.
+    """A delivery that could not be decoded. It can be acknowledged or rejected like any other.
 
     Attributes:
         known: what can be read of it, by the names that the protocol has for them.
@@ -78,11 +78,11 @@ def _shortened(text: str) -> str:
 
 
 class DictionaryColumn(NamedTuple):
-    """A column of which many rows have the same value.
+    """A column in which many rows share values.
 
     Attributes:
-        values: those that there are.
-        rows: the number of its value for each row, an array of whole numbers.
+        values: the distinct values.
+        rows: index of each row's value, an array of whole numbers.
     """
 
     values: list[Any]
@@ -121,13 +121,12 @@ Column: TypeAlias = "Callable[[Any], Any]"
 
 
 class DeliveryBatch(ABC):
-    """Deliveries of one session in a row. Slices are batches, too.
+    """Consecutive deliveries of one session. Slices are batches, too.
 
     Attributes:
         tags: handles, an array of whole numbers: ascending in the order of arrival, unique within the session.
-        unreadable: those that could not be decoded, by their places. The other methods take them as well: their bodies
-            are the bytes as far as they came, their columns are null where nothing is known, and `properties` has the
-            reason under `UNREADABLE_PROPERTY`.
+        unreadable: undecodable deliveries, by row. The other methods include them: their bodies are the received bytes,
+            their columns are null where unknown, and `properties` has the reason under `UNREADABLE_PROPERTY`.
     """
 
     tags: Any
@@ -141,7 +140,7 @@ class DeliveryBatch(ABC):
 
     @classmethod
     def gather(cls, items: Sequence[Any], bytes_max: int) -> Iterator[DeliveryBatch]:
-        """Yield what was in an inbox as the batches that blocks are made of, in order.
+        """Yield the items of an inbox as batches to make blocks of, in order.
 
         Args:
             bytes_max: no more than that is put together.
@@ -161,7 +160,7 @@ class DeliveryBatch(ABC):
 
     @classmethod
     def kind(cls, item: Any, size: int) -> object:  # noqa: ARG003 - for those that override it
-        """Return what neighbours in an inbox have in common if they are put together."""
+        """Return the property that neighbours in an inbox must share to be joined."""
         return isinstance(item, DeliveryBatch)
 
     @classmethod
@@ -214,10 +213,10 @@ class DeliveryBatch(ABC):
         """Return the value of each message under the source; None where it has nothing."""
 
     def digests(self) -> list[bytes]:
-        """Digests of what the producer has put into each message, of 16 bytes: its properties, headers, and body.
+        """Digests, of 16 bytes, of each message as the producer sent it: properties, headers and body.
 
-        The same at each delivery of a message. Not of it: how often it was delivered, by which way it came, how long
-        it may live, and what a broker notes of dead letters.
+        Equal at each delivery of a message. They exclude delivery counts, routes, times to live, and notes on
+        dead letters.
         """
         others = zip(self.given(), *(listed(self.columns[name](self)) for name in _CONTENT), strict=True)
         properties = listed(self.columns["properties"](self))
@@ -231,7 +230,7 @@ class DeliveryBatch(ABC):
         return digests
 
     def given(self) -> list[object]:
-        """Return what no column says of the content of each: the ID that its producer has given."""
+        """Return the content of each that no column has: the producer's ID."""
         return [*self.ids(MESSAGE_ID)]
 
     @abstractmethod
@@ -239,7 +238,7 @@ class DeliveryBatch(ABC):
         """Whether nothing marks each as delivered before, or as a dead letter."""
 
     def hidden(self) -> list[str]:
-        """Return values that hide the ID that the broker has given; usually there are none."""
+        """Return values that hide the broker's IDs; usually none."""
         return []
 
     def nothing(self) -> DictionaryColumn:

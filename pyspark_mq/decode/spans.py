@@ -1,7 +1,6 @@
 """Spans of one piece of memory as Arrow arrays, without an object for any of them.
 
-Where spans begin and end makes the memory itself an array, of them and of what is between them. They are every second
-value of that.
+Start and end offsets turn the memory into an Arrow array; odd elements are gaps.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def _pieces(data: bytes | memoryview, begins: Any, ends: Any) -> pa.Array:
 
 
 def joined(values: Sequence[bytes]) -> pa.Array:
-    """Return values as an array in memory of their size: what builds one doubles its own each time it is full."""
+    """Return values as an array in memory of their size: a builder doubles its memory each time it is full."""
     ends = np.cumsum([0, *map(len, values)])
     _check_size(int(ends[-1]))
     buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(values))]
@@ -80,7 +79,7 @@ def text(found: pa.Array) -> pa.Array:
 
 
 def is_ascii(found: pa.Array) -> bool:
-    """Whether all texts are; what is below the nulls does not count, as nothing is there."""
+    """Whether all texts are; nulls have no bytes and do not count."""
     content = found.buffers()[2]
     return content is None or content.size == 0 or int(np.frombuffer(content, np.uint8).max()) < 0x80
 
@@ -91,7 +90,7 @@ def numbers(values: Any, valid: Any | None = None) -> pa.Array:
 
 
 def distinct(found: pa.Array) -> tuple[list[Any], Any]:
-    """Return the values that differ, in the order of their first places, and for each place the number of its value."""
+    """Return the distinct values in order of appearance, and the index of each row's value."""
     encoded = found.dictionary_encode(null_encoding="encode")
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
 

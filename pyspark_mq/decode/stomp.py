@@ -1,6 +1,6 @@
-"""Deliveries over STOMP: as many as can be are looked at together, the others are parsed one by one.
+"""Batches of STOMP deliveries: most messages are decoded together, the others one by one.
 
-Both forms answer the same questions about headers, in columns; what headers mean is said once.
+Both forms return headers as columns; the meaning of headers is implemented once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["FramesBatch", "ParsedBatch", "Raw", "StompBatch", "unreadable_of"]
 #: (tag, block of headers, body, how the broker speaks)
 Raw: TypeAlias = "tuple[int, bytes, bytes, StompDialect]"
 
-#: As many digits as any 64-bit number without a sign may have.
+#: Most digits of an unsigned 64-bit number.
 _NUMBER_DIGITS_MAX = 19
 #: The exchange of destinations that name none (RabbitMQ's documentation, "STOMP", "Destinations").
 _EXCHANGES = {"queue": "", "topic": "amq.topic"}
@@ -162,7 +162,10 @@ class StompBatch(DeliveryBatch):
         return [_sum(*both) for both in zip(published, lives, strict=True)]
 
     def persistent(self) -> pa.Array:
-        """Return which are. Without the header a message is not; of one that cannot be read it may be missing."""
+        """Return which are persistent.
+
+        Without the header a message is not; in an unreadable one it may be the missing part.
+        """
         found = self.has("persistent", "true")
         if not self.unreadable:
             return found
@@ -170,7 +173,7 @@ class StompBatch(DeliveryBatch):
         return pc.if_else(pa.array(unknown), None, found)
 
     def delivery_counts(self) -> Any:
-        """Return how often each was handed out, where the broker says."""
+        """Return delivery counts, where the broker reports them."""
         if not self.dialect.count_header:
             return self.nothing()
         counts = self.number(self.dialect.count_header, INT32_MAX - 1)
@@ -274,7 +277,7 @@ class ParsedBatch(StompBatch):
 
 
 class FramesBatch(StompBatch):
-    """Deliveries that were looked at together.
+    """Deliveries decoded together.
 
     Args:
         frames: as they came.
@@ -366,7 +369,7 @@ class FramesBatch(StompBatch):
         return pc.replace_substring(found, "\\c", ":") if escapes == written.count(b"\\c") else None
 
     def _number(self, name: str, maximum: int, unit: int = 1) -> pa.Array | None:
-        """Return a header as :meth:`number` does; None if a number has to be read alone."""
+        """Return a header as :meth:`number` does; None if a number has to be read separately."""
         found = self._written(name)
         if found.null_count == len(found):
             return pa.nulls(len(found), pa.int64())
@@ -383,7 +386,7 @@ class FramesBatch(StompBatch):
 
 
 def unreadable_of(raw: Raw) -> Unreadable:
-    """Return what is told of a message whose headers are :class:`.UnreadableHeaders`."""
+    """Describe a message whose headers are :class:`.UnreadableHeaders`."""
     tag, block, body, dialect = raw
     assert isinstance(block, UnreadableHeaders)
     headers = parse(block, dialect.last_header)

@@ -1,12 +1,12 @@
-"""Messages over STOMP in one piece of memory, which are looked at together.
+"""STOMP messages in one piece of memory, cut together.
 
-Messages of one producer have the same headers in the same order. So the names of the first message's headers are
-compared with those of all others, line by line, each with one operation of NumPy over all messages. Where the values
-begin and end is known then, and a column is made of the memory when it is asked for.
+Messages of one producer have the same headers in the same order. So NumPy compares the first message's header names
+with those of all others, line by line. That gives the spans of all values, and a column is made of the memory on
+demand.
 
-What is taken is what :mod:`pyspark_mq.sources.stomp.frames` takes, and less of it: whole MESSAGE frames that follow
+It takes a subset of what :mod:`pyspark_mq.sources.stomp.frames` takes: whole MESSAGE frames that follow
 each other, each after one line feed, with a length that agrees, or a text without NUL that another frame follows;
-headers with short names in ASCII; no carriage return before the body. All else is left to that module. So this never
+headers with short names in ASCII; no carriage return before the body. That module handles the rest. So this never
 decides that a frame or a message is broken.
 """
 
@@ -27,7 +27,7 @@ _LAST = b"\0\n"
 _EOL, _RETURN = b"\n\r"
 _LENGTH = "content-length"
 _DIGITS_MAX = 9
-#: Larger frames, on average, are copied once more for nothing.
+#: Frames larger than this, on average, are not worth another copy.
 _FRAME_BYTES_MAX = 10 << 10
 #: Layouts of headers that are looked for, and the share of the frames that each has to have at least.
 _LAYOUTS_MAX, _SHARE_MIN = 3, 8
@@ -125,7 +125,7 @@ class Frames(NamedTuple):
 
 
 def find_frames(data: bytes | bytearray, least: int, most: int, last: str) -> tuple[Frames | None, int]:
-    """Find MESSAGE frames that follow each other, each as a whole, and look like one of few layouts.
+    """Find consecutive complete MESSAGE frames with few layouts.
 
     Args:
         data: as it was read; the first frame begins there. The last ends `len(frames.data)` bytes on, with its NUL.
@@ -133,7 +133,7 @@ def find_frames(data: bytes | bytearray, least: int, most: int, last: str) -> tu
         last: the header of which the last entry counts; empty for none.
 
     Returns:
-        the frames, None if the first is not to be taken; and how many there seem to be, up to `most`.
+        the frames, None if the first is not taken; and their apparent number, up to `most`.
     """
     starts = [0]
     while len(starts) <= most and (found := data.find(_BETWEEN, starts[-1])) >= 0:
@@ -212,7 +212,7 @@ class _Finder:
         return {name: Field.of(len(self._ends), parts) for name, parts in found.items()}
 
     def _layout(self, row: int) -> tuple[str, ...] | None:
-        """Return the names of a frame's headers; None if it has to be looked at alone."""
+        """Return the names of a frame's headers; None if it has to be parsed alone."""
         begin, end = int(self._begins[row]) + len(_COMMAND) + 1, int(self._bodies[row]) - 2
         lines = self._heads[begin:end].split(b"\n") if end > begin else []
         names = [line.partition(b":")[0] for line in lines if b":" in line]

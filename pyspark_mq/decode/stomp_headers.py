@@ -5,8 +5,8 @@ A *block* is the header lines of a frame as they came, each between two line fee
 
 Of a repeated header the first counts (STOMP 1.2, section "Repeated Header Entries"), except for one that a dialect
 names: there the last does (:attr:`~pyspark_mq.brokers.base.StompDialect.last_header`). A line without a colon is a
-header with an empty value. Bytes that are no UTF-8 become the surrogates that give them back, so different IDs stay
-different; escapes that mean nothing are left alone: an error would make the message unreadable forever.
+header with an empty value. Bytes that are no UTF-8 become reversible surrogates, so different IDs stay different.
+Undefined escapes are kept: an error would make the message unreadable forever.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MEANINGS = {"\\r": "\r", "\\n": "\n", "\\c": ":", "\\\\": "\\"}
 
 
 class UnreadableHeaders(bytes):
-    """The block of a message whose end is not where it should be.
+    """The block of a message with a misplaced end.
 
     Attributes:
         error: why not.

@@ -32,7 +32,7 @@ __all__ = ["Amqp091Publisher"]
 _LOG = logging.getLogger("pyspark_mq")
 leave_out_own_lines("pika")
 
-#: What is written down before the socket has its turn. A larger piece is copied for each part that the socket takes.
+#: Bytes encoded before the socket has its turn. A larger piece is copied for each part that the socket takes.
 _TURN_BYTES = 256 << 10
 _TURN_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
@@ -105,7 +105,7 @@ class Amqp091Publisher(Publisher):
             return
         code, reason = getattr(closed[0], "reply_code", 0), reason_of(closed[0])
         if code == _LOCKED:
-            return  # somebody's own queue, which others may write to
+            return  # an exclusive queue, which others may write to
         if code == _NOT_FOUND and not self.endpoint.broker.will_be_back(reason):
             raise DestinationError(
                 f"{place} does not exist in virtual host '{self.url.virtual_host}' of {self.url}: declare it, or "
@@ -174,7 +174,7 @@ class Amqp091Publisher(Publisher):
         self._left, self._exhausted = iter(encoded), False
         self._fill()
         while True:
-            # First of all: what is returned is confirmed all the same.
+            # Check first: returned messages are confirmed all the same.
             if self._failed is not None:
                 raise self._failed
             if self._exhausted and not self.window.open:
@@ -272,7 +272,7 @@ class Amqp091Publisher(Publisher):
         try:
             if connection is not None and connection.is_open:
                 connection.close()
-                # A broker under an alarm does not even read that we leave.
+                # A broker under an alarm does not even read a close.
                 while not connection.is_closed and time.monotonic() < deadline:
                     self._turn(0.1)
         except Exception as failed:  # noqa: BLE001 - the write is over, whatever pika says

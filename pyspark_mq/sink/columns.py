@@ -118,7 +118,7 @@ class ColumnPlan:
         return settings.exchange is not None and settings.routing_key is None
 
     def place(self, row: Mapping[str, Any]) -> Place:
-        """Where a row goes."""
+        """Return the destination of a row."""
         if not self._where:
             assert self._place is not None
             key = row.get("routingKey") if self._place.kind == "exchange" and self._key is None else None

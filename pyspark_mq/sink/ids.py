@@ -157,6 +157,6 @@ class Seen:
 
 
 def _places(run: np.ndarray[Any, Any], keys: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Where each key is in a sorted run, and whether it is there."""
+    """Find the place of each key in a sorted run, and whether it is there."""
     places = np.minimum(np.searchsorted(run, keys), len(run) - 1)
     return places, run[places] == keys

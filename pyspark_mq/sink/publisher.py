@@ -32,7 +32,7 @@ WINDOW_MESSAGES, WINDOW_BYTES = 4_000, 8 << 20
 #: After this time, or half a heartbeat, without a message the connection is not used again: nobody has answered the
 #: broker's heartbeats meanwhile. ActiveMQ Classic gives up an idle one after 30 s.
 _GAP_S = 10.0
-#: A write that a broker holds up says so after as long.
+#: Time after which a write that the broker blocks logs that.
 _BLOCKED_S = 30.0
 _PAUSE_S = 0.5
 #: Of a batch that is made into messages at a time.
@@ -49,7 +49,7 @@ PUBLISHERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 
 
 class SendWindow:
-    """What was sent and is not confirmed.
+    """Sent messages that are not confirmed.
 
     Args:
         where: the broker's URL, for errors.
@@ -60,7 +60,7 @@ class SendWindow:
     def __init__(self, where: object, send_timeout_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
         self.open: dict[Any, int] = {}
         self.bytes = 0
-        #: What the broker says of being blocked; empty if it does not.
+        #: The broker's reason for blocking; empty if it does not block.
         self.blocked = ""
         self._where, self._timeout_s, self._now_s = where, send_timeout_s, now_s
         self._moved_s = now_s()
@@ -83,7 +83,7 @@ class SendWindow:
         self._moved()
 
     def block(self, reason: str) -> None:
-        """The broker says that it takes nothing for now, or, with no reason, that it does again."""
+        """Record that the broker blocks, or, without a reason, that it no longer does."""
         if reason != self.blocked:
             self.blocked = reason
             self._moved()

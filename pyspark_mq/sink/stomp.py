@@ -1,8 +1,8 @@
 """Publishing over STOMP 1.2 to both ActiveMQs, each message with a receipt.
 
 stomp.py writes the frames, the socket is ours. It escapes values of headers and not their names, so names are escaped
-before it sees them: a line feed in one would be a header of somebody's choice. RabbitMQ's receipts do not tell what was
-routed, so it is none of these brokers.
+before it sees them: a line feed in one would be a header of somebody's choice. RabbitMQ's receipts do not say what was
+routed, so it is not supported here.
 """
 
 from __future__ import annotations

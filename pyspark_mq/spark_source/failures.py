@@ -1,4 +1,4 @@
-"""Errors as Spark shows them: a traceback of the process in Python, followed by the text."""
+"""Errors as Spark shows them: a traceback of the Python process, followed by the message."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ R = TypeVar("R")
 
 
 def in_words(call: Callable[A, R]) -> Callable[A, R]:
-    """Make a call of Spark raise errors that say what to do without the frames and causes that they came from.
+    """Make Spark's calls raise errors without their frames and causes.
 
-    Spark prints the whole traceback in front of the text (``python_streaming_source_runner.py``, ``worker.py``), where
-    a user looks for the text. The log has the traceback at level DEBUG. A defect of this package keeps it.
+    Spark prints the whole traceback before the message that users look for (``python_streaming_source_runner.py``,
+    ``worker.py``). The log has the traceback at level DEBUG. Bugs of this package keep it.
     """
 
     @wraps(call)

@@ -1,8 +1,8 @@
 """Folders with files, wherever they are: on this machine, or where `pyarrow.fs` opens them (S3, GCS, HDFS, Azure).
 
-Users write a place as they write it for Spark. Spark makes a Hadoop `Path` of that text, in which every character of a
-name is itself: `%20` is three characters, and a space, `[1]` or `#` need nothing (Path(String), with a scheme and
-without). So it is here, and only what `pyarrow.fs` is handed is escaped.
+Users write a place as for Spark, which makes a Hadoop `Path` of it: every character of a name stands for itself, `%20`
+is three characters, and a space, `[1]` or `#` need no escape (Path(String), with a scheme and without). The same holds
+here; names are escaped for `pyarrow.fs` only.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pyspark_mq.sources.url import redact
 
 __all__ = ["ID_FOLDER", "PLACES", "Folder", "above", "below", "is_uri", "open_folder", "resolve", "shown_place"]
 
-#: Folder of a checkpoint that has the ID log of its sources. Spark has none of that name.
+#: Folder in a checkpoint for the ID log of its sources. Spark uses no such name.
 ID_FOLDER = "mq-ids"
-#: What a place may be, for people.
+#: Accepted places, for errors.
 PLACES = "an absolute path, or a URI that pyarrow.fs opens: s3://, s3a://, gs://, abfss://, hdfs://"
 
-#: Object stores put a whole file or none, and know no cheaper way to rename one than to copy it.
+#: Object stores write a whole file or none, and rename by copying.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs", "azure"})
 #: Class of `pyarrow.fs` for a scheme.
 _SYSTEMS = {
@@ -33,13 +33,13 @@ _SYSTEMS = {
 }  # fmt: skip
 #: Hadoop's other names for one store.
 _SAME = {"s3a": "s3", "s3n": "s3"}
-#: What Spark opens and `pyarrow.fs` does not, and what to use.
+#: Schemes that Spark opens and `pyarrow.fs` does not, and what to use instead.
 _INSTEAD = {
     "dbfs": "on Databricks use a volume, /Volumes/<catalog>/<schema>/<volume>/…, for the writer too",
     "wasb": "the same account is abfss://<container>@<account>.dfs.core.windows.net/…",
 }
 _INSTEAD["wasbs"] = _INSTEAD["wasb"]
-#: Scheme, authority, path and parameters. What does not look like parameters of `pyarrow.fs` is a part of a name.
+#: Scheme, authority, path and parameters. Anything unlike parameters of `pyarrow.fs` belongs to a name.
 _URI = re.compile(
     r"(?P<scheme>[A-Za-z][\w+.-]+):(?://(?P<authority>[^/?]*))?(?P<path>(?:/.*?)?)"
     r"(?P<parameters>(?:\?\w+=[^&]*(?:&\w+=[^&]*)*)?)",
@@ -62,10 +62,10 @@ def is_uri(place: str) -> bool:
 
 
 def resolve(place: str) -> str:
-    """A place as Spark's users write it, in the one form that the rest of this package takes.
+    """Normalize a place as Spark's users write it.
 
     Raises:
-        ValueError: it is of a kind that cannot be opened; in words, with what to use, and without credentials.
+        ValueError: it cannot be opened; the message names what to use and hides credentials.
     """
     found = _URI.fullmatch(place)
     if found is None:
@@ -102,7 +102,7 @@ def _check_installed(scheme: str, place: str) -> None:
 
 
 def shown_place(place: str) -> str:
-    """A place as people may see it: without what is or may be a user, a password or a parameter."""
+    """A place for errors and logs: without anything that may be a user, a password or a parameter."""
     return redact(place) if "@" in place or (is_uri(place) and _split(place)[1]) else place
 
 
@@ -127,7 +127,7 @@ def _split(place: str) -> tuple[str, str]:
 
 
 class Folder(ABC):
-    """A folder with files, wherever it is. Everything raises what its library raises."""
+    """A folder with files, wherever it is. Methods raise their library's errors."""
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -135,15 +135,15 @@ class Folder(ABC):
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
-        """A new file: afterwards it is there as a whole, also after a loss of power."""
+        """Write a new file, complete or not at all, even after a loss of power."""
 
     def replace(self, name: str, data: bytes) -> None:
-        """Another content for a file that is there."""
+        """Replace the content of an existing file."""
         self.write(name, data)
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """A whole file."""
+        """Read a whole file."""
 
     @abstractmethod
     def remove(self, name: str) -> None:

@@ -1,14 +1,14 @@
 """The ID log: the files of the journal, next to the checkpoint (:mod:`pyspark_mq.sources.journal`).
 
 Spark writes an offset into its log, into each progress report and into its event log, and prints it with an exception
-of the user's own. So the IDs of an epoch go into a file, durable before the offset is returned, and the offset has the
-file's name, which has its digest. A file is written once and never changed.
+of the user's own. So the IDs of an epoch go into a file, durable before the offset is returned, and the offset has only
+the file's name, which includes a digest. A file is written once and never changed.
 
-A name begins with a random token of the process and a number, so queries and sources that share a folder never meet. A
-file is removed by its name alone, after the journal has ceased to name it. What a crash leaves between file and offset
-has a name that the next process finds: the first file of a process is named after the one that Spark showed last, or
-after the state of Spark's log if it showed none; the others have the next number. A first file also says that state:
-two sources of a query may have written in it, and Spark's next entry says whose are named.
+A name begins with a random token of the process and a number, so queries and sources that share a folder never
+conflict. A file is removed by its exact name, after the journal has stopped naming it. A crash may leave a file without
+an offset; the next process can find its name: the first file of a process is named after the last one that Spark
+showed, or after the state of Spark's log if it showed none; the others have the next number. A first file also records
+that state: two sources of a query may have written in it, and Spark's next entry shows whose files it names.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _RESTS_S = (0.2, 1.0)
 _DIGEST_BYTES = 16
 _HEX = 2 * _DIGEST_BYTES
 _END = ".arrow"
-#: What is known to be on the disks. One for a folder, as the next process knows no other name of it.
+#: The record of what is on the disks. One per folder, under a fixed name, so that the next process finds it.
 _SYNCED = "synced.json"
 _TOKEN_BYTES = 8
 _MAKE_ROOM = "Make room and give the user of the driver the right to write there"
 _READABLE = "Have the folder readable for the user of the driver"
-#: Beginning of a part's name -> what is said if it cannot be written.
+#: Prefix of a part's name -> error message if it cannot be written.
 _WRITTEN = {
     "beside": ("what is remembered beside '{}' cannot be written", f"Nothing of the epoch was emitted. {_MAKE_ROOM}"),
     "given-up": (
@@ -64,7 +64,7 @@ _WRITTEN = {
 
 
 class IdLog:
-    """Files of one source in a folder, which may have those of others too.
+    """Files of one source in a folder, perhaps next to those of others.
 
     Its methods are described at :class:`.JournalFiles`.
 
@@ -86,15 +86,15 @@ class IdLog:
         self._number, self._first = 0, ""
         #: Files that Spark has shown, the newest last; None once nothing depends on them.
         self._shown: dict[str, None] | None = {}
-        #: Files of crashes that nobody was told of.
+        #: Files left by crashes and not reported yet.
         self._left: list[str] = []
-        #: Whether this process has noted what is synced.
+        #: Whether this process has recorded a sync.
         self._noting = False
         #: The file that was read or written last.
         self._last: tuple[str, EpochFile] | None = None
 
     def show(self, file: str) -> None:
-        """Take note of a file that an offset names which Spark has shown.
+        """Record a file named by an offset that Spark has shown.
 
         Raises:
             CheckpointError: the folder is in a checkpoint, and Spark's log there has no such offset.
@@ -110,7 +110,8 @@ class IdLog:
     def _unlogged(self, file: str, offsets: OffsetLog) -> list[str]:
         """Find the files of crashes that were written in the same state of Spark's log as the first one of a process.
 
-        An entry has the offsets of all sources, so what the first one after that state does not name is in none.
+        An entry has the offsets of all sources, so a file that the first entry after that state does not name is in
+        none.
         """
         with contextlib.suppress(CheckpointError):  # who needs the file is told
             state = self.read(file).state
@@ -281,7 +282,7 @@ class IdLog:
             return {"epoch": int(noted["epoch"]), "boot": str(noted["boot"]), "writer": str(noted["writer"])}
 
     def _read_patiently(self, name: str) -> bytes:
-        """The content of a file; a store that fails for a moment is asked again."""
+        """Read a file; retry if the store fails for a moment."""
         for rest_s in _RESTS_S:
             try:
                 return self._folder.read(name)
@@ -293,7 +294,7 @@ class IdLog:
 
     @contextlib.contextmanager
     def _or_say(self, problem: str, advice: str) -> Iterator[None]:
-        """Whatever the store has against what is done here is an error in our words."""
+        """Turn errors of the store into errors of this package."""
         try:
             yield
         except Exception as failed:
@@ -325,7 +326,7 @@ def _place_of(file: str) -> tuple[str, int]:
 
 
 def _boot() -> str:
-    """Another text after each start of this machine (random(4)); always empty where the system has none."""
+    """A text that changes with each boot (random(4)); always empty where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:

@@ -6,9 +6,9 @@
 
     spark.streams.addListener(QueueListener())
 
-It works from the progress that Spark reports (:class:`pyspark.sql.streaming.StreamingQueryListener`), in the program
-that added it, also with Spark Connect. Nothing is asked of the source or the broker for it. Spark shows the counters of
-a source from 4.2 on; with 4.0 and 4.1 there are rows and durations only.
+It uses the progress that Spark reports (:class:`pyspark.sql.streaming.StreamingQueryListener`), in the program that
+added it, also with Spark Connect. It asks nothing of the source or the broker. Spark reports counters of a source from
+4.2 on; with 4.0 and 4.1 there are only rows and durations.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["QueueListener"]
 
 _LOG = logging.getLogger("pyspark_mq.listener")
 
-#: Counters that are logged at once.
+#: Counters that are logged immediately.
 _ALARMS = ("lost", "rejected")
 _ERROR_SHOWN = 300
 
@@ -56,7 +56,7 @@ class _Watched:
     said_s: float
     rows: int = 0
     triggers: int = 0
-    #: Of each source: the newest progress with its batch, and what was counted since the last line.
+    #: Newest progress of each source with its batch, and counts since the last line.
     last: dict[int, tuple[int, Reading]] = field(default_factory=dict)
     sums: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     #: Of each epoch of a source: the span that its confirmation belongs to.
@@ -121,7 +121,7 @@ class QueueListener(StreamingQueryListener):
         self._say(run)
 
     def _take(self, run: _Watched, batch: int, found: Sequence[Reading]) -> None:
-        """Spark hands progress over when it gets to it, and what an idle query was asked for may be newer."""
+        """Spark delivers progress late, and a look-up on an idle query may be newer."""
         alarms = []
         for now in found:
             last_batch, last = run.last.get(now.source, (-1, None))

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 __all__ = ["MqStreamReader"]
 
-#: Rows below which an epoch is not worth a further task, unless the user asked for partitions.
+#: Rows per task below which an epoch is not split further, unless the user set partitions.
 _ROWS_PER_TASK_MIN = 2_000
 #: Start and end of the epoch that runs, and the next.
 _OFFSETS_KNOWN = 3
-#: A partition is split from here on: what travels inside a task is copied a dozen times.
+#: Most bytes of a partition: the data of a task is copied a dozen times.
 _PARTITION_BYTES_MAX = 32 << 20
 
 
@@ -56,7 +56,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._codec = OffsetCodec.of(options.settings, options.id_log)
         self._epochs: EpochSource | None = None
         self._worker: Worker | None = None
-        #: Offsets and their positions, the newest last: Spark asks for each a few times.
+        #: Offsets and their positions, the newest last: Spark asks for each several times.
         self._known: deque[tuple[dict[str, Any], Position]] = deque(maxlen=_OFFSETS_KNOWN)
         self._partitions: tuple[int, list[InputPartition]] | None = None
         self._task_transport: TaskTransport | None = None
@@ -70,7 +70,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._epochs
 
     def _begin(self) -> EpochSource:
-        # Four processes that Spark starts have a reader, and one of them runs a source.
+        # Spark starts four processes with a reader, and one of them runs the source.
         from pyspark_mq.spark_source.source import begin_source  # noqa: PLC0415
 
         source, self._worker = begin_source(self._options, self._codec, self._builder.block_schema)
@@ -81,12 +81,12 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._codec.encode(self._source().initial())
 
     def getDefaultReadLimit(self) -> Any:
-        """`maxMessagesPerTrigger`; the limit in bytes is kept besides."""
+        """`maxMessagesPerTrigger`; the limit in bytes applies as well."""
         return ReadMaxRows(self._options.settings.max_messages)
 
     @in_words
     def prepareForTriggerAvailableNow(self) -> None:
-        """Bound the run to what the queue holds now."""
+        """Bound the run to the messages that the queues hold now."""
         self._source().bound()
 
     @in_words
@@ -112,7 +112,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The payload of an epoch, split for tasks; the same objects however often Spark asks."""
         before, after = self._position(start), self._position(end)
         if before == after:
-            # Asked for other sources of the query, and by Spark 4.0 before each replay: it says nothing.
+            # Other sources of the query cause this call, and Spark 4.0 makes it before each replay: it proves nothing.
             return []
         runs = self._source().payload(before, after)
         if self._partitions is None or self._partitions[0] != after.epoch:
@@ -133,9 +133,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [one for cut in cuts for one in self._partitions_of([*_between(runs, *cut)], task_transport)]
 
     def _partitions_of(self, runs: Sequence[Run], task_transport: TaskTransport) -> list[InputPartition]:
-        """Make a partition of these rows, or several where a task cannot carry it: each queue takes a kilobyte besides.
+        """Make a partition of these rows, or several if a task cannot carry it: each queue adds a kilobyte.
 
-        The rows are held in its memory from then on, and not a second time.
+        The rows move into its memory, without a second copy.
 
         Raises:
             MessageError: a single message is more than a task may carry.
@@ -183,7 +183,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         position = next((position for known, position in self._known if known == offset), None)
         if position is None:
             position = self._codec.decode(offset)
-            # An idle query shows the same one again and again, and its IDs may be in a file.
+            # An idle query shows the same offset again and again.
             self._known.append((offset, position))
         if self._codec.log is not None:
             self._codec.log.show(position.file)  # Spark writes an offset into its log before it shows it
