@@ -133,7 +133,9 @@ class StompBatch(DeliveryBatch):
         return [*zip(ids, self.values("timestamp"), strict=True)]
 
     def unmarked(self) -> list[bool]:
-        return [not one and death is None for one, death in zip(self.redelivered, self.values("x-death"), strict=True)]
+        # RabbitMQ writes no `x-death` over STOMP, as that is an array; of texts it does (3.10, 4.3).
+        deaths = self.values("x-first-death-reason")
+        return [not one and death is None for one, death in zip(self.redelivered, deaths, strict=True)]
 
     def hidden(self) -> list[str]:
         if self.dialect.own_id is None:

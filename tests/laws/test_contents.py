@@ -78,12 +78,14 @@ def test_what_was_dead_lettered_and_returned_is_the_same_and_has_no_proof(cell: 
     away, back = f"away-{uuid.uuid4().hex[:8]}", f"back-{uuid.uuid4().hex[:8]}"
     to = {"x-dead-letter-exchange": ""}
     cell.node.declare(back, arguments={**to, "x-dead-letter-routing-key": away})
-    cell.node.declare(away, arguments={**to, "x-dead-letter-routing-key": back, "x-message-ttl": 200})
+    cell.node.declare(away, arguments={**to, "x-dead-letter-routing-key": back, "x-message-ttl": 3_000})
     without_ids(cell, [b"one", b"two"], back, headers={"a": "b"})
     with cell.session(queue=back) as session:
         first = digests(session, 2)
         session.consumer.reject(session.tags())
-        session.idle(1.0)
+        # Into this session they would come for the first time, and flagged into the next.
+        assert session.turn(lambda: cell.node.counts(away).total == 2)
+    assert poll(lambda: cell.node.counts(back).ready == 2, 30)
     with cell.session(queue=back) as session:
         again = digests(session, 2)
         assert session.decoder.unmarked(session.raws) == [False, False]
