@@ -88,7 +88,8 @@ def test_what_was_dead_lettered_and_returned_is_the_same_and_has_no_proof(cell: 
     assert poll(lambda: cell.node.counts(back).ready == 2, 30)
     with cell.session(queue=back) as session:
         again = digests(session, 2)
-        assert session.decoder.unmarked(session.raws) == [False, False]
+        # The plugin for AMQP 1.0 of version 3 says nothing of dead letters (docs/message-ids.md).
+        assert session.decoder.unmarked(session.raws) == [cell.is_plugin and cell.cell.protocol == AMQP_1_0] * 2
     assert sorted(first) == sorted(again)
     for name in (away, back):
         cell.node.delete(name)
