@@ -133,7 +133,9 @@ class StompBatch(DeliveryBatch):
         return [*zip(ids, self.values("timestamp"), strict=True)]
 
     def not_redelivered(self) -> list[bool]:
-        return [not one and death is None for one, death in zip(self.redelivered, self.values("x-death"), strict=True)]
+        # RabbitMQ leaves out arrays over STOMP, so `x-death` is missing and this text is there (3.10, 4.3).
+        deaths = self.values("x-first-death-reason")
+        return [not one and death is None for one, death in zip(self.redelivered, deaths, strict=True)]
 
     def hidden(self) -> list[str]:
         if self.dialect.own_id is None:

@@ -169,6 +169,12 @@ class Memory:
         for queue, some in keys.items():
             ids, contents = self._digests(queue, some)
             self._leave(ids)
+            # Of what repeats each counts; and what came is about to be taken out.
+            counted = self.repeats.keys() | self.came
+            left = set(self.ids.find(contents, self.contents))
+            contents = contents[
+                [place not in left or text in counted for place, text in enumerate(map(bytes, contents))]
+            ]
             self._leave_contents(contents, int(self.connected_s))
             self._new_contents = np.concatenate([self._new_contents, contents])
 

@@ -224,6 +224,8 @@ class Journal:
         without = sum(part.startswith(_GIVEN_UP) for part in kept)
         self._files.put(replace(file, without=without), end.file, _BESIDE)
         self._written(end.file, file, ())
+        if self._repeating(planned):  # that may be known since a message came for the epoch
+            self._to_note.add(end.file)
 
     def _compose(
         self,

@@ -78,15 +78,18 @@ def test_what_was_dead_lettered_and_returned_is_the_same_and_has_no_proof(entry:
     away, back = f"away-{uuid.uuid4().hex[:8]}", f"back-{uuid.uuid4().hex[:8]}"
     to = {"x-dead-letter-exchange": ""}
     entry.node.declare(back, arguments={**to, "x-dead-letter-routing-key": away})
-    entry.node.declare(away, arguments={**to, "x-dead-letter-routing-key": back, "x-message-ttl": 200})
+    entry.node.declare(away, arguments={**to, "x-dead-letter-routing-key": back, "x-message-ttl": 3_000})
     without_ids(entry, [b"one", b"two"], back, headers={"a": "b"})
     with entry.session(queue=back) as session:
         first = digests(session, 2)
         session.consumer.reject(session.tags())
-        session.idle(1.0)
+        # Into this session they would come for the first time, and flagged into the next.
+        assert session.turn(lambda: entry.node.counts(away).total == 2)
+    assert poll(lambda: entry.node.counts(back).ready == 2, 30)
     with entry.session(queue=back) as session:
         again = digests(session, 2)
-        assert session.decoder.not_redelivered(session.raws) == [False, False]
+        # The plugin for AMQP 1.0 of version 3 says nothing of dead letters (docs/message-ids.md).
+        assert session.decoder.not_redelivered(session.raws) == [entry.is_plugin and entry.entry.protocol == AMQP_1_0] * 2
     assert sorted(first) == sorted(again)
     for name in (away, back):
         entry.node.delete(name)

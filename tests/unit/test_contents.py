@@ -153,3 +153,23 @@ def test_a_cut_before_the_first_batch_after_a_kill_has_nothing_emitted_again(
         if one.lost_and_twice != (0, 0):
             wrong.append((tick, *one.lost_and_twice))
     assert not wrong
+
+
+@pytest.mark.parametrize("proves", [True, False])
+def test_what_is_left_again_and_again_is_written_down_once(*, proves: bool) -> None:
+    """Messages get through and acknowledgements do not, and the connection is cut again and again."""
+    one = Contents(proves=proves)
+    queue, query = one.scene.queue, one.scene.query
+    one.publish(*(f"own {number}" for number in range(10)))
+    one.trigger()
+    queue.weather.acks_s = 1e9
+    for _ in range(20):
+        one.trigger()  # what is committed comes again
+        one.scene.broker.cut()
+        one.scene.world.let_pass(2.0)
+    queue.weather.acks_s = 0.0
+    one.publish("else")
+    assert one.lost_and_twice == (0, 0)
+    log = query._codec.log
+    assert log is not None
+    assert len(log.read(query.position(1).file).left_contents) == 10

@@ -358,6 +358,27 @@ def test_what_was_never_acknowledged_is_not_expected_again_where_flags_are_hones
     assert one.lost_and_twice[0] == 0
 
 
+@pytest.mark.parametrize("proves", [True, False])
+def test_what_was_acknowledged_is_not_expected_where_a_replay_has_shown_that_it_repeats(*, proves: bool) -> None:
+    """Spark 4.0 had the epoch planned blindly: what is written next to its file says that the content repeats."""
+    one = Contents(proves=proves, shows_start=False)
+    one.publish("else")
+    one.trigger()
+    one.scene.query.crash()
+    one.publish("21 degrees")
+    one.trigger(At.AFTER_OFFSET_LOG)
+    one.publish("21 degrees")
+    one.trigger()  # the replay meets both
+    one.scene.query.running = lambda: one.scene.world.let_pass(10.0)  # the first is acknowledged and settled
+    one.trigger(At.AFTER_SINK)
+    one.scene.query.running = lambda: None
+    one.publish("21 degrees")
+    one.scene.queue.take_away(2)  # somebody looks at them: they are flagged
+    one.scene.queue.bring_back()
+    one.trigger()
+    assert one.lost_and_twice[0] == 0
+
+
 def test_an_idle_query_loses_no_equal_message_though_no_connection_ends() -> None:
     """The first one was settled an hour ago. Somebody has looked at the second, and requeued it."""
     one = Contents(proves=True)
