@@ -12,8 +12,8 @@ two messages of it were met; the memory keeps that. A delivery is, by the first 
 3. a committed message that had no handle to be acknowledged by: dropped;
 4. a message that was left open, if its content does not repeat: dropped. If it repeats, the delivery is new, and
    counted as ambiguous;
-5. a message that was proved to be new, and is held or being acknowledged, if its content does not repeat: that one
-   again, from a session that the broker has given up;
+5. a message that was proved to be new, and that another session holds or is acknowledging, if its content does not
+   repeat: that one again, from a session that the broker has given up;
 6. new.
 
 A session is handed no message twice: what it brings again by rule 3 to 5 is new if it brings one more. A message is
@@ -51,8 +51,8 @@ class Lookup(Protocol):
     def states(self, keys: Collection[Any]) -> Callable[[Any], State]:
         """Return the state of each of these, until something changes."""
 
-    def settling_among(self, keys: Collection[Any]) -> set[Any]:
-        """Return those of these that are acknowledged and not settled."""
+    def in_other_sessions(self, session: int, keys: Collection[Any]) -> set[Any]:
+        """Return those of these that another session holds, or has acknowledged and not settled."""
 
 
 class ContentMatcher:
@@ -101,7 +101,8 @@ class ContentMatcher:
             self._doubt(compress(first, map(not_, not_redelivered)))
             return first, set()
         state_of = lookup.states(every)
-        settling = lookup.settling_among(every) if self._proves and not all(not_redelivered) else ()
+        suspects = self._proves and not all(not_redelivered)
+        elsewhere = lookup.in_other_sessions(session, every) if suspects else set()
         here: set[bytes] = set()
         committed: set[bytes] = set()
         names: list[bytes] = []
@@ -113,11 +114,11 @@ class ContentMatcher:
                 if new:
                     self._repeat(key, repeats)  # of two equal ones either will do, and the other may come
                 self._doubt([] if sure else [found])
-            elif not new and self._was_committed(session, digest, key, held, left, repeats, settling):
+            elif not new and self._was_committed(session, digest, key, left, repeats, set() if held else elsewhere):
                 self._again[digest] = session
                 found = self._further(digest)
                 committed.add(found)
-            elif not new and held and self._may_be(session, digest, key, repeats) and self._is_proved(key):
+            elif held and not new and self._is_there(session, digest, key, repeats, elsewhere):
                 self._again[digest] = session
                 found = key
             else:
@@ -135,18 +136,24 @@ class ContentMatcher:
         session: int,
         digest: bytes,
         key: bytes,
-        held: bool,
         left: Collection[Any],
         repeats: Collection[Any],
-        settling: Collection[Any],
+        acknowledged: Collection[Any],
     ) -> bool:
         if self._coming.get(digest):
             self._coming[digest] -= 1
             if not self._coming[digest]:
                 del self._coming[digest]
             return True
-        acknowledged = key in settling and not held and self._is_proved(key)
-        return self._may_be(session, digest, key, repeats) and (key in left or acknowledged)
+        if key in left and self._may_be(session, digest, key, repeats):
+            return True
+        return self._is_there(session, digest, key, repeats, acknowledged)
+
+    def _is_there(
+        self, session: int, digest: bytes, key: bytes, repeats: Collection[Any], elsewhere: Collection[Any]
+    ) -> bool:
+        """Whether a delivery is a message of another session, which the broker has given up."""
+        return key in elsewhere and self._is_proved(key) and self._may_be(session, digest, key, repeats)
 
     def _may_be(self, session: int, digest: bytes, key: bytes, repeats: Collection[Any]) -> bool:
         """Whether a delivery may be the only message of a content, which a session is not handed twice."""

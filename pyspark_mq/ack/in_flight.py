@@ -139,8 +139,8 @@ class InFlightTable(Generic[K, P]):
     def left_among(self, keys: Collection[K]) -> set[K]:
         return set() if self._memory is None else self._memory.left_among(keys)
 
-    def settling_among(self, keys: Collection[K]) -> set[K]:
-        return self.settling.among(keys)
+    def in_other_sessions(self, session: int, keys: Collection[K]) -> set[K]:
+        return self._open.held(besides=session).intersection(keys) | self.settling.among(keys, besides=session)
 
     @property
     def expected(self) -> int:

@@ -30,7 +30,8 @@ RULES = {
     "a committed message without a handle comes": (
         "        if self._coming.get(digest):\n", "        if False:\n"
     ),
-    "what was left open is dropped": ("(key in left or acknowledged)", "acknowledged"),
+    "what was left open is dropped": ("        if key in left and ", "        if False and "),
+    "what another session holds is that": ("        return key in elsewhere and ", "        return False and "),
     "what repeats is not dropped": ("        return key not in repeats and ", "        return "),
     "a session brings a message once": (
         "self._again.get(digest) != session", "True"
