@@ -78,7 +78,7 @@ class Memory:
     Attributes:
         digester: makes the digests of keys. It is another one after a load.
         connected_s: seconds for which every connection of the query was up, over all its processes.
-        forgotten: messages that were forgotten although they may come again.
+        forgotten: IDs that were forgotten although their messages may come again.
         contents: batches of contents that were left; of each when that was, and how many were left by then.
         came: contents that were left, came and are settled; the next file takes them out.
         repeats: contents that are known to repeat, and how many of each were left and did not come.
@@ -231,7 +231,7 @@ class Memory:
             if left_s >= late_s and so_far >= far:
                 break
             del self.contents[oldest]
-            self.forgotten += len(self.ids.forget(oldest))
+            self.ids.forget(oldest)
 
     def _join_contents(self) -> None:
         """Have contents that were left since the last base be one batch, of the newest of them: few are searched."""

@@ -173,3 +173,20 @@ def test_what_is_left_again_and_again_is_written_down_once(*, proves: bool) -> N
     log = query._codec.log
     assert log is not None
     assert len(log.read(query.position(1).file).left_contents) == 10
+
+
+def test_contents_that_time_ends_are_not_counted_as_forgotten() -> None:
+    """All acknowledgements were taken, so nothing can come again; the counter is for IDs."""
+    one = Contents(proves=True)
+    one.publish(*(f"own {number}" for number in range(20)))
+    one.trigger()
+    one.trigger()
+    one.scene.broker.cut(lose_acks=False)
+    one.publish("else")
+    one.trigger()
+    memory = one.scene.query.source._memory.memory
+    assert memory.contents_left == 20
+    memory.connected_s += 4_000.0  # over an hour
+    one.trigger()
+    assert memory.contents_left == 0
+    assert one.scene.counters.forgotten == 0
