@@ -25,8 +25,6 @@ __all__ = ["Journal", "NoJournal", "Recent", "file_of", "planned_in", "remembere
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: The most connected seconds that one poll counts.
-_LOOK_MAX_S = 1.0
 #: Bytes of the secret for digests.
 _SECRET_BYTES = 32
 #: Parts that are kept of an epoch besides its file: the memory when it was about to run, if it was planned without a
@@ -157,7 +155,7 @@ class Journal:
             until_s: time up to which everything received was reported.
         """
         if connected and self._seen_s is not None:
-            self.memory.connected_s += max(0.0, min(until_s - self._seen_s, _LOOK_MAX_S))
+            self.memory.connected_s += max(0.0, until_s - self._seen_s)
         self._seen_s = until_s if connected else None
         self.memory.forget_contents()
 

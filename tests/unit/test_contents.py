@@ -162,12 +162,12 @@ def test_what_is_left_again_and_again_is_written_down_once(*, proves: bool) -> N
     queue, query = one.scene.queue, one.scene.query
     one.publish(*(f"own {number}" for number in range(10)))
     one.trigger()
-    queue.weather.acks_s = 1e9
+    queue.faults.acks_s = 1e9
     for _ in range(20):
         one.trigger()  # what is committed comes again
         one.scene.broker.cut()
         one.scene.world.let_pass(2.0)
-    queue.weather.acks_s = 0.0
+    queue.faults.acks_s = 0.0
     one.publish("else")
     assert one.lost_and_twice == (0, 0)
     log = query._codec.log

@@ -224,7 +224,6 @@ def test_an_unreadable_message_of_amqp_1_0_is_the_same_at_each_delivery_and_no_p
     assert decoder.not_redelivered([again]) == [False]
 
 
-@LIMIT
 def test_what_another_client_looked_at_is_not_taken_for_a_message_of_the_same_session() -> None:
     """Somebody gets a message and requeues it, as the management page does. A session is handed no message twice."""
     one = Contents(proves=True)
@@ -499,21 +498,3 @@ def test_what_never_comes_again_is_noted_within_a_bound() -> None:
         noted.memory.connected_s += 7_200  # nothing came for two hours
         noted.memory.forget_contents()
     assert noted.count < 9_000
-
-
-@pytest.mark.parametrize("settled", [False, True])
-def test_an_equal_message_that_somebody_has_looked_at_is_not_taken_for_one_of_the_same_session(
-    *, settled: bool
-) -> None:
-    """The broker flags what another consumer has given back, and hands a session no message twice."""
-    one = Contents(proves=True)
-    one.publish("21 degrees")
-    one.trigger()
-    if settled:
-        one.trigger()
-    one.publish("21 degrees")
-    one.queue.take_away(1)
-    one.queue.bring_back()
-    one.trigger()
-    one.trigger()
-    assert one.lost_and_twice == (0, 0)
