@@ -184,10 +184,9 @@ class Journal:
             name = self._files.put(EpochFile(epoch, [*planned], filed_, blind=True))
             self._named.add(name)
         else:
-            before = [self._open[number] for number in begun if number in self._open]
-            file = self._compose(epoch, [*planned], those, ledgers, begun, before)
+            file = self._compose(epoch, [*planned], those, ledgers, begun)
             name = self._files.put(file)
-            self._written(name, file, before)
+            self._written(name, file)
         self._open[epoch] = name
         if self._repeating(those):
             self._to_note.add(name)
@@ -216,11 +215,11 @@ class Journal:
             self._named.add(end.file)
             return
         planned = {queue: keys for queue, ledger in ledgers.items() if (keys := ledger.planned.keys(end.epoch))}
-        file = self._compose(end.epoch, self.queues(end), planned, ledgers, (), ())
+        file = self._compose(end.epoch, self.queues(end), planned, ledgers, ())
         # What is planned by now is without what was given up.
         without = sum(part.startswith(_GIVEN_UP) for part in kept)
         self._files.put(replace(file, without=without), end.file, _BESIDE)
-        self._written(end.file, file, ())
+        self._written(end.file, file)
 
     def _compose(
         self,
@@ -229,7 +228,6 @@ class Journal:
         planned: ByQueue,
         ledgers: Mapping[str, Ledger[Key, Any]],
         begun: Iterable[int],
-        kept: Iterable[str],
     ) -> EpochFile:
         memory, forgotten = self.memory, self.forgotten
         held = {one for ledger in ledgers.values() for one in ledger.settling.epochs}
@@ -246,13 +244,14 @@ class Journal:
                 "left after them. One that comes now counts as new",
                 self._destination, self.forgotten - forgotten, f"{memory.left.maximum:,}",
             )  # fmt: skip
-        gone, going = memory.forget_files({*self._named, *self._files.left_by_crashes()}, {*file.names, *kept})
+        # A begun epoch's file goes by this list, too: the next process may load this file, and knows no other list.
+        gone, going = memory.forget_files({*self._named, *self._files.left_by_crashes()}, file.names)
         self._files.remove(gone)
         return replace(file, gone=going)
 
-    def _written(self, name: str, file: EpochFile, others: Iterable[str]) -> None:
+    def _written(self, name: str, file: EpochFile) -> None:
         self.memory.written(name, file)
-        self._named = {name, *file.names, *others}
+        self._named = {name, *file.names}
 
     # -- phase two
 
