@@ -183,10 +183,9 @@ class Journal:
             name = self._files.put(EpochFile(epoch, [*planned], filed_, without_start=True))
             self._named.add(name)
         else:
-            before = [self._open[number] for number in begun if number in self._open]
-            file = self._compose(epoch, [*planned], those, in_flight_tables, begun, before)
+            file = self._compose(epoch, [*planned], those, in_flight_tables, begun)
             name = self._files.put(file)
-            self._written(name, file, before)
+            self._written(name, file)
         self._open[epoch] = name
         if self._repeating(those):
             self._to_note.add(name)
@@ -217,11 +216,11 @@ class Journal:
         planned = {
             queue: keys for queue, in_flight in in_flight_tables.items() if (keys := in_flight.planned.keys(end.epoch))
         }
-        file = self._compose(end.epoch, self.queues(end), planned, in_flight_tables, (), ())
+        file = self._compose(end.epoch, self.queues(end), planned, in_flight_tables, ())
         # The planned IDs no longer include the abandoned ones.
         without = sum(part.startswith(_GIVEN_UP) for part in kept)
         self._files.put(replace(file, without=without), end.file, _BESIDE)
-        self._written(end.file, file, ())
+        self._written(end.file, file)
         if self._repeating(planned):  # that may be known since a message came for the epoch
             self._to_note.add(end.file)
 
@@ -232,7 +231,6 @@ class Journal:
         planned: ByQueue,
         in_flight_tables: Mapping[str, InFlightTable[Key, Any]],
         begun: Iterable[int],
-        kept: Iterable[str],
     ) -> EpochFile:
         memory, forgotten = self.memory, self.forgotten
         held = {one for in_flight in in_flight_tables.values() for one in in_flight.settling.epochs}
@@ -252,13 +250,14 @@ class Journal:
                 "left after them. One that comes now counts as new",
                 self._destination, self.forgotten - forgotten, f"{memory.left.maximum:,}",
             )  # fmt: skip
-        gone, going = memory.forget_files({*self._named, *self._files.left_by_crashes()}, {*file.names, *kept})
+        # A begun epoch's file goes by this list, too: the next process may load this file, and knows no other list.
+        gone, going = memory.forget_files({*self._named, *self._files.left_by_crashes()}, file.names)
         self._files.remove(gone)
         return replace(file, gone=going)
 
-    def _written(self, name: str, file: EpochFile, others: Iterable[str]) -> None:
+    def _written(self, name: str, file: EpochFile) -> None:
         self.memory.written(name, file)
-        self._named = {name, *file.names, *others}
+        self._named = {name, *file.names}
 
     # -- phase two
 

@@ -284,6 +284,25 @@ def test_one_queue_of_ten_that_flaps_leaves_its_own_alone() -> None:
     emitted_once(scene)
 
 
+@pytest.mark.parametrize("epochs", range(3, 9))
+@pytest.mark.parametrize("shows_start", [True, False])
+def test_every_file_goes_wherever_its_process_ended(
+    shows_start: bool, epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "KEPT_EPOCHS", 5)
+    monkeypatch.setattr(memory, "FOLLOWING_MAX", 4)
+    scene = Scene(max_messages=1, shows_start=shows_start, dedup_window=0, remember_left=0)
+    for count in [epochs] * 4 + [30]:
+        scene.query.crash()
+        before = {*scene.query.folder.files}
+        for _ in range(count):
+            scene.publish(1)
+            scene.query.trigger()
+            scene.world.let_pass(30.0)  # so all of it is settled
+    assert before.isdisjoint(scene.query.folder.files)
+    emitted_once(scene)
+
+
 @pytest.mark.parametrize("faults", ["kills", "cuts", "all"])
 def test_offsets_names_and_files_stay_bounded_over_many_epochs(faults: str) -> None:
     scene = Scene(max_messages=50, prefetch=100, dedup_window=300, remember_left=400)
