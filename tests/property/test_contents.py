@@ -15,7 +15,11 @@ import pytest
 from pyspark_mq.ack import content_matcher
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.queues import reader
-from tests.unit.test_contents import Contents, a_history
+from tests.unit.test_contents import (
+    Contents,
+    a_history,
+    test_what_is_acknowledged_in_a_half_open_session_is_not_emitted_again,
+)
 from tests.unit.test_contents_limits import (
     test_a_settled_redelivery_is_not_waited_for_by_the_next_process,
     test_runs_with_trigger_once_get_on,
@@ -75,6 +79,31 @@ def _two_come_in_one_session() -> None:
     assert one.lost_and_twice[0] <= 1
 
 
+def _two_come_in_two_sessions() -> None:
+    one = Contents(proves=True, consumers=2)
+    one.publish("21 degrees", "21 degrees")
+    assert one.lost_and_twice == (0, 0)
+
+
+def _one_without_a_flag_comes_after_a_cut() -> None:
+    one = Contents(proves=True)
+    one.publish("21 degrees")
+    one.trigger()
+    one.trigger()
+    one.scene.broker.cut(lose_acks=False)
+    one.scene.world.let_pass(5.0)
+    one.publish("21 degrees")
+    assert one.lost_and_twice == (0, 0)
+
+
+def test_one_without_a_flag_is_emitted_after_a_cut() -> None:
+    _one_without_a_flag_comes_after_a_cut()
+
+
+def test_of_two_that_come_in_two_sessions_each_is_emitted() -> None:
+    _two_come_in_two_sessions()
+
+
 def test_of_two_that_come_in_one_session_one_is_emitted() -> None:
     _two_come_in_one_session()
 
@@ -85,6 +114,10 @@ def test_a_rule_that_is_left_out_loses_or_doubles_a_message(rule: str, monkeypat
 
     def every() -> None:
         _two_come_in_one_session()
+        _two_come_in_two_sessions()
+        _one_without_a_flag_comes_after_a_cut()
+        for triggers, which in itertools.product((1, 2, 3), (0, 1)):
+            test_what_is_acknowledged_in_a_half_open_session_is_not_emitted_again(triggers, which)
         test_a_settled_redelivery_is_not_waited_for_by_the_next_process()
         test_runs_with_trigger_once_get_on(proves=False)
         for seed, contents, proves, shows in itertools.product(range(30), (None, 1, 20), (True, False), (True, False)):
