@@ -19,40 +19,40 @@ NothingTwice == \A i \in Ids : output[i] <= 1
 SameBatch ==
   pc = "run" /\ Whole =>
     /\ sink # None => Batch = sink
-    /\ ~FileOf(end).blind => Batch = InOrder(FileOf(end))
+    /\ ~end.blind => Batch = InOrder(end)
     /\ Awaited = {}
 
 (* Both offsets, of which a restart begins with one or both. *)
-Offsets == {start} \cup (IF end = None THEN {} ELSE {end})
+Offsets  == {start} \cup (IF end = None THEN {} ELSE {end})
+Memories == {e.memory : e \in {d \in Offsets : ~Lacks(d)}}
 
-(* What the journal knows again after a restart. *)
-Remembered == LET lists == Restored(start, end) IN All(lists.settled) \cup All(lists.left)
-
-(* What is named is committed, and is not planned besides. *)
+(* What a file remembers is committed, and is not planned in the same file. *)
 NamedIsCommitted ==
-  \A p \in Offsets :
-    LET names == NamesOf(FileOf(p))
-        ids   == UNION {All(Read(names[l])) : l \in DOMAIN names}
-    IN /\ \A i \in ids : Committed(i)
-       /\ FileOf(p).blind \/ ids \cap Part(<<p.file, "planned">>) = {}
+  \A e \in Offsets : Lacks(e) \/
+    /\ \A i \in IdsOf(e.memory) : Committed(i)
+    /\ e.blind \/ IdsOf(e.memory) \cap Ran(e) = {}
 
-(* A file that is named is there. *)
-NamedIsThere ==
-  \A p \in Offsets :
-    LET names == NamesOf(FileOf(p))
-    IN p.file # Gone /\ \A l \in DOMAIN names : \A n \in Range(names[l]) : n.place[1] # Gone
+(* The file that an offset names is there. *)
+NamedIsThere == \A e \in Offsets : e.file \in disk \cup {0}
 
-(* What may come again after a restart is known to that restart, as far as the assumption about the broker goes. *)
-MayComeAgain(c) == Committed(Id(c)) /\ (at[c] # Acked \/ \E r \in recent : r[1] = c) /\ Assumption(c)
+(* Every other file is going, or the next process can know its name. *)
+NothingIsLeftOver ==
+  disk \subseteq {e.file : e \in Offsets} \cup (IF next = None THEN {} ELSE {next.file}) \cup Restored.gone \cup stray
+
+(* What may come again is known to the source, and to one that begins now, as far as the promise goes. *)
+MayComeAgain(c) == Committed(Id(c)) /\ (at[c] # Acked \/ \E r \in recent : r[1] = c)
 MayComeAgainIsKnown ==
-  LET again == {Id(c) : c \in {d \in Copies : MayComeAgain(d)}} IN again = {} \/ again \subseteq Remembered
+  \A c \in Copies : MayComeAgain(c) =>
+    /\ Promised(PromiseThere, Id(c)) => Id(c) \in IdsOf(Restored)
+    /\ adopted /\ Promised(promise, Id(c)) => Id(c) \in Known \/ life[Id(c)] = "planned"
 
-(* Names are bounded by counts: a file names nothing that has more behind it than its list remembers. *)
-NamesAreBounded ==
-  \A p \in Offsets :
-    LET names == NamesOf(FileOf(p))
-    IN /\ \A n \in Range(names.left) : n.behind <= RememberLeft
-       /\ \A n \in Range(names.settled) : n.behind <= DedupWindow
+(* What is remembered is bounded by counts; an epoch is unsettled only while something of it is owed. *)
+MemoryIsBounded ==
+  \A m \in Memories :
+    /\ m.window = <<>> \/ Size(Tail(m.window)) <= DedupWindow
+    /\ m.left = <<>> \/ Size(Tail(m.left)) <= RememberLeft
+SettledIsSettled ==
+  [][pc = "gather" /\ next' # next /\ mem' # mem => \A e \in Range(mem'.unsettled) : e \cap Owed # {}]_vars
 
 (* Only the end of a session counts as a delivery, and only that puts a message aside. *)
 Ends == Faults["cut"] + Faults["silence"] + Faults["broker"] + Faults["crash"] + Faults["away"]
@@ -65,7 +65,7 @@ Silently ==
   \/ \E c \in Copies \ Odd : at[c] = Ready /\ at'[c] \in Slots /\ \A q \in Queues : Len(buffer'[q]) <= Len(buffer[q])
   \/ \E s \in open \ alive, c \in Copies : DeliverLate(s, c) /\ \A q \in Queues : Len(buffer'[q]) <= Len(buffer[q])
   \/ life # life' /\ \E i \in Ids : life[i] = "awaited" /\ life'[i] = "unseen" /\ pc' # "down"
-  \/ pc = "gather" /\ pc' # "down" /\ ~(All(known.left) \subseteq All(known.left)')
+  \/ pc' # "down" /\ ~(All(mem.left) \subseteq All(mem'.left))
 Counted == [][note' = "" => ~Silently]_vars
 
 -----------------------------------------------------------------------------
@@ -74,7 +74,7 @@ Counted == [][note' = "" => ~Silently]_vars
 Good(c) == at[c] # Dead
 Emitted    == <>[](\A c \in Copies : Good(c) => output[Id(c)] > 0)
 (* Before 4.2 the last epoch of an idle queue waits for the next. *)
-Last(i)    == ~Shows /\ i \in Planned(FileOf(start))
+Last(i)    == ~Shows /\ i \in Planned(start)
 AllSettled == <>[](\A c \in Copies : Good(c) => at[c] = Acked \/ Last(Id(c)))
 AllAnswered == Mode = "stream" => <>[](\A s \in Slots : owes[s] = {})
 =============================================================================

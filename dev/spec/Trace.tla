@@ -14,23 +14,23 @@ Event    == Told(trace)[place]
 AtEnd    == place > Len(Told(trace))
 Is(kind) == ~AtEnd /\ Event[1] = kind
 
-(* In a trace RememberLeft and DedupWindow are so large that no segment closes, so nothing has to be counted: whoever
-   checks traces may put these in the place of Join and Leave. Confirmations and signs of life are not in it: without
+(* In a trace RememberLeft and DedupWindow are so large that nothing is forgotten, so nothing has to be counted: whoever
+   checks traces may put these in the place of Forget and Count. Confirmations and signs of life are not in it: without
    them more is left, and nothing is known that would not be. *)
-JoinUncounted(list, e) == IF e.ids = {} THEN list ELSE Append(list, e)
-LeaveUncounted(past, ids) == past
+ForgetNothing(list, bound) == list
+CountNothing(past, list, bound) == past
 
 Step ==
   \/ Is("start")   /\ Start
   \/ Is("latest")  /\ Latest
   \/ Is("plan")    /\ \A one \in Queues : Len(Event[2][one]) <= Len(buffer[one])
-                   /\ Plan([q \in Queues |-> Len(Event[2][q])], None)
-                   /\ LET file == files'[Len(files')] IN file.planned = Event[2] /\ file.blind = Event[3]
+                   /\ Plan([q \in Queues |-> Len(Event[2][q])])
+                   /\ next'.planned = Event[2] /\ next'.blind = Event[3]
   (* It may wait for more messages than one. *)
   \/ Is("nothing") /\ Up /\ pc = "gather" /\ pc' = "idle" /\ note' = ""
                    /\ UNCHANGED <<broker, links, source, journal, sink, output, still, budget>>
-  \/ Is("run")     /\ Run(None)
-  \/ Is("replay")  /\ Replay(None)
+  \/ Is("run")     /\ Run
+  \/ Is("replay")  /\ Replay
   \/ Is("sink")    /\ Emit /\ Batch = Event[2]
   \/ Is("commit")  /\ CommitLog
   \/ Is("crash")   /\ Crash
@@ -45,13 +45,14 @@ Step ==
   \/ Is("depart")  /\ Depart(Event[2])
   \/ Is("return")  /\ Return(Event[2])
 
-(* The copy of the next event is still where the broker has not noticed an end; or messages are given up. *)
+(* The copy of the next event is still where the broker has not noticed an end; messages are given up; or
+   the memory is written next to a blind file. *)
 Unseen ==
   LET c == IF Is("deliver") THEN Event[3] ELSE Event[2]
   IN \/ (Is("deliver") \/ Is("depart")) /\ at[c] = Ghost /\ Notice(c)
      \/ (Is("deliver") \/ Is("depart")) /\ at[c] \in Slots /\ Silence(at[c])
      \/ Is("deliver") /\ at[c] = Away /\ Event[2] \in alive /\ Silence(Event[2])
-     \/ Is("sink") /\ GiveUp
+     \/ Is("sink") /\ (GiveUp \/ WriteNext)
 
 TraceInit == Init /\ trace \in DOMAIN Traces /\ place = 1
 (* What was planned is in the offset log; what is not, is in no trace. *)

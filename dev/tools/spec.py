@@ -64,7 +64,7 @@ _DASH = "\N{EN DASH}"
 _FAULTS = {
     "crash": "crash", "cut": "end", "silence": "unnoticed end", "broker": "kill of the broker",
     "forget": "forgotten", "away": "taken by others", "still": "stop", "release": "release",
-    "lower": "lower guarantee", "merge": "merge",
+    "lower": "lower guarantee",
 }  # fmt: skip
 _SIZES = {
     "One": "1 message", "OneQueue": "2 messages", "Three": "3 messages", "Four": "4 messages", "Five": "5 messages",

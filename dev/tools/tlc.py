@@ -18,15 +18,15 @@ from testbed.process import NodeError
 __all__ = ["FAULTS", "LASTING", "SPEC", "Model", "Outcome", "check", "outcome_of", "run_tlc"]
 
 SPEC = Path(__file__).resolve().parent.parent / "spec"
-FAULTS = ("crash", "cut", "silence", "broker", "forget", "away", "still", "release", "lower", "merge")
+FAULTS = ("crash", "cut", "silence", "broker", "forget", "away", "still", "release", "lower")
 #: Properties that speak of what comes about, which takes fairness to check.
 LASTING = ("Emitted", "AllSettled", "AllAnswered")
 _ALWAYS = (
     "Types", "AcknowledgedIsCommitted", "NothingTwice", "SameBatch", "NamedIsCommitted", "NamedIsThere",
-    "MayComeAgainIsKnown", "NamesAreBounded", "NothingCounted", "Counted",
+    "NothingIsLeftOver", "MayComeAgainIsKnown", "MemoryIsBounded", "SettledIsSettled", "NothingCounted", "Counted",
 )  # fmt: skip
 #: Of actions, not of states.
-_OF_STEPS = (*LASTING, "Counted")
+_OF_STEPS = (*LASTING, "SettledIsSettled", "Counted")
 #: Constants that name an operator of the module Model, not a value.
 _NAMED = ("Copies", "Slots", "Odd")
 _PLACES = ("Ready", "Ghost", "Acked", "Away", "Dead", "None")

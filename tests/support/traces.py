@@ -302,7 +302,7 @@ def _configuration(kind: Kind) -> list[str]:
         "Odd": "<- Nobody", "Broken": "<- Nobody", "Shows": f"= {_tla(kind.shows_start)}", "Mode": '= "stream"',
         "NeedsEmpty": "<- AnyTime", "Window": "= 1000", "Room": "= 1000", "EpochMax": "= 1000", "Limit": "= 0",
         "RememberLeft": "= 1000000", "DedupWindow": "= 1000000",
-        "Join": "<- JoinUncounted", "Leave": "<- LeaveUncounted",
+        "Forget": "<- ForgetNothing", "Count": "<- CountNothing",
         "GivesUp": f"= {_tla(kind.gives_up)}",
         **{place: f"= {place}" for place in ("Ready", "Ghost", "Acked", "Away", "Dead", "None")},
     }  # fmt: skip
