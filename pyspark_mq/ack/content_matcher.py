@@ -1,11 +1,11 @@
-"""Which message a delivery without an ID is, where only its content is known. Pure.
+"""The identity of messages without an ID, from their contents. Pure.
 
-In this process a message without an ID has a key of its own: the digest of its content and an ordinal. In files it is
-the digest alone. What is found out here is whether a delivery is a message that is known already, or a new one.
+In this process a message without an ID has a unique key: the digest of its content and an ordinal. Files have the
+digest alone. This module decides whether a delivery is a known message or a new one.
 
-Brokers say little. That a delivery is new is proved by a missing `redelivered` flag of RabbitMQ, if the message was
-never dead-lettered; a flag proves nothing, as messages that nobody has read are flagged, too. A content *repeats* once
-two messages of it were met; the memory keeps that. A delivery is, by the first rule that fits:
+Brokers prove little. On RabbitMQ a missing `redelivered` flag proves a delivery new, if the message was never
+dead-lettered. A flag proves nothing, as unread messages may be flagged, too. A content *repeats* once two messages had
+it; the memory keeps that. A delivery is, by the first rule that fits:
 
 1. a planned message of its content that has no handle;
 2. new, if that is proved;
@@ -16,8 +16,8 @@ two messages of it were met; the memory keeps that. A delivery is, by the first 
    repeat: that one again, from a session that the broker has given up;
 6. new.
 
-A session is handed no message twice: what it brings again by rule 3 to 5 is new if it brings one more. A message is
-outstanding until its own acknowledgement is settled: only then is it no longer among those that were left open.
+A session delivers no message twice: after a match by rule 3 to 5, another delivery of the content in that session is
+new. A message that was left open stays so until its own acknowledgement is settled.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from pyspark_mq.ack.table import State
 
 __all__ = ["ContentMatcher", "Lookup"]
 
-#: Bytes of a digest, and of a key. The first message of a content has this ordinal.
+#: Bytes of a digest, and of a key. Ordinal of the first message of a content.
 _DIGEST, _KEY = 16, 24
 _FIRST = bytes(_KEY - _DIGEST)
-#: In place of the digest of what is not distinguished at all.
+#: Stands for the digest of messages without an identity.
 _NAMELESS = bytes(_DIGEST)
-#: Notes until those are dropped whose messages are not held or remembered any more.
+#: Notes kept before those of forgotten messages are dropped.
 _NOTED_MIN = 4_096
 
 
@@ -56,10 +56,10 @@ class Lookup(Protocol):
 
 
 class ContentMatcher:
-    """Messages without IDs of one queue. A message is known to the in-flight table by the keys that come from here.
+    """Matches messages without IDs of one queue. The in-flight table uses the keys that it makes.
 
     Args:
-        proves: a delivery without a flag is a new message.
+        proves: whether a delivery without a flag is a new message.
 
     Attributes:
         ambiguous: deliveries emitted although they may be redeliveries.
@@ -73,9 +73,9 @@ class ContentMatcher:
         self._waiting: dict[bytes, dict[bytes, None]] = {}
         #: Committed messages that had no handle, by digest.
         self._coming: Counter[Any] = Counter()
-        #: Contents of which a message has come again, and in which session.
+        #: Contents of which a message was redelivered -> session.
         self._again: dict[bytes, int] = {}
-        #: Messages that came without a proof that they are new.
+        #: Messages that were not proved new.
         self._unproved: set[bytes] = set()
         self._noted_max = _NOTED_MIN
         self.ambiguous = 0
@@ -85,10 +85,10 @@ class ContentMatcher:
     def name(
         self, session: int, digests: Sequence[bytes], not_redelivered: Sequence[bool], lookup: Lookup
     ) -> tuple[list[bytes], set[bytes]]:
-        """Find out which messages these deliveries of a session are.
+        """Identify deliveries of a session.
 
         Args:
-            not_redelivered: the broker has flagged none of those as redelivered, nor were they dead letters.
+            not_redelivered: whether each is neither flagged as redelivered nor a dead letter.
 
         Returns:
             their keys; and those of them that are committed.
@@ -112,7 +112,7 @@ class ContentMatcher:
             new = sure and self._proves
             if found is not None:
                 if new:
-                    self._repeat(key, repeats)  # of two equal ones either will do, and the other may come
+                    self._repeat(key, repeats)  # either of two equal ones will do, and the other may come
                 self._doubt([] if sure else [found])
             elif not new and self._was_committed(session, digest, key, left, repeats, set() if held else elsewhere):
                 self._again[digest] = session
@@ -156,14 +156,14 @@ class ContentMatcher:
         return key in elsewhere and self._is_proved(key) and self._may_be(session, digest, key, repeats)
 
     def _may_be(self, session: int, digest: bytes, key: bytes, repeats: Collection[Any]) -> bool:
-        """Whether a delivery may be the only message of a content, which a session is not handed twice."""
+        """Whether a delivery may be a content's only message, which a session delivers once."""
         return key not in repeats and self._again.get(digest) != session
 
     def _is_proved(self, key: bytes) -> bool:
         return self._proves and key not in self._unproved
 
     def name_nothing(self, count_of: int) -> list[bytes]:
-        """Make keys for deliveries that are not distinguished from others, whatever comes again."""
+        """Make keys for deliveries without an identity."""
         return [self._further(_NAMELESS) for _ in range(count_of)]
 
     def _further(self, digest: bytes) -> bytes:
@@ -179,7 +179,7 @@ class ContentMatcher:
             self._unproved.update(keys)
 
     def _next_waiting(self, digest: bytes, lookup: Lookup) -> bytes | None:
-        """Take the oldest planned message of a content that has no handle."""
+        """Take the oldest planned message of a content without a handle."""
         keys = self._waiting.get(digest)
         while keys:
             key = next(iter(keys))
@@ -190,15 +190,15 @@ class ContentMatcher:
                 return key
         return None
 
-    # -- what becomes of messages ----------------------------------------------------------
+    # -- events of messages ----------------------------------------------------------
 
     def wait(self, keys: Iterable[Any]) -> None:
-        """Take note that planned messages have no handle."""
+        """Record that planned messages have no handle."""
         for key in _contents(keys):
             self._waiting.setdefault(key[:_DIGEST], {})[key] = None
 
     def expect(self, keys: Iterable[Any]) -> None:
-        """Take note that messages were committed that have no handle to be acknowledged by: they will come."""
+        """Record that messages were committed without a handle: they will be redelivered."""
         for key in _contents(keys):
             waiting = self._waiting.get(key[:_DIGEST], {})
             waiting.pop(key, None)
@@ -207,17 +207,17 @@ class ContentMatcher:
             self._coming[key[:_DIGEST]] += 1
 
     def recognise(self, keys: Sequence[Any]) -> set[Any]:
-        """Find the committed messages among those that were held before it was known what is committed."""
+        """Find the committed messages among those held before the committed offset was known."""
         contents = [key for key in _contents(keys) if not self._proves or key in self._unproved]
         return {*self._memory.recognise(contents, self._coming)}
 
     def restore(self, keys: Sequence[Any], held: Iterable[Any], lookup: Lookup) -> list[Any]:
         """Make keys for the contents of an epoch that a former process planned.
 
-        Before Spark 4.2 its messages may have come, and have been planned, before that epoch was shown.
+        Before Spark 4.2 its messages may have been delivered and planned before Spark shows that epoch.
 
         Args:
-            keys: in its file.
+            keys: keys in its file.
             held: received and planned messages, oldest first.
         """
         there: dict[bytes, list[bytes]] = {}
@@ -242,17 +242,17 @@ class ContentMatcher:
         return every
 
     def give_back(self, keys: Iterable[Any]) -> None:
-        """Take note that messages went back to the broker which were not planned."""
+        """Record that unplanned messages went back to the broker."""
         for key in _contents(keys):
             self._unproved.discard(key)
             self._again.pop(key[:_DIGEST], None)
 
     def come_again(self, session: int, keys: Iterable[Any]) -> None:
-        """Take note that what is committed has come again, in this session."""
+        """Record that committed messages were redelivered in this session."""
         self._again.update((key[:_DIGEST], session) for key in _contents(keys))
 
     def settle(self, keys: Collection[Any]) -> None:
-        """Take note that the acknowledgement of what came again is settled."""
+        """Record that the acknowledgement of redelivered messages is settled."""
         contents = [*_contents(keys)]
         if contents:
             self._memory.settle_again(contents)
@@ -260,11 +260,11 @@ class ContentMatcher:
                 self._again.pop(key[:_DIGEST], None)
 
     def end(self, session: int) -> None:
-        """Take note of the end of a session."""
+        """Record the end of a session."""
         self._again = {digest: where for digest, where in self._again.items() if where != session}
 
     def sweep(self, lookup: Lookup) -> None:
-        """Forget what is noted of messages that are not held any more, if there is much."""
+        """Drop notes of messages that are no longer held, if there are many."""
         noted = (self._unproved, self._again, self._waiting, self._coming)
         if sum(map(len, noted)) <= self._noted_max:
             return
@@ -288,5 +288,5 @@ class ContentMatcher:
 
 
 def _contents(keys: Iterable[Any]) -> Iterator[bytes]:
-    """Select the messages that are known by their contents, by keys of this process or of a file."""
+    """Select keys that stand for contents, in this process or in a file."""
     return (key for key in keys if type(key) is bytes and len(key) in {_DIGEST, _KEY} and not key.startswith(_NAMELESS))

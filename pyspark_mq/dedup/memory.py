@@ -1,6 +1,6 @@
-"""The memory of a query: which IDs and contents it has committed, and which of their messages may come again. Pure.
+"""The memory of a query: committed IDs and contents, and those whose messages may be redelivered. Pure.
 
-Nothing is ever taken out but from the old end, and there is no clock but for contents:
+IDs only leave at the old end, and only contents use a clock:
 
 =============  =======================================================================================================
 *unsettled*    epochs that are committed, while an acknowledgement of theirs is not settled
@@ -13,17 +13,18 @@ Nothing is ever taken out but from the old end, and there is no clock but for co
 *repeats*      contents of which two messages were met, the newest. Nothing that has one is taken for what was left
 =============  =======================================================================================================
 
-The file of an epoch says what has changed since the file before. It names the files that a load reads: *parts* of what
-is settled and left, a *base* with what was unsettled, and what follows. When :data:`FOLLOWING_MAX` files follow, the
-next one has a new base and part; a part takes in those before it that are not much larger, and none is more than an
-eighth of what is remembered. So a file names a bounded number of others, and an epoch writes little, however much is
-remembered: two million IDs in one base were half a megabyte for each epoch of a trickle.
+The file of an epoch has the changes since the previous file. It names the files that a load reads: *parts* of the
+window and of the left IDs, a *base* with unsettled epochs, and the files that follow. When :data:`FOLLOWING_MAX` files
+follow, the next one has a new base and part; a part takes in those before it that are not much larger, and none is more
+than an eighth of what is remembered. So a file names a bounded number of others, and an epoch writes little, however
+many IDs are remembered: two million in one base were half a megabyte for each epoch of a trickle. A base has all
+contents, at most 8 MB.
 
-What was unsettled at the end of a process is left, in the order of the epochs. It is written down with the next file.
+Epochs unsettled at the end of a process are left, in order. The next file records that.
 
 The promise: an ID is recognised until `rememberLeft` distinct others were left since it was *first* left, or, if it was
-settled, until `dedupWindow` newer ones were. Last left cannot be promised: what is acknowledged again when a process is
-killed is in no file. What is forgotten goes by batches, as of one plan, so later than that.
+settled, until `dedupWindow` newer ones were. (Since it was *last* left cannot be promised: a repeated acknowledgement
+under way at a kill is in no file.) Forgetting goes by batches, such as one plan's, so it comes later than that.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _NAMELESS = bytes(CONTENT_DIGEST_BYTES)
 
 @dataclass(slots=True)
 class _Unsettled:
-    """A committed epoch: its batches, and how many messages it has of each queue."""
+    """A committed epoch: its batches, and its number of messages in each queue."""
 
     ids: int
     contents: int
@@ -68,20 +69,20 @@ class _Unsettled:
 
 
 class Memory:
-    """What is remembered over all queues of a query.
+    """The memory over all queues of a query.
 
     Args:
         window: `dedupWindow`.
         most_left: `rememberLeft`.
-        secret: random bytes for digests, see :class:`.Digester`. A load brings others.
+        secret: random bytes for digests, see :class:`.Digester`. A load replaces it by that of the files.
 
     Attributes:
-        digester: makes the digests of keys. It is another one after a load.
+        digester: makes digests of keys. A load replaces it.
         connected_s: seconds for which every connection of the query was up, over all its processes.
         forgotten: IDs that were forgotten although their messages may come again.
-        contents: batches of contents that were left; of each when that was, and how many were left by then.
-        came: contents that were left, came and are settled; the next file takes them out.
-        repeats: contents that are known to repeat, and how many of each were left and did not come.
+        contents: batches of left contents; for each its connected second, and the number of messages left by then.
+        came: contents that were left, redelivered and settled; the next file removes them.
+        repeats: contents known to repeat, and how many messages of each were left and did not come.
     """
 
     def __init__(self, window: int, most_left: int, secret: bytes) -> None:
@@ -89,23 +90,24 @@ class Memory:
         self.digester = Digester(secret)
         self.ids = Batches()
         self.window, self.left = Shelf(window), Shelf(most_left)
-        #: Epoch -> what it has, in the order of commits.
+        #: Epoch -> its batches, in the order of commits.
         self._unsettled: dict[int, _Unsettled] = {}
-        #: The newest of them that has several of before.
+        #: The newest batch of contents that was joined from several.
         self._joined = 0
-        #: Messages that were left so far.
+        #: Number of messages left so far.
         self._left_so_far = 0
-        #: What was left and is in no file.
+        #: Batches of left IDs that are in no file.
         self._new: list[int] = []
         self._new_contents, self._new_repeats = _NOTHING, _NOTHING
-        #: Queue and key of contents that repeat, until there was a load.
-        self._noted: dict[tuple[str, Key], None] | None = {}
+        #: Queue and key of contents that repeat, and of what was left, until the first file: a load changes the secret.
+        self._repeated: dict[tuple[str, Key], None] | None = {}
+        self._left: dict[tuple[str, Key], None] | None = {}
         self._base: str | None = None
-        #: Files that follow the base, and how many messages each has.
+        #: Files that follow the base -> their messages.
         self._after: dict[str, int] = {}
         self._left_after: list[str] = []
         self._gone: deque[Sequence[str]] = deque()
-        #: What was unsettled at the end of a former process is left by now, so a load must not find it unsettled again.
+        #: Whether the next file needs a new base: the former process's unsettled epochs are left by now.
         self._loaded = False
         self.connected_s = 0.0
         self.forgotten = 0
@@ -114,25 +116,20 @@ class Memory:
         self.repeats: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        """Digests that are known."""
+        """Number of known digests."""
         return len(self.ids)
 
     @property
     def contents_left(self) -> int:
         return sum(map(self.ids.size, self.contents))
 
-    @property
-    def remembered(self) -> int:
-        """Committed messages that are known, whatever becomes of theirs."""
-        return len(self.ids)
-
-    # -- what happens
+    # -- events
 
     def commit(self, epoch: int, queue: str, keys: Collection[Key], digests: Any = None) -> None:
-        """Take note that messages of an epoch are committed.
+        """Record that messages of an epoch are committed.
 
         Args:
-            digests: theirs, in any order, if they are IDs and these are known.
+            digests: their digests, in any order, if all are IDs and these are known.
         """
         if not keys:
             return
@@ -145,13 +142,13 @@ class Memory:
         self.ids.put(one.contents, contents)
 
     def _digests(self, queue: str, keys: Collection[Key]) -> tuple[Any, Any]:
-        """Return the digests of those that are IDs, and of contents."""
+        """Return the digests of IDs, and of contents."""
         begin = self.digester.begin(queue)
         ids, contents = parted(keys)
         return self.digester.digests(begin, ids), self.digester.digests(begin, contents)
 
     def settle(self, epochs: Iterable[int]) -> list[int]:
-        """Take note that nothing of these can come again, but for what was left; those that were not settled."""
+        """Record that epochs are settled; return those that were not before."""
         settled = [epoch for epoch in epochs if epoch in self._unsettled]
         for epoch in settled:
             its = self._unsettled.pop(epoch)
@@ -165,16 +162,19 @@ class Memory:
         return settled
 
     def leave(self, keys: Mapping[str, Collection[Key]]) -> None:
-        """Take note that committed messages were left open. One that was before stays where it was."""
+        """Record that committed messages were left open. One that was before stays where it was."""
         for queue, some in keys.items():
+            if self._left is not None:
+                self._left.update(dict.fromkeys((queue, key) for key in some))
             ids, contents = self._digests(queue, some)
             self._leave(ids)
             # Of what repeats each counts; and what came is about to be taken out.
-            counted = self.repeats.keys() | self.came
             left = set(self.ids.find(contents, self.contents))
-            contents = contents[
-                [place not in left or text in counted for place, text in enumerate(map(bytes, contents))]
+            counts = [
+                place not in left or text in self.repeats or text in self.came
+                for place, text in enumerate(map(bytes, contents))
             ]
+            contents = contents[counts]
             self._leave_contents(contents, int(self.connected_s))
             self._new_contents = np.concatenate([self._new_contents, contents])
 
@@ -200,7 +200,7 @@ class Memory:
                     self.repeats[text] += 1
 
     def _take_out_came(self) -> Any:
-        """Take out contents that were left and came; what they are."""
+        """Remove contents that were left and came; return their digests."""
         came, self.came = from_bytes(b"".join(self.came)), set()
         for number in self.contents if len(came) else ():
             there = self.ids.forget(number)
@@ -208,13 +208,13 @@ class Memory:
         return came
 
     def note_repeat(self, queue: str, key: Key) -> None:
-        """Take note that a content repeats; until a load, which brings another secret, by its key as well."""
-        if self._noted is not None and len(self._noted) < _REPEATS_MAX:
-            self._noted[queue, key] = None
+        """Record that a content repeats, by its key as well until a load changes the secret."""
+        if self._repeated is not None and len(self._repeated) < _REPEATS_MAX:
+            self._repeated[queue, key] = None
         self.repeat(self._digests(queue, [key])[1])
 
     def repeat(self, digests: Any) -> None:
-        """Take note that contents repeat."""
+        """Record that contents repeat."""
         left = {*self.ids.find(digests, self.contents)}
         self._new_repeats = np.concatenate([self._new_repeats, digests])
         for place, text in enumerate(map(bytes, digests)):
@@ -223,7 +223,7 @@ class Memory:
                 del self.repeats[next(iter(self.repeats))]
 
     def forget_contents(self) -> None:
-        """Forget contents that were left for long enough."""
+        """Forget contents that have expired."""
         late_s, far = self.connected_s - _CONTENTS_LEFT_S, self._left_so_far - _CONTENTS_LEFT
         while self.contents:
             oldest = next(iter(self.contents))
@@ -234,7 +234,7 @@ class Memory:
             self.ids.forget(oldest)
 
     def _join_contents(self) -> None:
-        """Have contents that were left since the last base be one batch, of the newest of them: few are searched."""
+        """Join contents left since the last base into one batch, so that few are searched."""
         fresh = [number for number in self.contents if number > self._joined]
         self._joined = next(self._numbers)
         if fresh:
@@ -250,9 +250,10 @@ class Memory:
         """Settle, forget, and make the file of an epoch; :meth:`written` is to follow.
 
         Args:
-            held: epochs of which an acknowledgement is not settled.
-            begun: epochs that are committed before this file is read, and of which that is not known: what they have.
+            held: epochs with an unsettled acknowledgement.
+            begun: keys of epochs that will be committed before anybody reads this file.
         """
+        self._repeated = self._left = None
         settled = self.settle([one for one in self._unsettled if one not in held])
         number = next(self._numbers)
         self._join(self.left, self._new, number)
@@ -329,7 +330,7 @@ class Memory:
         return sum(over.values())
 
     def written(self, name: str, file: EpochFile) -> None:
-        """Take note of the name of a file that was composed."""
+        """Record the name of a composed file."""
         self._base = name if self._base == "" else self._base
         for shelf in (self.window, self.left):
             shelf.parts = [(part or name, number) for part, number in shelf.parts]
@@ -339,14 +340,14 @@ class Memory:
             self._left_after.append(name)
 
     def forget_files(self, before: Iterable[str], kept: Collection[str]) -> tuple[list[str], list[list[str]]]:
-        """Take note of a plan.
+        """Record a plan.
 
         Args:
-            before: files that were named until now, and not removed.
-            kept: those that are named from now on.
+            before: files named until now and not removed.
+            kept: files named from now on.
 
         Returns:
-            the files that nobody needs any more; and those that will be so, by plan.
+            the files to remove now; and those to remove later, by plan.
         """
         self._gone.append(sorted(set(before).difference(kept)))
         files = [file for _ in range(len(self._gone) - KEPT_EPOCHS) for file in self._gone.popleft()]
@@ -355,20 +356,21 @@ class Memory:
     # -- restart
 
     def load(self, name: str, read: Callable[[str], EpochFile], *, committed: bool) -> Counter[str]:
-        """Take in what a former process had remembered; only in an empty memory.
+        """Load the memory of a former process; only into an empty memory.
 
         Args:
-            name: of the newest file.
-            read: reads a file, without what was given up of its epoch.
-            committed: whether its epoch is.
+            name: name of the newest file.
+            read: reads a file, without the abandoned messages of its epoch.
+            committed: whether its epoch is committed.
 
         Returns:
-            how many messages of each queue the end of that process has left.
+            the number of messages of each queue that the end of that process left.
         """
-        own, noted = read(name), self._noted or {}
-        self.digester, self.repeats, self._noted = Digester(bytes.fromhex(own.secret)), {}, None
+        own, repeated, left = read(name), self._repeated or {}, self._left or {}
+        self.digester, self.repeats = Digester(bytes.fromhex(own.secret)), {}
+        self._repeated = self._left = None
         self._new_repeats = _NOTHING
-        for queue, key in noted:
+        for queue, key in repeated:
             self.note_repeat(queue, key)
         new_repeats = self._new_repeats
         self.connected_s = own.connected_s
@@ -404,7 +406,12 @@ class Memory:
         self._forget_left()
         self._new, self.forgotten, self._loaded = [], 0, True
         self._new_contents, self._new_repeats = _NOTHING, new_repeats
-        return self._leave_unsettled()
+        recent = self._leave_unsettled()
+        early: dict[str, list[Key]] = {}
+        for queue, key in left:
+            early.setdefault(queue, []).append(key)
+        self.leave(early)
+        return recent
 
     def _put_part(self, shelf: Shelf, file: str, digests: Any) -> None:
         number = next(self._numbers)
@@ -426,7 +433,7 @@ class Memory:
         self._joined = next(self._numbers)
 
     def _apply(self, file: EpochFile) -> None:
-        """Take in what a file says has changed."""
+        """Apply the changes in a file."""
         self.settle(file.settled)
         self._left_so_far = file.left_so_far - len(file.left_contents)
         self._leave_contents(file.left_contents, int(file.connected_s))
@@ -435,7 +442,7 @@ class Memory:
         self.repeat(file.repeating)
 
     def _plan(self, file: EpochFile) -> None:
-        """Take in the epoch of a file, which is committed."""
+        """Commit the epoch of a file."""
         for queue, keys in file.planned.items():
             self.commit(file.epoch, queue, keys)
 
@@ -453,9 +460,9 @@ class Memory:
 
 def parted(keys: Collection[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
     """Part keys into IDs, and contents as they are in files."""
-    if isinstance(keys, TextKeys):  # nearly always
+    if isinstance(keys, TextKeys):  # the usual case
         return keys, ()
-    if bytes not in set(map(type, keys)):  # types are looked at in a tenth of the time
+    if bytes not in set(map(type, keys)):  # comparing types takes a tenth of the time
         return [*keys], []
     every = filed(keys)
     contents = [key for key in every if len(key) == CONTENT_DIGEST_BYTES and type(key) is bytes]

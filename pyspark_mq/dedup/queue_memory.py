@@ -16,7 +16,7 @@ __all__ = ["QueueMemory"]
 
 
 class QueueMemory:
-    """The memory as the in-flight table of one queue knows it."""
+    """The memory as seen by the in-flight table of one queue."""
 
     def __init__(self, memory: Memory, queue: str) -> None:
         self._memory = memory
@@ -34,7 +34,7 @@ class QueueMemory:
         return self._found(keys, lambda digests: self._memory.ids.find(digests, self._memory.left.sizes.keys()))
 
     def contents_among(self, keys: Collection[Key]) -> tuple[set[Key], set[Key], set[Key]]:
-        """Return the contents that are known, that were left open, and that repeat."""
+        """Return the contents that are known, those left open, and those that repeat."""
         memory, every = self._memory, [*keys]
         if not every or not (len(memory) or memory.repeats):
             return set(), set(), set()
@@ -54,11 +54,11 @@ class QueueMemory:
         return [key for key, text in zip(keys, texts, strict=False) if text in repeats and text not in but]
 
     def repeat(self, key: Key) -> None:
-        """Take note that a content repeats."""
+        """Record that a content repeats."""
         self._memory.note_repeat(self._queue, key)
 
     def emit_again(self, key: Key) -> bool:
-        """Take note of a message that may be one of those that were left open, if there are any of its content."""
+        """Record the emission of a message that may be one left open; return whether any of its content is."""
         (text,) = map(bytes, self._digests([key]))
         repeats = self._memory.repeats
         if not repeats.get(text):
@@ -67,10 +67,10 @@ class QueueMemory:
         return True
 
     def recognise(self, keys: Sequence[Key], coming: Counter[Key]) -> list[Key]:
-        """Find the contents among messages of which it is not known yet whether they are committed.
+        """Find the committed messages among those held before the committed offset was known.
 
         Args:
-            coming: committed messages that surely come; those that are found are taken out.
+            coming: committed messages that surely come; found ones are removed.
         """
         _, left, repeats = self.contents_among(keys)
         found: list[Key] = []
@@ -86,14 +86,14 @@ class QueueMemory:
         return found
 
     def settle_again(self, keys: Collection[Key]) -> None:
-        """Take note that contents which were left open have come, and that their acknowledgement is settled."""
+        """Record that contents left open have come and are settled."""
         self._memory.came.update(map(bytes, self._digests(keys)))
 
     def hold(self, keys: Collection[Key]) -> Any:
-        """Hold the IDs of messages that came.
+        """Hold the IDs of received messages.
 
         Returns:
-            their digests; None if one of them is known or held, is no ID, or is there twice, and nothing is done.
+            their digests; None, with nothing done, if one is known or held, is no ID, or is there twice.
         """
         if parted(keys)[1]:
             return None
@@ -106,20 +106,20 @@ class QueueMemory:
         return digests
 
     def hold_only(self, digests: Sequence[Any]) -> None:
-        """Hold these, and no others any more."""
+        """Hold only these from now on."""
         self._held = Batches()
         self._held.pile(np.concatenate([from_bytes(b""), *digests]))
 
     def committed(self, epoch: int, keys: Collection[Key], digests: Sequence[Any] = ()) -> None:
-        """Take note that messages of an epoch are committed.
+        """Record that messages of an epoch are committed.
 
         Args:
-            digests: theirs, where all were held; they are held until :meth:`hold_only`.
+            digests: their digests, if all were held; they are held until :meth:`hold_only`.
         """
         self._memory.commit(epoch, self._queue, keys, np.concatenate(digests) if digests else None)
 
     def leave(self, keys: Collection[Key]) -> None:
-        """Take note that the end of a session has left committed messages open."""
+        """Record that the end of a session left committed messages open."""
         self._memory.leave({self._queue: keys})
 
     def _digests(self, keys: Collection[Key]) -> Any:

@@ -221,7 +221,7 @@ class Life:
         assert not left & self.oracle.came
         assert repeats == self.oracle.repeats
         most = (self.window + self.most_left) * 9 / 8 + CONTENTS_LEFT + sum(map(len, self.oracle.unsettled.values()))
-        assert self.memory.remembered <= most + memory.FOLLOWING_MAX * largest  # a part has what so many epochs have
+        assert len(self.memory) <= most + memory.FOLLOWING_MAX * largest  # a part has what so many epochs have
         assert len(self.files) < 2 * memory.KEPT_EPOCHS + NAMES_MAX
 
 

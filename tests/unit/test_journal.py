@@ -130,7 +130,27 @@ def test_a_remembered_id_takes_few_bytes() -> None:
         queue.committed(epoch, [f"id-{epoch}-{number}" for number in range(10_000)])
     assert len(queue.among(["id-3-17", "id-11-1"])) == 1
     held = sum(batch.nbytes for batch in memory.ids._sorted.values()) + memory.ids._filter.nbytes
-    assert held <= 40 * memory.remembered
+    assert held <= 40 * len(memory)
+
+
+@pytest.mark.parametrize("key", ["theirs", b"c" * 16])
+def test_what_was_left_before_spark_showed_the_checkpoint_is_left_after_that(key: Key) -> None:
+    """A shared store knows it as committed, and a session ends before the files are read, which have another secret."""
+    files: dict[str, EpochFile] = {}
+
+    def plan(memory: Memory, name: str) -> None:
+        files[name] = file = memory.compose(len(files), ["orders"], {"orders": [name]}, [], {})
+        memory.written(name, file)
+
+    plan(Memory(10, 10, b"one secret"), "first")
+    second, third = Memory(10, 10, b"another"), Memory(10, 10, b"a third")
+    QueueMemory(second, "orders").leave([key])
+    second.load("first", files.__getitem__, committed=True)
+    plan(second, "second")
+    third.load("second", files.__getitem__, committed=True)
+    for memory in (second, third):
+        queue = QueueMemory(memory, "orders")
+        assert (queue.contents_among([key])[1] if isinstance(key, bytes) else queue.left_among([key])) == {key}
 
 
 def test_queues_that_came_and_went_take_what_is_remembered_of_them() -> None:
