@@ -262,7 +262,7 @@ def test_what_is_promised_is_known(seed: int) -> None:
 
 #: A rule: what stands for it in the code, and what stands there without it.
 RULES = {
-    "what was unsettled is left by the end": ("recent = self._leave_unsettled()\n", "recent: Counter[str] = Counter()\n"),
+    "what was unsettled is left by the end": ("recent = self._leave_unsettled()\n", "recent = Counter()\n"),
     "only what is settled enters the window": ("if one not in held])", "])"),
     "a file is kept for a hundred and twenty plans": ("KEPT_EPOCHS = 120", "KEPT_EPOCHS = 20"),
     "the epoch of the base is behind it": ("            if base is not own:\n                self._plan(base)\n", ""),
