@@ -33,7 +33,7 @@ class Counters:
         rejected: messages refused for having no ID, or because they cannot be decoded.
         reconnects: sessions that ended.
         replays: epochs of a former process that were asked for again.
-        lost: planned messages given up (`failOnDataLoss=false`, or released).
+        lost: planned messages abandoned (`failOnDataLoss=false`, or released).
         forgotten: IDs forgotten although their messages may come again: more than two million were left.
         unacked: now: deliveries for which no acknowledgement is due yet.
         buffered: now: messages received and not planned.

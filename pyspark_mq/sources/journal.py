@@ -29,7 +29,7 @@ _LOG = logging.getLogger("pyspark_mq")
 _SECRET_BYTES = 32
 #: Parts that are kept of an epoch besides its file: the memory when it was about to run, if it was planned without a
 #: start offset; that it is acknowledged; and numbered records of abandoned messages.
-_BESIDE, _ACKNOWLEDGED, _GIVEN_UP = "beside", "acknowledged", "given-up"
+_BESIDE, _ACKNOWLEDGED, _ABANDONED = "beside", "acknowledged", "abandoned"
 
 
 class Recent(NamedTuple):
@@ -73,7 +73,7 @@ def file_of(files: JournalFiles, name: str, *, complete: bool = False) -> EpochF
 
 def _abandoned(files: JournalFiles, name: str, kept: Iterable[str], first: int | None = None) -> ByQueue:
     """Look up abandoned messages (rule 15), in the first records or in all. Each includes those before it."""
-    records = [part for part in kept if part.startswith(_GIVEN_UP)][:first]
+    records = [part for part in kept if part.startswith(_ABANDONED)][:first]
     return files.read(name, records[-1]).planned if records else {}
 
 
@@ -218,7 +218,7 @@ class Journal:
         }
         file = self._compose(end.epoch, self.queues(end), planned, in_flight_tables, ())
         # The planned IDs no longer include the abandoned ones.
-        without = sum(part.startswith(_GIVEN_UP) for part in kept)
+        without = sum(part.startswith(_ABANDONED) for part in kept)
         self._files.put(replace(file, without=without), end.file, _BESIDE)
         self._written(end.file, file)
         if self._repeating(planned):  # that may be known since a message came for the epoch
@@ -338,9 +338,9 @@ class Journal:
     def _file(self, name: str) -> EpochFile:
         return file_of(self._files, name, complete=True)
 
-    # -- what is given up
+    # -- abandoned messages
 
-    def give_up(self, end: Position, keys: ByQueue) -> None:
+    def abandon(self, end: Position, keys: ByQueue) -> None:
         """Record abandoned messages before anything of the epoch is emitted (rule 15).
 
         Raises:
@@ -349,8 +349,8 @@ class Journal:
         kept = self._files.parts(end.file)
         before = _abandoned(self._files, end.file, kept)
         joined = {queue: [*before.get(queue, ()), *filed(keys.get(queue, ()))] for queue in {**before, **keys}}
-        number = sum(part.startswith(_GIVEN_UP) for part in kept)
-        self._files.put(EpochFile(planned=joined), end.file, f"{_GIVEN_UP}-{number:06d}")
+        number = sum(part.startswith(_ABANDONED) for part in kept)
+        self._files.put(EpochFile(planned=joined), end.file, f"{_ABANDONED}-{number:06d}")
 
 
 class NoJournal:
@@ -403,10 +403,10 @@ class NoJournal:
         if journal.planned_without_start(end):
             journal.recall(start.file, start, committed=True)
             journal.plan_beside(end, {})
-        journal.give_up(end, journal.planned(start, end))
+        journal.abandon(end, journal.planned(start, end))
         return {}
 
-    def give_up(self, end: Position, keys: ByQueue) -> None:
+    def abandon(self, end: Position, keys: ByQueue) -> None:
         """Write nothing: no epoch waits for messages."""
 
     def queues(self, position: Position) -> list[str]:  # noqa: ARG002

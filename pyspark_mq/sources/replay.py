@@ -90,7 +90,7 @@ class Replay:
                 f"{text}Read them once more until that epoch is committed, and leave them away then; or go on without "
                 f"those messages: {_WAYS_ON}"
             )
-        self._memory.give_up(end, gone)
+        self._memory.abandon(end, gone)
         _LOG.error("%sGoing on without them, as %s", text, why)
 
     def _await(self, end: Position, awaited: Sequence[Awaited]) -> None:
@@ -103,10 +103,10 @@ class Replay:
             if not left:
                 return
             if ended := [one for one in left if one.queue.ended]:
-                self._give_up(end, ended)
+                self._abandon(end, ended)
                 continue
             if min(one.waited_s for one in left) > timeout_s:
-                self._give_up(end, left)
+                self._abandon(end, left)
                 return
             now = self._runtime.monotonic_s()
             if now - said >= self._runtime.timing.replay_log_s:
@@ -120,7 +120,7 @@ class Replay:
                 one.ask_for_more(now)
             self._queues.wait(self._runtime.timing.idle_s)
 
-    def _give_up(self, end: Position, awaited: Sequence[Awaited]) -> None:
+    def _abandon(self, end: Position, awaited: Sequence[Awaited]) -> None:
         """Handle missing planned messages (rule 9)."""
         epoch, settings = end.epoch, self._settings
         missing = {one: one.missing_ids() for one in awaited}
@@ -146,9 +146,9 @@ class Replay:
             where = ", ".join(one.queue.destination for one in awaited)
             raise DataLossError(where, epoch, [key for keys in texts.values() for key in keys], text + advice)
         # Before anything of the epoch is emitted: these messages count as new from now on (rule 15).
-        self._memory.give_up(end, {one.queue.name: keys for one, keys in missing.items()})
+        self._memory.abandon(end, {one.queue.name: keys for one, keys in missing.items()})
         for one in awaited:
-            one.give_up()
+            one.abandon()
         _LOG.error("%sGoing on without them, as %s", text, why)
 
     def _may_go_on(self, end: Position) -> str | None:

@@ -53,7 +53,7 @@ _READABLE = "Have the folder readable for the user of the driver"
 #: Prefix of a part's name -> error message if it cannot be written.
 _WRITTEN = {
     "beside": ("what is remembered beside '{}' cannot be written", f"Nothing of the epoch was emitted. {_MAKE_ROOM}"),
-    "given-up": (
+    "abandoned": (
         "what the epoch of '{}' is run without cannot be written down",
         f"Nothing of it was emitted or acknowledged. {_MAKE_ROOM}",
     ),

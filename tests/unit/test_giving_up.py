@@ -143,14 +143,14 @@ def test_records_go_with_their_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "FOLLOWING_MAX", 3)
     scene = abandoned(dedup_window=0)
     scene.query.trigger()
-    assert any("given-up" in name for name in scene.query.folder.files)
+    assert any("abandoned" in name for name in scene.query.folder.files)
     scene.queue.bring_back()
     for _ in range(12):
         scene.publish(1)
         while not scene.query.trigger():
             pass
         scene.world.let_pass(20.0)
-    assert not any("given-up" in name for name in scene.query.folder.files)
+    assert not any("abandoned" in name for name in scene.query.folder.files)
 
 
 @pytest.mark.parametrize("lower", [Guarantee.AT_LEAST_ONCE, Guarantee.NONE])

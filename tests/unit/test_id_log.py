@@ -121,7 +121,7 @@ def test_files_are_removed_with_all_that_is_kept_of_them(place: str, folder: Pat
     names = [log.put(content(number)) for number in range(3)]
     for name in names:
         log.put(content(), name, "beside")
-        log.put(EpochFile(planned={"orders": ["x"]}), name, "given-up-000000")
+        log.put(EpochFile(planned={"orders": ["x"]}), name, "abandoned-000000")
     log.remove(names[:2])
     assert all(name.startswith(names[2].removesuffix(".arrow")) for name in files(folder))
     assert len(files(folder)) == 3
@@ -203,11 +203,11 @@ def test_a_log_that_cannot_be_read_is_an_error_that_says_so(tmp_path: Path) -> N
 def test_a_draft_that_a_crash_left_is_written_over(tmp_path: Path) -> None:
     log = IdLog(str(tmp_path), QUEUE)
     name = log.put(content())
-    record = f"{name.removesuffix('.arrow')}-given-up-000000.arrow"
+    record = f"{name.removesuffix('.arrow')}-abandoned-000000.arrow"
     (tmp_path / f".{record}").write_text("a draft that is longer than what is written over it" * 10)
-    log.put(EpochFile(planned={"orders": ["x"]}), name, "given-up-000000")
+    log.put(EpochFile(planned={"orders": ["x"]}), name, "abandoned-000000")
     assert files(tmp_path) == sorted([name, record])
-    assert log.read(name, "given-up-000000").planned == {"orders": ["x"]}
+    assert log.read(name, "abandoned-000000").planned == {"orders": ["x"]}
 
 
 def test_what_was_abandoned_is_kept_for_its_file_alone(place: str) -> None:
@@ -215,10 +215,10 @@ def test_what_was_abandoned_is_kept_for_its_file_alone(place: str) -> None:
     third, fourth = log.put(content(3)), log.put(content(4))
     assert log.parts(third) == []
     for number, ids in enumerate((["x"], ["x", "y"])):
-        log.put(EpochFile(planned={"orders": ids}), third, f"given-up-{number:06d}")
+        log.put(EpochFile(planned={"orders": ids}), third, f"abandoned-{number:06d}")
     again = IdLog(place, QUEUE)
-    assert again.parts(third) == ["given-up-000000", "given-up-000001"]
-    assert again.read(third, "given-up-000001").planned == {"orders": ["x", "y"]}
+    assert again.parts(third) == ["abandoned-000000", "abandoned-000001"]
+    assert again.read(third, "abandoned-000001").planned == {"orders": ["x", "y"]}
     assert again.parts(fourth) == []
 
 

@@ -53,5 +53,5 @@ class Awaited:
         if queue.ask_for_more(self.missing):
             self._gap_s *= 2
 
-    def give_up(self) -> None:
-        self.queue.give_up(self._epoch)
+    def abandon(self) -> None:
+        self.queue.abandon(self._epoch)

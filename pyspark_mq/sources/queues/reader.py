@@ -432,7 +432,7 @@ class QueueReader:
         """Widen windows that are full of other messages than the missing ones; return whether there are any."""
         return self.windows.double_taken(missing)
 
-    def give_up(self, epoch: int) -> None:
+    def abandon(self, epoch: int) -> None:
         """Run an epoch without its missing messages (rule 9)."""
         self.in_flight.abandon(epoch)
 
