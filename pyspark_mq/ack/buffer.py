@@ -32,7 +32,7 @@ class MessageRun(Generic[K, P]):
 
     Attributes:
         tags: ascending.
-        weight: bytes of the payloads.
+        size_bytes: bytes of the payloads.
         digests: digests of the keys, an array from the memory; None without one.
     """
 
@@ -78,7 +78,7 @@ class Buffer(Generic[K, P]):
     """The messages in the order of arrival: first single messages, then runs.
 
     Attributes:
-        weight: bytes of all payloads.
+        size_bytes: bytes of all payloads.
         order: the single messages, oldest first.
         runs: the runs after them.
     """

@@ -22,7 +22,7 @@ class Epoch(Generic[K, P]):
     Attributes:
         payloads: payloads in planned order; None for a missing one. Empty with runs.
         runs: runs in planned order.
-        weight: bytes of the payloads that are there.
+        size_bytes: bytes of the payloads that are there.
         unbound: whether some handles are gone with their session.
     """
 
@@ -43,7 +43,7 @@ class Taken(Generic[P]):
 
     Attributes:
         payloads: None for a missing one.
-        weight: bytes of those that are there.
+        size_bytes: bytes of those that are there.
         missing: number of missing payloads.
         unbound: whether some messages may have no handle.
     """

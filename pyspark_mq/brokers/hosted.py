@@ -8,7 +8,7 @@ __all__ = ["BALANCER_IDLE_S", "METRICS_S", "hosted_by"]
 
 #: Its load balancer drops a connection that is idle for this long (AWS, "Network Load Balancers").
 BALANCER_IDLE_S = 350.0
-#: AWS asks for metrics of a queue to be looked at no more often (Amazon MQ, "RabbitMQ best practices").
+#: AWS asks for metrics of a queue to be read no more often (Amazon MQ, "RabbitMQ best practices").
 METRICS_S = 60.0
 
 #: `b-<id>.mq.<region>.on.aws`, and `….amazonaws.com` of brokers made earlier (Amazon MQ, "Brokers", endpoints).

@@ -39,7 +39,7 @@ class QueueLook:
     Attributes:
         planned: how many messages of it the epoch has.
         missing: those that were not seen.
-        seen: messages looked at.
+        seen: messages examined.
     """
 
     planned: int
@@ -105,13 +105,13 @@ def describe(one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> Iterat
     if one.position.released:
         yield "  it is released already"
     if found is None:
-        yield "  which of them are missing is not known: give the options of the source to have the queue looked at"
+        yield "  which of them are missing is not known: give the options of the source to have the queue examined"
         return
     for name, there in found.items():
         more = "; it has more" if there.missing and there.seen >= _LOOKED_AT_MAX else ""
         yield (
             f"  queue '{name}': {len(there.missing):,} of {there.planned:,} are missing among the {there.seen:,} "
-            f"messages looked at{more}"
+            f"messages examined{more}"
         )
         for key in there.missing[:_IDS_SHOWN]:
             yield f"    {key_text(key)}"

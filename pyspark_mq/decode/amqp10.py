@@ -35,7 +35,7 @@ from pyspark_mq.decode.amqp10_message import (
     unreadable_of,
 )
 from pyspark_mq.decode.amqp10_sections import SectionReader
-from pyspark_mq.decode.batch import MESSAGE_ID, TOGETHER_MIN, Column, DeliveryBatch, Unreadable, array_of
+from pyspark_mq.decode.batch import BATCH_MIN, MESSAGE_ID, Column, DeliveryBatch, Unreadable, array_of
 from pyspark_mq.decode.spans import binary, joined
 from pyspark_mq.dedup import IdSource, TextKeys, content_digest, id_text
 
@@ -194,7 +194,7 @@ def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -
         reader: of the session.
     """
     count = len(messages)
-    if count < TOGETHER_MIN or sum(map(len, messages)) > _BYTES_MAX:
+    if count < BATCH_MIN or sum(map(len, messages)) > _BYTES_MAX:
         yield from map(reader.read, range(first, first + count), messages)
         return
     ends = np.cumsum(np.fromiter(map(len, messages), np.int64, count))
@@ -204,7 +204,7 @@ def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -
     at = done = 0
     for row in [*left.tolist(), count]:
         run = row - at
-        if batch is not None and run >= TOGETHER_MIN:
+        if batch is not None and run >= BATCH_MIN:
             yield batch if run == len(batch) else batch[done : done + run]
         else:
             yield from map(reader.read, range(first + at, first + row), messages[at:row])

@@ -221,7 +221,7 @@ _OF_THE_BEGINNING = ("priority", "persistent", "exchange", "routingKey", "redeli
 
 def _columns(source: _Source, like: Raw, ttl_ms: int) -> dict[str, pa.Array]:
     walked = source.walked
-    # All texts are looked at, asked for or not: one that is none makes its message unreadable.
+    # All texts are checked, requested or not: one that is none makes its message unreadable.
     if walked.texts.any():
         texts = np.flatnonzero(walked.texts)
         source.text(walked.body_begins[texts], walked.body_lengths[texts], _NO_SYMBOLS, rows=texts)

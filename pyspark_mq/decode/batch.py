@@ -30,8 +30,18 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
-    "INT32_MAX", "INT64_MAX", "MESSAGE_ID", "ROW_BYTES", "TOGETHER_MIN", "UNREADABLE_PROPERTY", "Column",
-    "DeliveryBatch", "DictionaryColumn", "Unreadable", "array_of", "listed",
+    "BATCH_MIN",
+    "INT32_MAX",
+    "INT64_MAX",
+    "MESSAGE_ID",
+    "ROW_BYTES",
+    "UNREADABLE_PROPERTY",
+    "Column",
+    "DeliveryBatch",
+    "DictionaryColumn",
+    "Unreadable",
+    "array_of",
+    "listed",
 ]  # fmt: skip
 
 #: Name in `properties` for the reason why a message is unreadable.
@@ -40,7 +50,7 @@ UNREADABLE_PROPERTY = "unreadable"
 #: Measured: 290 of one that is received, 330 of one that is planned.
 ROW_BYTES = 330
 #: Fewer deliveries are read one by one in the same time (measured: 30 to 40 over each protocol).
-TOGETHER_MIN = 40
+BATCH_MIN = 40
 #: The largest numbers that columns have.
 INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 #: The ID that a message has by itself.

@@ -129,7 +129,7 @@ def find_frames(data: bytes | bytearray, least: int, most: int, last: str) -> tu
 
     Args:
         data: as it was read; the first frame begins there. The last ends `len(frames.data)` bytes on, with its NUL.
-        least, most: fewer are not looked at, and no more, which bounds what it takes.
+        least, most: fewer are not examined, and no more, which bounds what it takes.
         last: the header of which the last entry counts; empty for none.
 
     Returns:

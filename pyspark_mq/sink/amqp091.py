@@ -117,7 +117,7 @@ class Amqp091Publisher(Publisher):
 
     def probe(self, place: Place, deadline: float) -> None:
         self._check(place, deadline)
-        # Permissions are looked at first, then this, which is no number (`rabbit_channel.erl`).
+        # Permissions are checked first, then this, which is no number (`rabbit_channel.erl`).
         properties = BasicProperties(expiration="none")
         exchange, key = (place.name, place.key) if place.kind == "exchange" else ("", place.name)
         self._channel.basic_publish(exchange, key, b"", properties, mandatory=True)

@@ -190,7 +190,7 @@ class StompPublisher(Publisher):
             self._end = self._end or "the broker closed the connection"
             return False
         for frame in self._reader.feed(data):
-            assert isinstance(frame, tuple), "frames are not looked at together"
+            assert isinstance(frame, tuple), "frames are not examined together"
             self._take(*frame)
         return True
 

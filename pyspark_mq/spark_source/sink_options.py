@@ -34,7 +34,7 @@ _TABLE = (
            "equal rows are taken for copies", unset="random"),
     Option("sendTimeout", _SENDING, "longest wait for a confirmation, from 1 s. A broker that says it is blocked is "
            "waited for", default="2m", kind=duration_s(1)),
-    Option("checkpointLocation", _SENDING, "of a streaming write: Spark's own, not looked at here"),
+    Option("checkpointLocation", _SENDING, "of a streaming write: Spark's own, not checked here"),
 )  # fmt: skip
 #: By name.
 SINK_OPTIONS: Mapping[str, Option] = {option.name: option for option in _TABLE} | {

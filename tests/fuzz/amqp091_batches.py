@@ -1,4 +1,4 @@
-"""The law of equal blocks over AMQP 0-9-1: deliveries that are looked at together are the same as one by one.
+"""The contract of equal blocks over AMQP 0-9-1: deliveries that are decoded together are the same as one by one.
 
 A case is a stream of some producers, in any cuts, with some bytes changed or none. It is read twice, with batches of
 any size and without, and both make blocks, also of one delivery each; rows, IDs, sizes, other frames and the end of the

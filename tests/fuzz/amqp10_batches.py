@@ -1,4 +1,4 @@
-"""The law of equal blocks over AMQP 1.0: messages that are looked at together are the same as one by one.
+"""The contract of equal blocks over AMQP 1.0: messages that are decoded together are the same as one by one.
 
 A case is what a session takes in at a few times, of one producer or of several, with some bytes changed or none. It is
 made into deliveries twice, in batches and without, and both make blocks: rows, IDs and sizes are equal.

@@ -1,4 +1,4 @@
-"""The law of equal blocks over STOMP: messages that are looked at together are the same as one by one.
+"""The contract of equal blocks over STOMP: messages that are decoded together are the same as one by one.
 
 A case is a stream of some producers, in any cuts, with some bytes changed or none. It is read twice, with batches of
 any size and without, and both make blocks; rows, IDs, sizes, handles, other frames and the end of the stream are equal.
@@ -110,9 +110,9 @@ def _changed(rng: random.Random, data: bytes) -> bytes:
     return bytes(changed)
 
 
-def _read(pieces: list[bytes], together_min: int, dialect: StompDialect) -> tuple[list[Any], list[bytes], list[Any]]:
+def _read(pieces: list[bytes], batch_min: int, dialect: StompDialect) -> tuple[list[Any], list[bytes], list[Any]]:
     """What a session has of a stream: its inbox, how each is acknowledged, and what is no message."""
-    reader = FrameReader(together_min, dialect.last_header)
+    reader = FrameReader(batch_min, dialect.last_header)
     inbox: list[Any] = []
     handles: list[bytes] = []
     others: list[Any] = []

@@ -54,7 +54,7 @@ class Told:
     def one(self, about: str, check: str, level: str, words: str) -> dict[str, Any]:
         """The finding of that level and with these words."""
         found = self.of(about, check)
-        assert found, f"{check} was not looked at: {[(one['about'], one['check']) for one in self.findings]}"
+        assert found, f"{check} was not examined: {[(one['about'], one['check']) for one in self.findings]}"
         fitting = [one for one in found if one["level"] == level and words in one["found"]]
         assert fitting, found
         return fitting[0]
@@ -232,7 +232,7 @@ def test_over_amqp_1_0_the_connection_tells_of_the_arguments(rabbit43: RabbitNod
     told.one("'ranked'", "priorities", "warning", "by priority")
     found = told.one("'limited'", "dead-letters", "unknown", "exchange 'amq.fanout'")
     assert "managementUrl" in found["remedy"]
-    told.one("'limited'", "read", "unknown", "no message was looked at")
+    told.one("'limited'", "read", "unknown", "no message was examined")
 
 
 def test_over_amqp_1_0_a_delay_of_a_policy_is_not_taken_for_one_that_is_told(rabbit43: RabbitNode) -> None:

@@ -382,7 +382,7 @@ def test_what_is_looked_at_for_a_release_is_not_kept_and_no_more_than_it_takes(
     made.plan(0, made.position(1, orders=["3", "201"]))
     options = [f"{name}={value}" for name, value in GIVEN.items()]
     text = told("release", str(made.path), *options, "--yes", capsys=capsys)
-    assert "0 of 2 are missing among the 205 messages looked at\n" in text
+    assert "0 of 2 are missing among the 205 messages examined\n" in text
     assert Long.most <= 10
 
 

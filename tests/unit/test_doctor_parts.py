@@ -283,7 +283,7 @@ def test_a_topic_of_an_activemq_broker_is_not_opened(capsys: pytest.CaptureFixtu
     options = ["broker=activemq", "url=stomp://127.0.0.1:9", "topic=news", "subscription=s"]
     main(["doctor", *options])
     said = capsys.readouterr().out
-    assert "login: not looked at: to open a topic makes its subscription" in said
+    assert "login: not examined: to open a topic makes its subscription" in said
     assert "1 not known" in said
 
 

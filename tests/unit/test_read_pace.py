@@ -27,7 +27,7 @@ class Reader:
         self.now_s += after_s
         self.pace.read(len(self.near.recv(PIECE)), self.near)
         before = len(self.rests)
-        self.pace.rest()
+        self.pace.delay()
         return len(self.rests) > before
 
 

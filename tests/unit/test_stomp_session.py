@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.decode.batch import TOGETHER_MIN
+from pyspark_mq.decode.batch import BATCH_MIN
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.sources.connections.session import KEEP_ALIVE_READ_S, ReceiveBuffer, SessionLostError, SessionOptions
 from pyspark_mq.sources.stomp.frames import FrameReader, UnreadableHeaders
@@ -230,7 +230,7 @@ def test_messages_of_another_protocol_stay_together_unless_one_hides_the_id_of_t
         ids[60] = b"mine"
     head = b"MESSAGE\nack:1\nJMS_AMQP_NATIVE:true\nmessage-id:%b\ncontent-length:0\n\n\0\n"
     session = consumer(keeps=False)
-    session._take(FrameReader(TOGETHER_MIN).feed(b"".join(head % one for one in ids)))
+    session._take(FrameReader(BATCH_MIN).feed(b"".join(head % one for one in ids)))
     assert len(session.buffer.inbox) == (60 if hides else 1)
     if hides:
         with pytest.raises(MessageError, match="'mine'"):

@@ -82,7 +82,7 @@ def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Secti
         reached = replace(one, endpoint=replace(one.endpoint, urls=tuple(answered)))
         yield _queue(reached, management, maximum, patience_s, of_topic=settings.endpoint.topic is not None)
     if beyond:
-        text = f"{beyond} more queue(s) match, and were not looked at"
+        text = f"{beyond} more queue(s) match, and were not examined"
         yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "name them with option 'queue'")])
 
 
@@ -99,7 +99,7 @@ def _management(management: Management) -> tuple[Finding, str]:
 
 
 def _queues(options: Options) -> tuple[list[Settings], int]:
-    """Settings of each queue to be looked at, and how many are left out."""
+    """Settings of each queue to examine, and how many are left out."""
     settings = options.settings
     if settings.endpoint.topic is not None:
         subscription = settings.endpoint.subscription
@@ -144,7 +144,7 @@ def _broker(url: BrokerUrl, settings: Settings, server: str, management: Managem
     if any(one.level is Level.PROBLEM for one in findings):
         return _Broker(url, findings)
     if endpoint.topic is not None:
-        text = "not looked at: to open a topic makes its subscription"
+        text = "not examined: to open a topic makes its subscription"
         return _Broker(url, [*findings, Finding("login", Level.UNKNOWN, text, "start the query")])
     session = make_session(settings)
     try:
@@ -198,7 +198,7 @@ class _Look:
 
     Attributes:
         greeting: None if it could not be opened.
-        sample: None if no messages were to be looked at, or could not be.
+        sample: None if no messages were to be examined, or could be.
         problem: why not; empty if they could.
         absent: is it that the queue is not there, or not for this user?
     """
@@ -234,7 +234,7 @@ def _queue(
         if greeting is None:
             checked = [one for one in checked if one.level >= Level.WARNING]
     elif sample is None:
-        reads = Finding("read", Level.UNKNOWN, "no message was looked at", "use --messages above 0")
+        reads = Finding("read", Level.UNKNOWN, "no message was examined", "use --messages above 0")
     else:
         waiting = "" if facts.ready is None else f", {facts.ready:,} message(s) waiting"
         reads = Finding("read", Level.OK, f"{len(sample.sizes)} message(s) {sample.how}{waiting}")

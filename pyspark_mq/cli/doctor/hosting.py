@@ -36,7 +36,7 @@ def _of_connection(host: str, url: BrokerUrl, settings: Settings) -> Iterator[Fi
 def _of_queues(host: str, settings: Settings, *, asked: bool) -> Iterator[Finding]:
     stranded_s = settings.endpoint.broker.stranded_s
     if asked and settings.management_interval_s < METRICS_S:
-        text = f"{host} asks for metrics to be looked at once in {METRICS_S:.0f} s at most"
+        text = f"{host} asks for metrics to be read once in {METRICS_S:.0f} s at most"
         advice = f"set 'managementInterval' to 1m or more; it is {settings.management_interval_s:g}s"
         yield Finding(_CHECK, Level.WARNING, text, advice)
     if settings.replay_timeout_s < stranded_s:

@@ -17,7 +17,7 @@ _UNIQUE_MIN = 3
 
 
 def sample_of(rows: Sequence[dict[str, Any]], how: str) -> Sample:
-    """Make a sample of deliveries, by column, that were looked at in a way (see :class:`.Sample`)."""
+    """Make a sample of deliveries, by column, that were examined in some way (see :class:`.Sample`)."""
     contents = Counter((row["body"], repr(sorted(row["properties"].items()))) for row in rows)
     return Sample(
         how,

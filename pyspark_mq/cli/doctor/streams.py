@@ -104,7 +104,7 @@ def _stream(access: Access, name: str, maximum: int, patience_s: float) -> Itera
     for partition, members in [*found.items()][:_PARTITIONS_MAX]:
         yield Section(f"stream '{partition}'", [*_partition(access, partition, members, maximum, patience_s)])
     if len(found) > _PARTITIONS_MAX:
-        text = f"{len(found) - _PARTITIONS_MAX} more partition(s) were not looked at"
+        text = f"{len(found) - _PARTITIONS_MAX} more partition(s) were not examined"
         yield Section(f"stream '{name}'", [Finding("read", Level.UNKNOWN, text, "name them with option 'stream'")])
 
 
@@ -139,7 +139,7 @@ def _partition(
     text = f"offsets {first.first:,} to {end.next - 1:,} are there, the first since {since:%Y-%m-%d %H:%M} UTC"
     yield Finding("read", Level.OK, f"{text}: what a query has not read by the time retention takes it is lost to it")
     if not maximum:
-        yield Finding("chunks", Level.UNKNOWN, "no message was looked at", "use --messages above 0")
+        yield Finding("chunks", Level.UNKNOWN, "no message was examined", "use --messages above 0")
         return
     yield from _contents([chunk for chunk in chunks if chunk.user])
 

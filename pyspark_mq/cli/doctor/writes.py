@@ -48,7 +48,7 @@ def examine_write(options: Mapping[str, str]) -> Iterator[Section]:
                     answered.append(url)
             yield Section(str(url), findings)
         if place is None:
-            text = "rows name their own destinations, which are not looked at"
+            text = "rows name their own destinations, which are not examined"
             yield Section("the rows", [Finding(_CHECK, Level.UNKNOWN, text, "ask again with option 'queue'")])
         elif answered:
             found = _unsaid(settings, place, management) or _right(anywhere, place, answered[0])

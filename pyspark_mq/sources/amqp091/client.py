@@ -153,7 +153,7 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
         else:
             reader.feed(data_in)
         self.bytes_received = before + len(data_in)
-        self._pace.rest()
+        self._pace.delay()
 
 
 #: What :class:`PikaConnection` relies on; pika 1.3.2 and 1.4.4 have it.

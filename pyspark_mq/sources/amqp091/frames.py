@@ -18,7 +18,7 @@ import numpy as np
 
 from pyspark_mq.decode.amqp091 import Amqp091Batch
 from pyspark_mq.decode.amqp091_properties import FLAGS_BYTES, Raw
-from pyspark_mq.decode.batch import TOGETHER_MIN
+from pyspark_mq.decode.batch import BATCH_MIN
 from pyspark_mq.decode.spans import Views
 from pyspark_mq.sources.connections.read_memory import ReadMemory
 
@@ -75,7 +75,7 @@ class DeliveryReader:
         frame_bytes_max: of a whole frame, as negotiated.
         deliver: called with deliveries, in order: a list, or a :class:`.Amqp091Batch`.
         pass_on: called with every other frame, whole; the deliveries before it have been handed over.
-        together_min: the fewest that are handed over as a batch.
+        batch_min: the fewest that are handed over as a batch.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class DeliveryReader:
         frame_bytes_max: int,
         deliver: Callable[[list[Raw] | Amqp091Batch], None],
         pass_on: Callable[[bytes], None],
-        together_min: int = TOGETHER_MIN,
+        batch_min: int = BATCH_MIN,
     ) -> None:
-        self._together_min = together_min
+        self._batch_min = batch_min
         self._channel = channel
         self._payload_max = max(frame_bytes_max, _FRAME_BYTES_MIN) - _FRAMING
         self._deliver = deliver
@@ -143,10 +143,10 @@ class DeliveryReader:
             at, size: where they begin, and where what was received ends.
         """
         own, first = self._channel, at
-        begun, together = -1, size - at >= self._together_min * _DELIVERY_BYTES
+        begun, together = -1, size - at >= self._batch_min * _DELIVERY_BYTES
         while True:
             if together and self._open is None and data[at + 7 : at + 11] == _DELIVER:
-                found = _find_batch(data, at, size, own, self._together_min, self._payload_max)
+                found = _find_batch(data, at, size, own, self._batch_min, self._payload_max)
                 if found is None:
                     together = False
                 else:
@@ -239,7 +239,7 @@ class DeliveryReader:
         return False
 
 
-# -- deliveries that are looked at together ---------------------------------------------------------
+# -- batches of deliveries ---------------------------------------------------------
 
 
 def _find_batch(

@@ -66,7 +66,7 @@ class Transfers:
         #: The encoding of everything so far is known.
         self._knows = True
         self._like: _Like | None = None
-        #: Frames to compare at once, or that were looked at one by one.
+        #: Frames to compare at once, or that were read one by one.
         self._alike = 0
 
     def cut(self, data: bytes, *, take: bool) -> bytes:

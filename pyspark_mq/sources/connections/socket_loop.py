@@ -47,22 +47,22 @@ class ReadPace:
         self._now_s = now_s
         self._read_s = -math.inf
         self._bytes = 0
-        self._rests = False
+        self._delays = False
 
     def read(self, count: int, opened: socket.socket) -> None:
         """Record that this many bytes were read just now."""
         now_s = self._now_s()
         self._bytes += count
-        self._rests = False
+        self._delays = False
         if _pending(opened) or _unread_bytes(opened.fileno()):
             return
-        self._rests = 0 < self._bytes < _FEW_BYTES and now_s - self._read_s < _SHORTLY_S
+        self._delays = 0 < self._bytes < _FEW_BYTES and now_s - self._read_s < _SHORTLY_S
         self._read_s, self._bytes = now_s, 0
 
-    def rest(self) -> None:
+    def delay(self) -> None:
         """Wait for more bytes before the next read, if the last reads were small."""
-        if self._rests:
-            self._rests = False
+        if self._delays:
+            self._delays = False
             time.sleep(_GATHER_S)
 
 
@@ -147,7 +147,7 @@ class SocketLoop:
             with contextlib.suppress(BlockingIOError):
                 self._wakeup_read.recv(_WOKEN_BYTES)
         elif any(event & select.POLLIN for event in events.values()):
-            self._pace.rest()
+            self._pace.delay()
         return reading or not any(event & ~select.POLLOUT for event in events.values())
 
     def read(self, maximum: int) -> bytes | None:

@@ -260,7 +260,7 @@ class Deliveries:
     def _only_known(
         self, session: int, tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row], elsewhere: Collection[Any]
     ) -> tuple[Sequence[int], Sequence[Any], Sequence[Row]]:
-        """Keep what is planned, committed or here; the rest stays unacknowledged and is not looked at again."""
+        """Keep what is planned, committed or here; the rest stays unacknowledged and is not examined again."""
         new = set(self._in_flight.unseen(keys)).difference(elsewhere)
         places = {place for place, key in enumerate(keys) if key in new}
         if not places:

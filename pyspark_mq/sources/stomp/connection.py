@@ -16,7 +16,7 @@ from typing import Any
 from stomp.protocol import Protocol12
 
 from pyspark_mq.brokers.base import StompDialect
-from pyspark_mq.decode.batch import TOGETHER_MIN
+from pyspark_mq.decode.batch import BATCH_MIN
 from pyspark_mq.decode.stomp_frames import Frames
 from pyspark_mq.decode.stomp_headers import parse
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
@@ -59,7 +59,7 @@ class StompConnection(Session):
         self._socket = SocketLoop(self.now_s)
         self._transport: Any = None
         self._protocol: Any = None
-        self._reader = FrameReader(TOGETHER_MIN, self._dialect.last_header)
+        self._reader = FrameReader(BATCH_MIN, self._dialect.last_header)
         self._connected = False
         self._server = ""
         self._end: Exception | None = None

@@ -62,14 +62,14 @@ class FrameReader:
     It holds the bytes of one incomplete frame at most.
 
     Args:
-        together_min: the fewest messages of a read that are decoded as a batch; 0 for never.
+        batch_min: the fewest messages of a read that are decoded as a batch; 0 for never.
         last: the header whose last entry counts; empty for none.
     """
 
-    def __init__(self, together_min: int = 0, last: str = "") -> None:
-        self._together_min, self._last = together_min, last
+    def __init__(self, batch_min: int = 0, last: str = "") -> None:
+        self._batch_min, self._last = batch_min, last
         #: Messages still to be taken one by one, and the number after the next failure.
-        self._alone, self._pause = 0, together_min
+        self._alone, self._pause = 0, batch_min
         #: Bytes that are no frame yet; between reads, the start of an incomplete one.
         self._buffer = bytearray()
         #: Command, headers, start and end of the body (-1: at a NUL) of that frame, once its headers are complete.
@@ -126,7 +126,7 @@ class FrameReader:
         while buffer:
             if self._headers is None and not self._scanned:  # nothing is known about the next frame
                 del buffer[: _behind_ends_of_lines(buffer, 0)]
-                if self._together_min and buffer.startswith(_FIRST_LINE):
+                if self._batch_min and buffer.startswith(_FIRST_LINE):
                     if not self._alone and (together := self._together()) is not None:
                         self.spoken = True
                         del buffer[: len(together.data)]
@@ -144,7 +144,7 @@ class FrameReader:
 
         Each consecutive failure doubles the number of messages before the next try, so that failures cost little.
         """
-        least = self._together_min
+        least = self._batch_min
         found, tried = find_frames(self._buffer, least, _TRIED_MAX, self._last)
         count = 0 if found is None else len(found.kinds)
         if count >= least:
