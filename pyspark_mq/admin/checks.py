@@ -175,14 +175,14 @@ class _Checks:
         """Check whether a replay outlasts the broker's redelivery delay."""
         delay_s, timeout_s = self.facts.redelivery_delay_s, self.settings.replay_timeout_s
         if delay_s is None:
-            text = f"not known whether the broker holds back what comes again; a replay waits {timeout_s:g} s for it"
+            text = f"unknown whether the broker delays redeliveries; a replay waits {timeout_s:g} s for them"
             yield self._unknown(text, "" if self.remedy.startswith("or ") else self.remedy)
         elif delay_s < timeout_s:
             yield self._ok(f"up to {delay_s:g} s, and a replay waits {timeout_s:g} s" if delay_s else "none")
         else:
-            sure = "is" if self.broker.delays_drops else "may be"
+            sure = "are" if self.broker.delays_drops else "may be"
             make = self._bad if self.broker.delays_drops else self._warn
-            text = f"what comes again {sure} held back for up to {delay_s:g} s"
+            text = f"redeliveries {sure} delayed by up to {delay_s:g} s"
             advice = f"raise 'replayTimeout' above {math.ceil(delay_s)}s"
             also = f", {self.remedy}" if self.remedy.startswith("or ") else ""
             yield make(f"{text}, and a replay fails after {timeout_s:g} s", f"{advice}{also}")
@@ -192,7 +192,7 @@ class _Checks:
         timeout_s, settings = self.facts.consumer_timeout_s, self.settings
         if timeout_s is None:
             text = f"not known: {_USUAL_TIMEOUT_S / 60:.0f} min unless the broker is configured otherwise"
-            advice = f"{self.to_know}; see `consumer_timeout` in rabbitmq.conf, of which the broker tells nobody"
+            advice = f"{self.to_know}; see `consumer_timeout` in rabbitmq.conf, which the broker does not report"
             yield self._unknown(text, advice)
         elif math.isinf(timeout_s):
             yield self._ok("none")
@@ -212,7 +212,7 @@ class _Checks:
         if known is None:
             yield self._unknown()
         elif known:
-            yield self._warn("messages are handed out by priority: a replay looks for its messages behind others")
+            yield self._warn("messages are handed out by priority: a replay has to find its messages among others")
         else:
             yield self._ok("none")
 
@@ -225,13 +225,13 @@ class _Checks:
             yield self._ok("no")
         elif facts.other_consumers:
             yield self._bad(
-                f"one consumer at a time is handed messages, and there is another one{_named(facts)}: nothing comes "
+                f"one consumer at a time receives messages, and there is another one{_named(facts)}: nothing comes "
                 "until it is gone",
                 "stop the other reader (if it is not this very query)",
             )
         else:
-            idle = f"; of 'consumers' {count}, {count - 1} are handed nothing" if count > 1 else ""
-            text = f"one consumer at a time is handed messages{idle}; after a crash the next one waits until the "
+            idle = f"; of 'consumers' {count}, {count - 1} receive nothing" if count > 1 else ""
+            text = f"one consumer at a time receives messages{idle}; after a crash the next one waits until the "
             yield self._warn(f"{text}broker has noticed the end of the former")
 
     def other_consumers(self) -> Iterator[Finding]:
@@ -337,7 +337,7 @@ def _cut_short(sample: Sample, settings: Settings) -> Finding:
 
 
 _EMITTED = {
-    OnMissing.CONTENT: "known by their contents, of which equal ones may come twice",
+    OnMissing.CONTENT: "identified by their contents; equal ones may come twice",
     OnMissing.ROW: "emitted as often as they come",
 }
 

@@ -28,7 +28,7 @@ ACTIVEMQ = Broker(
     half_open_s={AMQP_1_0: 960.0, STOMP: 960.0},
     ids_by_protocol=True,
     delivery_limit_note=(
-        "a message that was handed out more often than a redelivery policy allows goes to the dead-letter queue"
+        "a message that was delivered more often than a redelivery policy allows goes to the dead-letter queue"
     ),
     remedies={
         "delivery-limit": "nothing to do",

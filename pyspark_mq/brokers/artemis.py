@@ -26,7 +26,7 @@ ARTEMIS = Broker(
     half_open_s={AMQP_1_0: 60.0},
     ids_by_protocol=True,
     delivery_limit_note=(
-        "a message that was handed out more often than `max-delivery-attempts` (10 by default) goes "
+        "a message that was delivered more often than `max-delivery-attempts` (10 by default) goes "
         "to the dead-letter address"
     ),
     remedies={

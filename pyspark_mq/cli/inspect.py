@@ -89,7 +89,7 @@ def _epoch_lines(name: str, epoch: dict[str, Any]) -> Iterator[str]:
 
 def _outlook(source: dict[str, Any]) -> str:
     if source["open"] is None:
-        return "a restart goes on with new messages, and drops what comes again of those that are remembered"
+        return "a restart goes on with new messages, and drops redeliveries of the remembered ones"
     count = source["open"]["planned"]
     if not count:
         return "a restart runs the open epoch, which waits for no messages"

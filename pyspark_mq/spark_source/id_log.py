@@ -52,7 +52,7 @@ _MAKE_ROOM = "Make room and give the user of the driver the right to write there
 _READABLE = "Have the folder readable for the user of the driver"
 #: Prefix of a part's name -> error message if it cannot be written.
 _WRITTEN = {
-    "beside": ("what is remembered beside '{}' cannot be written", f"Nothing of the epoch was emitted. {_MAKE_ROOM}"),
+    "beside": ("the memory next to '{}' cannot be written", f"Nothing of the epoch was emitted. {_MAKE_ROOM}"),
     "abandoned": (
         "what the epoch of '{}' is run without cannot be written down",
         f"Nothing of it was emitted or acknowledged. {_MAKE_ROOM}",
@@ -247,7 +247,7 @@ class IdLog:
                 self._noting = True
                 return
         raise CheckpointError(
-            f"{self._destination}: another source of the query notes what is on the disks, too. Option 'settleAfter' "
+            f"{self._destination}: another source of the query records what is on the disks, too. Option 'settleAfter' "
             "can be 'synced' where a query has one source: set it to 'committed'"
         )
 

@@ -90,7 +90,7 @@ class Options:
             raise OptionError(
                 "checkpointLocation",
                 "is required at the source too, with guarantee 'exactly-once': the IDs of each batch are kept in files "
-                "there, so that what comes again is recognised. Give it the same value as the writer's (or 'idLog' "
+                "there, so that redeliveries are recognised. Give it the same value as the writer's (or 'idLog' "
                 "another folder); or set guarantee 'at-least-once', which needs none",
             )
 

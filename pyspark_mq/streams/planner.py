@@ -165,7 +165,7 @@ class Planner:
                     copies = ([Copy(one, partition.name) for one in connections] for _ in range(2))
                     found, again = (resume(place, some) for some in copies)
                     if found[:2] != again[:2]:
-                        text = f"what became of offset {place.next} is told in two ways"
+                        text = f"what became of offset {place.next} differs between two reads"
                         raise StreamLost(f"stream '{partition.name}': {text}")
             partition.seen = place, copy.end, found
             return found
@@ -231,7 +231,7 @@ class Planner:
                 end = copy.end_after(None)
             if copy.is_cut:
                 self._note_loss(
-                    partition, f"the last chunk is damaged: what is behind offset {end.next - 1} is left out", 0
+                    partition, f"the last chunk is damaged: what comes after offset {end.next - 1} is left out", 0
                 )
         since_ms = (where.times_ms or {}).get(name, where.since_ms)
         offset = (where.offsets or {}).get(name, where.offset)

@@ -111,7 +111,7 @@ def sure_chunk(connection: StreamConnection, stream: str, offset: int, first: in
     """
     chunk = chunk_with(connection, stream, offset)
     if (chunk.first != first or _is_broken(chunk)) and chunk != chunk_with(connection, stream, offset):
-        raise StreamLost(f"the chunk of stream '{stream}' with offset {offset} is told in two ways")
+        raise StreamLost(f"the chunk of stream '{stream}' with offset {offset} differs between two reads")
     return chunk
 
 

@@ -179,7 +179,7 @@ def _consumers_are_told(node: RabbitNode) -> bool:
         ("plain", "consumer-timeout", "ok", "1800 s"),
         ("limited", "delivery-limit", "warning", "after 3 deliveries"),
         ("nowhere", "dead-letters", "problem", "exchange 'no-such-exchange', which is not there"),
-        ("delayed", "redelivery-delay", "problem", "held back for up to 400 s"),
+        ("delayed", "redelivery-delay", "problem", "delayed by up to 400 s"),
         ("held", "redelivery-delay", "ok", "up to 5 s, and a replay waits 300 s"),
         ("hasty", "consumer-timeout", "problem", "60 s, and 'maxTriggerDelay' keeps messages for 600 s"),
         ("ranked", "priorities", "warning", "by priority"),
@@ -238,7 +238,7 @@ def test_over_amqp_1_0_the_connection_tells_of_the_arguments(rabbit43: RabbitNod
 def test_over_amqp_1_0_a_delay_of_a_policy_is_not_taken_for_one_that_is_told(rabbit43: RabbitNode) -> None:
     options = {"broker": "rabbitmq", "url": rabbit43.url(), "protocol": AMQP_1_0, "queue": "delayed,held"}
     told = doctor("-n", "0", **options, managementUrl=rabbit43.management_url)
-    told.one("'delayed'", "redelivery-delay", "problem", "held back for up to 400 s")
+    told.one("'delayed'", "redelivery-delay", "problem", "delayed by up to 400 s")
     told.one("'held'", "redelivery-delay", "ok", "up to 5 s, and a replay waits 300 s")
 
 
@@ -563,7 +563,7 @@ def test_a_query_says_once_what_its_connection_tells(rabbit43: RabbitNode, capfd
         assert engine.counters()["reconnects"] >= 1
     said = capfd.readouterr().err
     assert said.count("queue 'started': a message is put aside after 3 deliveries") == 1
-    assert said.count("queue 'started': one consumer at a time is handed messages") == 1
+    assert said.count("queue 'started': one consumer at a time receives messages") == 1
     assert "not known" not in said
     rabbit43.delete(name)
 

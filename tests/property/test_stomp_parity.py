@@ -116,7 +116,7 @@ def written(draw: st.DrawFn) -> Written:
     if length == "short":
         body += b"x"
         told = draw(st.integers(0, len(body) - 1))
-        announced, error = [b"content-length:%d" % told], f"no end of frame behind a body of {told} bytes"
+        announced, error = [b"content-length:%d" % told], f"no end of frame after a body of {told} bytes"
     if length == "split" and command == "MESSAGE":
         body, announced, error = draw(split_texts), [], "a text with a NUL in it"
     assume(command != "CONNECTED" or b"\\" not in b"".join(announced))

@@ -63,7 +63,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str], str, Level, str]] = [
     ("rabbitmq", {"redelivery_delay_s": 0.0}, {}, "redelivery-delay", Level.OK, "none"),
     ("rabbitmq", {"redelivery_delay_s": 4.5}, {"replayTimeout": "5s"}, "redelivery-delay", Level.OK, "waits 5 s"),
     ("rabbitmq", {"redelivery_delay_s": 5.0}, {"replayTimeout": "5s"}, "redelivery-delay", Level.PROBLEM, "is held"),
-    ("artemis", {"redelivery_delay_s": 300.0}, {}, "redelivery-delay", Level.WARNING, "may be held back"),
+    ("artemis", {"redelivery_delay_s": 300.0}, {}, "redelivery-delay", Level.WARNING, "may be delayed"),
     ("activemq", {}, {}, "redelivery-delay", Level.UNKNOWN, "a replay waits 300 s"),
     ("rabbitmq", {"consumer_timeout_s": 1_800.0}, {}, "consumer-timeout", Level.OK, "shorter"),
     ("rabbitmq", {"consumer_timeout_s": 60.0}, {}, "consumer-timeout", Level.WARNING, "60 s"),

@@ -231,5 +231,5 @@ def _flags(fields: bytes, count: int) -> tuple[bool, bool]:
         found[number], place = plain_at(fields, place)
     more, aborted = found.get(_MORE), found.get(_ABORTED)
     if place != len(fields) or not isinstance(more, bool | None) or not isinstance(aborted, bool | None):
-        raise EncodingError("fields behind the delivery tag are others")
+        raise EncodingError("the fields after the delivery tag differ")
     return bool(more), bool(aborted)

@@ -70,7 +70,7 @@ class Connected:
         late = delay_s >= settings.replay_timeout_s
         _LOG.log(
             logging.WARNING if late else logging.INFO,
-            "%s: the queue holds back what comes again for up to %.0f s%s",
+            "%s: the queue delays redeliveries by up to %.0f s%s",
             settings.endpoint.destination, delay_s,
             f". That is not below replayTimeout={settings.replay_timeout_s:g}s: raise it, or a restart may fail with "
             "a DataLossError although nothing is lost" if late else "",

@@ -85,8 +85,8 @@ class BacklogWatch:
 def other_consumers(count: int) -> str:
     """The warning about other consumers."""
     return (
-        f"the broker reports {count} other consumer(s). What they are handed is missing here; a query that reads "
-        "a queue twice, as a self-join does, sees each message on one side only. Give each reader a queue of "
+        f"the broker reports {count} other consumer(s). Messages delivered to them are missing here; a query that "
+        "reads a queue twice, as a self-join does, sees each message on one side only. Give each reader a queue of "
         "its own, or read once and use the result twice"
     )
 

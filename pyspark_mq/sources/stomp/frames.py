@@ -174,7 +174,7 @@ class FrameReader:
         if end >= len(buffer):
             return None
         if end >= 0 and buffer[end] != _NUL:
-            self._distrust(f"no end of frame behind a body of {end - body} bytes")
+            self._distrust(f"no end of frame after a body of {end - body} bytes")
             end = -1
         if end < 0:
             end = self._find_end(body, command, quiet=quiet)
