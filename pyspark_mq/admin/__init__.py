@@ -46,7 +46,7 @@ def ask_depth(management: Management, queue: str) -> int | None:
 
 
 def ask_beside(endpoint: Endpoint) -> QueueFacts:
-    """Facts that the broker reports over a second connection, where sessions with the queue do not ask."""
+    """Facts of a queue, asked for over a second connection where its sessions do not ask for them."""
     dialect = endpoint.broker.amqp10
     if endpoint.protocol != AMQP_1_0 or dialect is None or not dialect.management or endpoint.queue is None:
         return NOTHING_KNOWN

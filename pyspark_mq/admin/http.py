@@ -265,7 +265,7 @@ class _Answering(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what there is, at most what fits; an OSError if it takes too long, or is too much."""
+        """Read what has arrived, up to the buffer's size; raise an OSError if the answer is too slow or too long."""
         try:
             self._socket.settimeout(_left_s(self._end_s, self._came))
             read = self._socket.recv_into(buffer)

@@ -47,7 +47,7 @@ def _compared(checkpoint: str, sink: str) -> Finding:
 
 
 def _newest_in_delta(checkpoint: str, sink: str) -> int:
-    """The newest batch of the query that the table has; -1 without one."""
+    """The number of the query's newest batch in the Delta table; -1 if there is none."""
     names = sorted((name for name in names_in(sink, _DELTA_LOG) if name.endswith((".json", ".parquet"))), reverse=True)
     if not names:
         return -1

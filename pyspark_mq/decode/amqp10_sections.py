@@ -150,7 +150,7 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotati
 
 
 def _content_at(number: int, data: bytes, at: int, values: Values) -> tuple[Any, int]:
-    """The content of a section, and where it ends; of `header` and `properties` their fields."""
+    """The content of a section, and where it ends. The content of `header` and `properties` is their fields."""
     if number in _LISTS:
         return _fields(data, at, _LISTS[number])
     if number in _TYPES and data[at] not in _TYPES[number]:

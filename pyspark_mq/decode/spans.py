@@ -57,7 +57,7 @@ def _pieces(data: bytes | memoryview, begins: Any, ends: Any) -> pa.Array:
 
 
 def joined(values: Sequence[bytes]) -> pa.Array:
-    """Return values as an array in memory of their size: a builder doubles its memory each time it is full."""
+    """Return values as an array in just the memory they need: a builder doubles its memory each time it is full."""
     ends = np.cumsum([0, *map(len, values)])
     _check_size(int(ends[-1]))
     buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(values))]

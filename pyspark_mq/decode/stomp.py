@@ -222,7 +222,7 @@ class StompBatch(DeliveryBatch):
 
 
 class ParsedBatch(StompBatch):
-    """Deliveries whose headers are parsed one by one; one or more."""
+    """One or more deliveries whose headers are parsed delivery by delivery."""
 
     def __init__(self, raws: Sequence[Raw]) -> None:
         self.raws = raws

@@ -198,7 +198,11 @@ class _Finder:
         return found.taken(slice(first))._replace(data=self._data[: int(self._ends[first - 1]) + 1])
 
     def _fields(self, groups: Sequence[tuple[tuple[str, ...], Any, Any]]) -> dict[str, Field]:
-        """Return headers, of layouts with their rows and the ends of their lines."""
+        """Return all headers by name.
+
+        Args:
+            groups: a layout each, with the rows that have it and the ends of their lines.
+        """
         found: dict[str, list[tuple[Any, Field]]] = {}
         for layout, rows, bounds in groups:
             present = np.ones(len(rows), bool)

@@ -129,7 +129,7 @@ class Memory:
         """Record that messages of an epoch are committed.
 
         Args:
-            digests: their digests, in any order, if all are IDs and these are known.
+            digests: the digests of `keys`, in any order, if the caller has them and all keys are IDs; None otherwise.
         """
         if not keys:
             return

@@ -78,7 +78,7 @@ class Identity:
 
 
 def keys_of(digests: Iterable[bytes]) -> np.ndarray[Any, Any]:
-    """The first 64 bits of each."""
+    """The first 64 bits of each digest, as numbers."""
     return np.frombuffer(b"".join(one[:8] for one in digests), np.dtype(">u8")).astype(np.uint64)
 
 
@@ -95,7 +95,7 @@ class Seen:
         self._rows = 0
 
     def number(self, digests: Sequence[bytes]) -> list[int]:
-        """Number each among its equals, in the order in which they come.
+        """Number each digest among those equal to it, from 0, in the order in which they come.
 
         Raises:
             RowError: there are too many different ones.

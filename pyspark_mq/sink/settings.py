@@ -71,10 +71,10 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SinkSettings:
-    """Options of a write, typed. It goes to the tasks, with the password.
+    """The typed options of a write. They go to the tasks, with the password.
 
     Attributes:
-        queue, topic, exchange, routing_key: None where the rows say it.
+        queue, topic, exchange, routing_key: None where columns of the rows decide.
         send_timeout_s: longest wait for a confirmation, unless the broker says that it blocks.
         write_id: name under which a write may be run again; None for a number of its own.
     """

@@ -168,7 +168,7 @@ class Endpoint:
 
     @property
     def destination(self) -> str:
-        """The queue or topic as errors call it."""
+        """The queue or topic, as errors name it."""
         if self.queue is not None:
             return f"queue '{self.queue}'"
         if self.subscription is None:

@@ -23,9 +23,9 @@ class Position:
     """The end of an epoch over all queues of a query.
 
     Attributes:
-        epoch: 0 before the first.
+        epoch: its number; 0 before the first epoch.
         file: the name of its file in the journal; empty for a guarantee without IDs, and before the first epoch.
-        broker_id: the name of the broker its messages are at, shortened; empty while unknown.
+        broker_id: a short form of the name of the broker that has its messages; empty while unknown.
         released: whether the epoch may be replayed without messages that do not come back. Set by `pyspark-mq release`,
             never by the source.
     """

@@ -19,10 +19,11 @@ R = TypeVar("R")
 
 
 def in_words(call: Callable[A, R]) -> Callable[A, R]:
-    """Make Spark's calls raise errors without their frames and causes.
+    """Make a method that Spark calls raise this package's errors without traceback and cause.
 
     Spark prints the whole traceback before the message that users look for (``python_streaming_source_runner.py``,
-    ``worker.py``). The log has the traceback at level DEBUG. Bugs of this package keep it.
+    ``worker.py``). The log has the traceback at level DEBUG. An `InternalError` keeps it, and so does every
+    error that is not an `MqError`.
     """
 
     @wraps(call)

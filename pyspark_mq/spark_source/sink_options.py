@@ -1,4 +1,4 @@
-"""Options of a write, by the names of the source's where they mean the same."""
+"""Options of a write. An option that means the same as one of the source has the same name."""
 
 from __future__ import annotations
 

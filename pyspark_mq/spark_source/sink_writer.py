@@ -93,7 +93,7 @@ class _Writer:
 
 
 class BatchWriter(_Writer, _OfBatch):  # type: ignore[misc]
-    """Writer of a DataFrame, once."""
+    """Writer of a DataFrame, for one `df.write`."""
 
     def __init__(self, settings: SinkSettings, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(settings, schema, overwrite=overwrite)
@@ -117,7 +117,7 @@ class BatchWriter(_Writer, _OfBatch):  # type: ignore[misc]
 
 
 class StreamWriter(_Writer, _OfStream):  # type: ignore[misc]
-    """Writer of the batches of one query."""
+    """Writer of the batches of one streaming query."""
 
     @in_words
     def write(self, iterator: Iterator[Any]) -> Written:

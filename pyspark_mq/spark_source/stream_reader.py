@@ -37,7 +37,11 @@ def stream_schema(*, include_metadata: bool) -> StructType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The columns of a query as Arrow has them; a SchemaError if there is no such column, or not of that type."""
+    """The columns of a query as Arrow has them.
+
+    Raises:
+        SchemaError: the schema is empty, or a stream has no such column or has it with another type.
+    """
     known = {field.name: field.dataType for field in stream_schema(include_metadata=True)}
     fields = []
     for field in schema.fields:

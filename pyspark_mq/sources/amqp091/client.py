@@ -1,4 +1,4 @@
-"""pika's connection and loop as the consumer uses them: bytes may be left in the socket, deliveries stay undecoded."""
+"""pika's connection and loop with two changes: bytes can be left in the socket, and deliveries stay undecoded."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
         return True
 
     def _receive(self, opened: socket.socket, maximum: int) -> memoryview:
-        """Read in place of pika, into memory that deliveries stay in."""
+        """Read from the socket in place of pika, into memory that batches of deliveries then refer to."""
         assert self._reader is not None
         room = self._reader.room()
         return room[: opened.recv_into(room, min(len(room), _LOOK_BYTES if self.looks else maximum))]

@@ -173,7 +173,7 @@ class DeliveryReader:
             begun, at = at, self._take_delivery(data, at, end, size)
 
     def _take_delivery(self, data: memoryview, at: int, end: int, size: int) -> int:
-        """Take the method of a delivery, and the rest if it is complete; return the start of the next frame."""
+        """Take the method frame of a delivery, and its content if complete; return the start of the next frame."""
         behind = at + 12 + data[at + 11]
         if behind + _TAG_AND_BITS >= end:
             raise Amqp091FrameError("a delivery is shorter than its consumer tag says")

@@ -80,7 +80,7 @@ class MessageIds:
         return batch.hidden() if self.source == MESSAGE_ID else []
 
     def texts(self, values: Sequence[Any]) -> Any:
-        """Column `messageId`: the ID in full, even where a digest stands for it elsewhere."""
+        """The values of column `messageId`: each ID in full, even where a digest stands for it elsewhere."""
         if self.source.kind == "content":
             return values
         if isinstance(values, TextKeys) and values.bounds[0] > 0:

@@ -27,7 +27,7 @@ _JVM = "libjvm.so"
 
 
 def watch_parent() -> threading.Thread:
-    """End this process, without any clean-up, soon after its parent or its JVM has (rule 11)."""
+    """End this process, without any clean-up, soon after its parent or its JVM has ended (rule 11)."""
     parents = _up_to_the_jvm()
 
     def watch() -> None:

@@ -36,7 +36,7 @@ class ReadMemory:
         """Return room to read into.
 
         Args:
-            needed: the bytes that have to fit, with those not taken.
+            needed: the bytes that have to fit, including those received and not yet taken.
         """
         left = self.end - self.begin
         if self.begin and sys.getrefcount(self.view) == _OWN:
