@@ -1,8 +1,7 @@
 """The management of a broker, queried in addition to its queues (option `managementUrl`, and the command `doctor`).
 
-One file a broker: what it calls itself, what is set for a queue, and how many messages wait there. The queues
-themselves know nothing of it. Where it does not answer a question raises a `BrokerUnavailableError`, where it refuses
-a `RefusedError`.
+There is a file for each broker, which asks for its name, the settings of a queue, and its depth. A question raises a
+`BrokerUnavailableError` if the broker does not answer, and a `RefusedError` if it refuses.
 """
 
 from __future__ import annotations

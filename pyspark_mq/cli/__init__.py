@@ -1,1 +1,1 @@
-"""The command ``pyspark-mq``: looks into checkpoints and queues, without Spark and without taking anything."""
+"""The command ``pyspark-mq``: reads, repairs and releases checkpoints, examines queues and set-ups. No Spark."""

@@ -1,1 +1,1 @@
-"""The Spark side: data source, reader, options, schema, offsets. The only folder that imports pyspark."""
+"""The Spark side: data source, readers, writers, options, schema, offsets. Only this folder imports pyspark."""

@@ -261,7 +261,7 @@ _TABLE = (
     Option(
         "dedupWindow",
         _IDENTITY,
-        "settled IDs that are remembered, also behind a restart: what a producer sends again after fewer messages than "
+        "settled IDs that are remembered, over restarts too: what a producer sends again after fewer messages than "
         "that is dropped; 0 to 1,000,000,000. With Redis, also the size of the shared set",
         default="100000",
         kind=count(0),

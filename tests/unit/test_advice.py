@@ -62,7 +62,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str], str, Level, str]] = [
     ("artemis", {"dead_letters_to": "address 'DLQ'"}, {}, "dead-letters", Level.UNKNOWN, "address 'DLQ'"),
     ("rabbitmq", {"redelivery_delay_s": 0.0}, {}, "redelivery-delay", Level.OK, "none"),
     ("rabbitmq", {"redelivery_delay_s": 4.5}, {"replayTimeout": "5s"}, "redelivery-delay", Level.OK, "waits 5 s"),
-    ("rabbitmq", {"redelivery_delay_s": 5.0}, {"replayTimeout": "5s"}, "redelivery-delay", Level.PROBLEM, "is held"),
+    ("rabbitmq", {"redelivery_delay_s": 5.0}, {"replayTimeout": "5s"}, "redelivery-delay", Level.PROBLEM, "are delayed"),
     ("artemis", {"redelivery_delay_s": 300.0}, {}, "redelivery-delay", Level.WARNING, "may be delayed"),
     ("activemq", {}, {}, "redelivery-delay", Level.UNKNOWN, "a replay waits 300 s"),
     ("rabbitmq", {"consumer_timeout_s": 1_800.0}, {}, "consumer-timeout", Level.OK, "shorter"),
@@ -72,7 +72,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str], str, Level, str]] = [
         "consumer-timeout", Level.PROBLEM, "again and again",
     ),
     ("rabbitmq", {"priorities": True}, {}, "priorities", Level.WARNING, "by priority"),
-    ("rabbitmq", {"single_active": True}, {"consumers": "3"}, "single-active-consumer", Level.WARNING, "2 are handed"),
+    ("rabbitmq", {"single_active": True}, {"consumers": "3"}, "single-active-consumer", Level.WARNING, "2 receive"),
     (
         "rabbitmq", {"single_active": True, "other_consumers": 1, "consumer_names": ("joe",)}, {},
         "single-active-consumer", Level.PROBLEM, "another one (joe)",
@@ -136,7 +136,7 @@ SAMPLES: list[tuple[Sample, dict[str, str], str, Level, str]] = [
         Level.PROBLEM,
         "1 without an ID under messageIdFrom='message-id'",
     ),
-    (sample("a", None), {}, "message-ids", Level.OK, "known by their contents"),
+    (sample("a", None), {}, "message-ids", Level.OK, "identified by their contents"),
     (sample("a", None), {"onMissingMessageId": "reject"}, "message-ids", Level.WARNING, "refused for good"),
     (sample("a", "b", "a"), {}, "message-ids", Level.PROBLEM, "1 ID(s) of more than one message"),
     (sample(None, None), {"guarantee": "none"}, "message-ids", Level.OK, "not needed"),
@@ -164,4 +164,4 @@ def test_messages_may_lack_ids_and_repeat_them() -> None:
     ]  # fmt: skip
     found = check_sample(sample("a", None), settings(onMissingMessageId="content"))
     assert found[0].level is Level.OK
-    assert "known by their contents" in found[0].what
+    assert "identified by their contents" in found[0].what

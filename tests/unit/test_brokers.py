@@ -37,7 +37,7 @@ def test_what_differs_by_protocol_is_there_for_those_it_speaks_and_no_others(bro
 
 
 @brokers
-def test_each_protocol_of_a_broker_has_a_entry(broker: Broker) -> None:
+def test_each_protocol_of_a_broker_has_an_entry(broker: Broker) -> None:
     assert {entry.protocol for entry in ENTRIES if entry.broker == broker.name} == spoken(broker)
 
 

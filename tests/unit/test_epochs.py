@@ -678,7 +678,7 @@ def test_a_delay_that_no_replay_waits_for_is_said(
 ) -> None:
     tell_delay(monkeypatch, 400.0)
     Scene(max_messages=10).query.trigger()
-    warned = [record for record in caplog.records if "holds back" in record.message]
+    warned = [record for record in caplog.records if "delays redeliveries" in record.message]
     assert "replayTimeout=300s" in warned[0].message
 
 

@@ -40,9 +40,9 @@ _frame_head = Struct(">BHI").unpack_from  # type, channel, size
 _content_head = Struct(">BHIHHQ").unpack_from  # the same, then class, weight, body size
 _tag_and_bits = Struct(">QB").unpack_from
 _TAG_AND_BITS = 9
-#: The least size of a delivery's method: three short strings and nine octets.
+#: The largest size of a delivery's method: three short strings and nine octets.
 _METHOD_BYTES_MAX = 4 + 3 * 256 + _TAG_AND_BITS
-#: Deliveries of at most this many bytes are decoded as a batch.
+#: Assumed least size of a delivery: a read with fewer bytes than `batch_min` of these is not tried as a batch.
 _DELIVERY_BYTES = 100
 #: An incomplete delivery of at most this size waits for the next read, to be decoded with others.
 _LEFT_BYTES_MAX = 64 << 10

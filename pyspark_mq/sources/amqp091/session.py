@@ -224,7 +224,7 @@ class Amqp091Session(Session):
         if not ascend.all():
             place = int(np.argmin(ascend))
             self._deliver(raws[:place])
-            self._ended(Amqp091FrameError(f"delivery tag {tags[place]} comes behind {self._last_tag}"))
+            self._ended(Amqp091FrameError(f"delivery tag {tags[place]} comes after {self._last_tag}"))
             return
         if isinstance(raws, list):
             for place, error in check(raws):

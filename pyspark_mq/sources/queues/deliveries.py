@@ -179,7 +179,7 @@ class Deliveries:
         """
         in_flight, passed = self._in_flight, set(elsewhere)
         if not self._settings.endpoint.broker.proves_new:
-            # An not redelivered one may be a redelivery, unless the first was settled or is held here and not planned.
+            # One without the flag may be a redelivery, unless the first was settled or is held here and not planned.
             passed |= in_flight.left_among(keys) | {key for key in keys if key in in_flight.planned}
         ids = [key for key in keys if key not in passed and not is_content(key)]
         if not ids:
