@@ -175,7 +175,7 @@ class _Checks:
         """Check whether a replay outlasts the broker's redelivery delay."""
         delay_s, timeout_s = self.facts.redelivery_delay_s, self.settings.replay_timeout_s
         if delay_s is None:
-            text = f"unknown whether the broker delays redeliveries; a replay waits {timeout_s:g} s for them"
+            text = f"not known whether the broker delays redeliveries; a replay waits {timeout_s:g} s for them"
             yield self._unknown(text, "" if self.remedy.startswith("or ") else self.remedy)
         elif delay_s < timeout_s:
             yield self._ok(f"up to {delay_s:g} s, and a replay waits {timeout_s:g} s" if delay_s else "none")

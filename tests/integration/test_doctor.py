@@ -418,7 +418,7 @@ def of_activemq() -> Iterator[dict[str, Told]]:
         ("orders", "slow-consumers", "problem", "slowConsumerStrategy"),
         ("orders", "other-consumers", "warning", "reports 1 other consumer(s)"),
         ("orders", "delivery-limit", "ok", "does not count as a delivery"),
-        ("orders", "redelivery-delay", "unknown", "holds back"),
+        ("orders", "redelivery-delay", "unknown", "delays redeliveries"),
         ("orders", "single-active-consumer", "unknown", "not known"),
         ("paused", "queue", "problem", "it is paused"),
     ],

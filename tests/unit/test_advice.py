@@ -62,7 +62,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str], str, Level, str]] = [
     ("artemis", {"dead_letters_to": "address 'DLQ'"}, {}, "dead-letters", Level.UNKNOWN, "address 'DLQ'"),
     ("rabbitmq", {"redelivery_delay_s": 0.0}, {}, "redelivery-delay", Level.OK, "none"),
     ("rabbitmq", {"redelivery_delay_s": 4.5}, {"replayTimeout": "5s"}, "redelivery-delay", Level.OK, "waits 5 s"),
-    ("rabbitmq", {"redelivery_delay_s": 5.0}, {"replayTimeout": "5s"}, "redelivery-delay", Level.PROBLEM, "are delayed"),
+    ("rabbitmq", {"redelivery_delay_s": 5.0}, {"replayTimeout": "5s"}, "redelivery-delay", Level.PROBLEM, "delayed"),
     ("artemis", {"redelivery_delay_s": 300.0}, {}, "redelivery-delay", Level.WARNING, "may be delayed"),
     ("activemq", {}, {}, "redelivery-delay", Level.UNKNOWN, "a replay waits 300 s"),
     ("rabbitmq", {"consumer_timeout_s": 1_800.0}, {}, "consumer-timeout", Level.OK, "shorter"),
