@@ -23,7 +23,7 @@ from pyspark_mq.sources.connections.session import QueueDepth, ReceiveBuffer, Se
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.decoding import Asked
 from tests.support.receiving import failure, receive
-from tests.support.sockets import LIMIT_S, cuts
+from tests.support.sockets import LIMIT_S, cuts, port
 
 #: What a server answers to each method of a session that begins.
 ANSWERS = {
@@ -294,6 +294,19 @@ def test_a_reason_that_the_broker_gave_is_stated_whatever_came_in_the_same_read(
 
 
 GREETINGS = [b"AMQP\x00\x00\x09\x01", b"HTTP/1.1 400 Bad Request\r\n\r\n", method(b"\x00", 0, 10, 10)]
+
+
+@pytest.mark.parametrize("said", [[START], [START, commands.Connection.Tune(1, 131_072, 0)]], ids=["login", "host"])
+def test_a_connection_that_is_cut_while_it_opens_is_no_refusal(said: Sequence[Any]) -> None:
+    with port(b"".join(frame.marshal(one, 0) for one in said)) as cut_off:
+        url = f"amqp://u:p@127.0.0.1:{cut_off.number}/"
+        endpoint = parse_options({"broker": "rabbitmq", "url": url, "queue": "q"}).settings.endpoint
+        session = Amqp091Session(endpoint, 1, ReceiveBuffer())
+        try:
+            with pytest.raises(BrokerUnavailableError, match="StreamLostError"):
+                session.open(endpoint.urls[0], LIMIT_S)
+        finally:
+            session.close()
 
 
 @pytest.mark.parametrize("greeting", GREETINGS)

@@ -195,6 +195,32 @@ def test_a_server_that_quotes_the_login_is_not_believed_to_keep_it(caplog: pytes
     assert "hush" not in said + caplog.text
 
 
+def test_no_heartbeat_joins_bytes_that_the_broker_does_not_read() -> None:
+    later_s, ended = 0.0, threading.Event()
+
+    def serve(client: socket.socket) -> None:
+        client.recv(65_536)
+        client.sendall(b"CONNECTED\nversion:1.2\nheart-beat:60000,1000\n\n\0")
+        client.recv(65_536)
+        client.sendall(SUBSCRIBED)
+        ended.wait(LIMIT_S)
+
+    with apart(serve):
+        session = consumer(now_s=lambda: time.monotonic() + later_s, heartbeat="1s")
+        try:
+            session.open(session.endpoint.urls[0], LIMIT_S)
+            session.consume(10)
+            session._socket.outgoing += bytes(16 << 20)
+            session.run(0.05)
+            waiting = len(session._socket.outgoing)
+            later_s = 10.0
+            session.run(0.05)
+            assert len(session._socket.outgoing) == waiting > 0
+        finally:
+            ended.set()
+            session._socket.close()
+
+
 def test_silence_and_pauses_go_by_the_clock_that_a_session_is_given() -> None:
     clock_s = 0.0
 

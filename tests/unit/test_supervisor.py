@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from itertools import count
 from operator import methodcaller
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import pytest
@@ -265,6 +265,31 @@ def test_stopping_closes_the_connection_and_ends_it() -> None:
     assert scene.queue.sessions == []
     scene.run(10)
     assert len(scene.of(Opened)) == 1
+
+
+class Late(MemorySession):
+    """Its query is stopped while it is being opened."""
+
+    supervisor: ConnectionSupervisor
+    windows: ClassVar[list[int]] = []
+
+    def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
+        self.supervisor.stop()
+        return super().open(url, timeout_s)
+
+    def consume(self, window: int) -> None:
+        self.windows.append(window)
+        super().consume(window)
+
+
+def test_a_session_that_opens_after_the_stop_consumes_nothing() -> None:
+    scene = Scene(Late)
+    scene.supervisor._session_class.supervisor = scene.supervisor  # type: ignore[attr-defined]
+    scene.supervisor.start()
+    scene.run(1)
+    assert [type(event) for event in scene.events] == [Opened, Lost]
+    assert Late.windows == []
+    assert scene.queue.sessions == []
 
 
 def test_messages_without_a_body_are_messages_too() -> None:

@@ -14,6 +14,7 @@ from pika.exceptions import (
     IncompatibleProtocolError,
     ProbableAccessDeniedError,
     ProbableAuthenticationError,
+    StreamLostError,
 )
 
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RefusedError
@@ -24,6 +25,8 @@ __all__ = ["connect_error", "handshake_hint", "queue_error", "reason_of", "was_s
 
 #: AMQP 0-9-1, "reply-code": an operator intervened to close the connection.
 _CONNECTION_FORCED = 320
+#: pika's error for a connection that ended without a word of the broker, as it quotes it in others.
+_LOST = StreamLostError.__name__
 _TLS_ALERT = re.compile(r"\[SSL: (\w*ALERT\w*)\]")
 
 
@@ -68,6 +71,9 @@ def connect_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
         alert = _TLS_ALERT.search(str(cause))
         if alert is not None:
             return tls_error(alert[1], url)
+        # RabbitMQ says why it refuses. pika takes a connection that was cut at this stage for refused as well.
+        if _LOST in str(cause):
+            continue
         if isinstance(cause, ProbableAuthenticationError) or _closed_with(cause, 403):
             return RefusedError(
                 f"{url}: the broker refused the login of user '{endpoint.user(url) or 'guest'}'; check options "

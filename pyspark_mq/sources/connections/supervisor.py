@@ -250,7 +250,8 @@ class ConnectionSupervisor:
         self._events.put(Opened(self.key, session.number, greeting, limits.window))
         try:
             with self.endpoint.hiding():
-                session.consume(limits.window)
+                if not self.stopping.is_set():  # it may have been for as long as the opening took
+                    session.consume(limits.window)
                 while not self.stopping.is_set():
                     while self._requests:
                         number, request = self._requests.popleft()

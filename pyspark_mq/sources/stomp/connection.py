@@ -148,18 +148,22 @@ class StompConnection(Session):
     def _turn(self, wait_s: float) -> None:
         """Send, wait for an event, and process it."""
         now = self.now_s()
-        if now - self._socket.sent_s >= self._send_every_s:
+        if now >= self._beat_s():
             self._transport.send(b"\n")
         if now >= self._wake_s:
             self._wake_queue(now)
         self._send()
         reading = self._reading()
         held_s = self._held_until_s() if reading and self._reader.held else math.inf
-        wait_s = min(wait_s, self._socket.sent_s + self._send_every_s - now, self._wake_s - now, held_s - now)
+        wait_s = min(wait_s, self._beat_s() - now, self._wake_s - now, held_s - now)
         if not self._socket.wait(wait_s, reading=reading):
             self._ended("the broker closed the connection")
         elif reading and not self._receive() and self._end is None and self.now_s() >= held_s:
             self._prove_end()
+
+    def _beat_s(self) -> float:
+        """Time of the next heartbeat; none is due while other bytes wait to be sent."""
+        return math.inf if self._socket.outgoing else self._socket.sent_s + self._send_every_s
 
     def _send(self) -> None:
         """Send as many bytes as the socket takes now."""
