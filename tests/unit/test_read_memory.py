@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -80,3 +83,26 @@ def test_a_large_frame_is_read_as_a_whole_and_what_comes_of_it_is_moved_once() -
         if memory.view is not view:
             moved, view = moved + came, memory.view
     assert moved <= 100_000
+
+
+#: Frees a block of 16 MiB, by which glibc raises its bound, and holds one of 4 MiB: how many bytes are mapped for it.
+PROGRAM = """
+import ctypes
+from pyspark_mq.sources.connections.block import use_little_memory
+class Info(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+use_little_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes, libc.mallinfo2.restype = ctypes.c_void_p, [ctypes.c_void_p], Info
+libc.free(libc.malloc(16 << 20))
+before = libc.mallinfo2().hblkhd
+libc.malloc(4 << 20)
+print(libc.mallinfo2().hblkhd - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have no such bound")
+def test_a_large_block_is_given_back_when_it_is_freed() -> None:
+    told = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert int(told.stdout) >= 4 * MIB
