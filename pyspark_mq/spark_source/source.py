@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+from contextlib import suppress
 from functools import partial
 
 import pyarrow as pa
@@ -10,7 +12,6 @@ import pyarrow as pa
 from pyspark_mq.admin import ask_depth
 from pyspark_mq.admin.checks import worth_a_line
 from pyspark_mq.dedup import CheckpointOnly, SeenStore
-from pyspark_mq.sources.connections.block import use_little_memory
 from pyspark_mq.sources.connections.parent import watch_parent
 from pyspark_mq.sources.connections.protocols import session_class
 from pyspark_mq.sources.connections.worker import Worker
@@ -22,7 +23,22 @@ from pyspark_mq.spark_source.extras import redis_store_class
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import Options
 
-__all__ = ["begin_source"]
+__all__ = ["begin_source", "use_little_memory"]
+
+#: Parameter of mallopt(3), and bytes from which on glibc gives freed memory back. By default that bound follows the
+#: largest block freed, so memory of large blocks is kept: 760 MiB in place of 502 for headers of 30 kB.
+_M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 2 << 20
+
+
+def use_little_memory() -> None:
+    """Have Arrow allocate from the system's allocator in this process, and that give large blocks back.
+
+    Arrow's own allocator keeps more memory of freed blocks: 602 bytes for a held message of 200 bytes over AMQP 0-9-1,
+    where this takes 553. It is no slower.
+    """
+    pa.set_memory_pool(pa.system_memory_pool())
+    with suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
 def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tuple[EpochSource, Worker]:

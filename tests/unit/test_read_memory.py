@@ -88,7 +88,7 @@ def test_a_large_frame_is_read_as_a_whole_and_what_comes_of_it_is_moved_once() -
 #: Frees a block of 16 MiB, by which glibc raises its bound, and holds one of 4 MiB: how many bytes are mapped for it.
 PROGRAM = """
 import ctypes
-from pyspark_mq.sources.connections.block import use_little_memory
+from pyspark_mq.spark_source.source import use_little_memory
 class Info(ctypes.Structure):
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
     _fields_ = [(name, ctypes.c_size_t) for name in names.split()]

@@ -10,11 +10,9 @@ rows keep a large one alive, and when a trickle leaves many small ones.
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, groupby, repeat
 from operator import itemgetter
@@ -36,7 +34,6 @@ __all__ = [
     "Run",
     "block_schema",
     "make_block",
-    "use_little_memory",
 ]
 
 #: Columns of every block: the end of a bounded run may depend on them.
@@ -52,9 +49,6 @@ _TEXTS, _MAP = (pa.string().id, pa.binary().id), pa.map_(pa.string(), pa.string(
 _ENTRY_BYTES = 9
 
 
-#: Parameter of mallopt(3), and bytes from which on glibc gives freed memory back. By default that bound follows the
-#: largest block freed, so memory of large blocks is kept: 760 MiB in place of 502 for headers of 30 kB.
-_M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 2 << 20
 #: Preallocated row numbers, shared by all blocks.
 _NUMBERS = tuple(range(5_000))
 
@@ -144,17 +138,6 @@ class Run(NamedTuple):
 
     name: str
     rows: BlockRows
-
-
-def use_little_memory() -> None:
-    """Have Arrow allocate from the system's allocator in this process, and that give large blocks back.
-
-    Arrow's own allocator keeps more memory of freed blocks: 602 bytes for a held message of 200 bytes over AMQP 0-9-1,
-    where this takes 553. It is no slower.
-    """
-    pa.set_memory_pool(pa.system_memory_pool())
-    with suppress(AttributeError):  # not glibc
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
 def block_schema(query: pa.Schema) -> pa.Schema:
