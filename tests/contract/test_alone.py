@@ -102,17 +102,28 @@ def rows(entry: LiveEntry, count: int) -> list[dict[str, Any]]:
     return found
 
 
+def unflagged(entry: LiveEntry, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    """What is read of new messages of these forms.
+
+    Under load a broker may hand some to the session before, whose end it has not noticed, and flag them after that.
+    """
+    for _ in range(5):
+        publish(entry, numbers)
+        found = rows(entry, len(numbers))
+        if not any(row["redelivered"] for row in found):
+            break
+    return found
+
+
 def test_a_message_is_read_as_if_it_were_alone(entry: LiveEntry) -> None:
     numbers = [*range(len(FORMS[entry.entry.protocol]))]
     alone = {}
     for number in numbers:
-        publish(entry, [number])
-        (row,) = rows(entry, 1)
+        (row,) = unflagged(entry, [number])
         alone[row["body"]] = row
     order = numbers + numbers[::-1] + random.Random(1).choices(numbers, k=30)
-    publish(entry, order)
     # Brokers put them in an order of their own, by priority.
-    found = rows(entry, len(order))
+    found = unflagged(entry, order)
     assert {row["body"] for row in found} == alone.keys()
     for row in found:
         assert row == alone[row["body"]]
