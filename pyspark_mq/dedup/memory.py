@@ -99,9 +99,9 @@ class Memory:
         #: Batches of left IDs that are in no file.
         self._new: list[int] = []
         self._new_contents, self._new_repeats = _NOTHING, _NOTHING
-        #: Queue and key of contents that repeat, and of what was left, until the first file: a load changes the secret.
+        #: Contents that repeat, and what was left, by their keys until the first file: a load changes the secret.
         self._repeated: dict[tuple[str, Key], None] | None = {}
-        self._left: dict[tuple[str, Key], None] | None = {}
+        self._left: dict[str, dict[Key, None]] | None = {}
         self._base: str | None = None
         #: Files that follow the base -> their messages.
         self._after: dict[str, int] = {}
@@ -165,7 +165,7 @@ class Memory:
         """Record that committed messages were left open. One that was before stays where it was."""
         for queue, some in keys.items():
             if self._left is not None:
-                self._left.update(dict.fromkeys((queue, key) for key in some))
+                self._left.setdefault(queue, {}).update(dict.fromkeys(some))
             ids, contents = self._digests(queue, some)
             self._leave(ids)
             # Of what repeats each counts; and what came is about to be taken out.
@@ -407,10 +407,7 @@ class Memory:
         self._new, self.forgotten, self._loaded = [], 0, True
         self._new_contents, self._new_repeats = _NOTHING, new_repeats
         recent = self._leave_unsettled()
-        early: dict[str, list[Key]] = {}
-        for queue, key in left:
-            early.setdefault(queue, []).append(key)
-        self.leave(early)
+        self.leave(left)
         return recent
 
     def _put_part(self, shelf: Shelf, file: str, digests: Any) -> None:
