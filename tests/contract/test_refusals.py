@@ -192,24 +192,63 @@ def test_a_silent_port_is_left_in_time(entry: LiveEntry) -> None:
     assert isinstance(error, BrokerUnavailableError)
 
 
+@contextmanager
+def supervised(entry: LiveEntry, **changes: Any) -> Iterator[tuple[ConnectionSupervisor, EventQueue]]:
+    """A supervisor of connections to the queue, which is started and stopped; and what it reports."""
+    events, limits = EventQueue(), Limits(10, 1e9)
+    supervisor = ConnectionSupervisor(
+        1, entry.endpoint(**changes), entry.make_session(), SessionOptions(), limits, events, count(1), Threads()
+    )
+    supervisor.start()
+    try:
+        yield supervisor, events
+    finally:
+        supervisor.stop()
+        assert poll(lambda: supervisor.ended, 10)
+
+
+def first_of(events: EventQueue) -> Event:
+    found: list[Event] = []
+    assert poll(lambda: found.extend(events.take()) or bool(found), 10)
+    return found[0]
+
+
 @pytest.mark.contract("wrong port")
 def test_a_silent_host_leaves_time_for_the_next(entry: LiveEntry) -> None:
     with entry.proxy() as proxy:
         proxy.mute(new=True)
         urls = (*parse_urls(entry.url(proxy)), *parse_urls(entry.url()))
-        endpoint = entry.endpoint(urls=urls, connect_timeout_s=6.0)
-        events, limits = EventQueue(), Limits(10, 1e9)
-        supervisor = ConnectionSupervisor(
-            1, endpoint, entry.make_session(), SessionOptions(), limits, events, count(1), Threads()
-        )  # fmt: skip
-        supervisor.start()
-        found: list[Event] = []
-        try:
-            assert poll(lambda: found.extend(events.take()) or bool(found), 10)
-            assert isinstance(found[0], Opened), found
-        finally:
+        with supervised(entry, urls=urls, connect_timeout_s=6.0) as (_, events):
+            assert isinstance(first_of(events), Opened)
+
+
+@pytest.mark.contract("wrong port")
+def test_an_address_that_accepts_and_says_nothing_leaves_time_for_the_next(
+    entry: LiveEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, resolve = "broker.example", socket.getaddrinfo
+
+    def both(host: str, port: int, *args: Any, **kwargs: Any) -> list[Any]:
+        hosts = ("127.0.0.2", "127.0.0.1") if host == name else (host,)
+        return [found for one in hosts for found in resolve(one, port, *args, **kwargs)]
+
+    with entry.proxy() as proxy:
+        url = entry.url(proxy).replace("127.0.0.1", name)
+        with socket.create_server(("127.0.0.2", urlsplit(url).port or 0)):
+            monkeypatch.setattr(socket, "getaddrinfo", both)
+            with supervised(entry, urls=parse_urls(url), connect_timeout_s=6.0) as (_, events):
+                assert isinstance(first_of(events), Opened)
+
+
+@pytest.mark.contract("wrong port")
+def test_a_stop_ends_an_attempt_to_open(entry: LiveEntry) -> None:
+    with entry.proxy() as proxy:
+        proxy.mute(new=True)
+        with supervised(entry, connect_timeout_s=60.0, **entry.through(proxy)) as (supervisor, events):
+            time.sleep(0.5)
             supervisor.stop()
-            assert poll(lambda: supervisor.ended, 10)
+            assert poll(lambda: supervisor.ended, 5)
+        assert not events.take()
 
 
 @pytest.mark.contract("selector")

@@ -516,6 +516,10 @@ class MemorySession(Session):
         self._woken = threading.Event()
         self._session: _Session | None = None
 
+    @classmethod
+    def count_addresses(cls, url: BrokerUrl) -> int:  # noqa: ARG003 - there is no network
+        return 1
+
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
         broker = self.broker
         with broker.lock:

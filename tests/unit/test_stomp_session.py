@@ -13,7 +13,13 @@ import pytest
 
 from pyspark_mq.decode.batch import BATCH_MIN
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
-from pyspark_mq.sources.connections.session import KEEP_ALIVE_READ_S, ReceiveBuffer, SessionLostError, SessionOptions
+from pyspark_mq.sources.connections.session import (
+    KEEP_ALIVE_READ_S,
+    ReceiveBuffer,
+    SessionLostError,
+    SessionOptions,
+    StopRequestedError,
+)
 from pyspark_mq.sources.stomp.frames import FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.session import StompSession
 from pyspark_mq.spark_source.options import parse_options
@@ -83,6 +89,33 @@ def received(pieces: Sequence[bytes], count: int, *, keeps: bool = True, connect
 def only_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the broker does not prove is waited for."""
     monkeypatch.setattr("pyspark_mq.sources.stomp.connection._PROOF_S", 1e6)
+
+
+def test_a_stop_ends_the_wait_for_the_answer_to_a_subscription() -> None:
+    def serve(client: socket.socket) -> None:
+        client.recv(65_536)
+        client.sendall(CONNECTED)
+        while client.recv(65_536):
+            pass
+
+    session = consumer()
+
+    def stop() -> None:
+        session.options.stopping.set()
+        session.wake()
+
+    with apart(serve):
+        stops = threading.Timer(0.2, stop)
+        try:
+            session.open(session.endpoint.urls[0], LIMIT_S)
+            stops.start()
+            began_s = time.monotonic()
+            with pytest.raises(StopRequestedError):
+                session.consume(10)
+            assert time.monotonic() - began_s < LIMIT_S / 2
+        finally:
+            stops.cancel()
+            session.close()
 
 
 @pytest.mark.usefixtures("only_proof")

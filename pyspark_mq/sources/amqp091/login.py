@@ -15,25 +15,33 @@ __all__ = ["connection_parameters"]
 
 
 def connection_parameters(
-    endpoint: Endpoint, url: BrokerUrl, timeout_s: float, login: tuple[str | None, str | None], name: str
+    endpoint: Endpoint,
+    url: BrokerUrl,
+    timeout_s: float,
+    login: tuple[str | None, str | None],
+    name: str,
+    attempt: int = 0,
 ) -> pika.ConnectionParameters:
     """Parameters of one attempt.
 
     Args:
         login: user and password, as :meth:`.Endpoint.credentials` returns them.
         name: of the connection, in the broker's lists.
+        attempt: attempts that failed before. The first is at all addresses of the host in turn, others at one of them
+            each: pika stays with the first that accepts a connection.
     """
     # pika gives each address of a host the whole timeout, so a silent address would leave no time for the others.
-    addresses = 1
+    addresses = [url.host]
     with suppress(OSError):
-        addresses = len(addresses_of(url.host, url.port))
+        addresses = [address[0] for *_, address in addresses_of(url.host, url.port)] or addresses
+    one_of_them = attempt > 0 and len(addresses) > 1
     return pika.ConnectionParameters(
-        host=url.host,
+        host=addresses[attempt % len(addresses)] if one_of_them else url.host,
         port=url.port,
         virtual_host=url.virtual_host,
         credentials=_credentials(endpoint, url, login),
         heartbeat=round(endpoint.heartbeat_s),
-        socket_timeout=timeout_s / max(1, addresses),
+        socket_timeout=timeout_s / len(addresses),
         stack_timeout=timeout_s,
         client_properties={"product": "pyspark-mq", "connection_name": name},
         ssl_options=pika.SSLOptions(endpoint.tls.context(), url.host) if url.tls else None,

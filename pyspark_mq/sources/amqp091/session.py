@@ -87,7 +87,7 @@ class Amqp091Session(Session):
             custom_ioloop=self._loop,
         )
         try:
-            self._until(opened, deadline)
+            self._until(lambda: opened.came, deadline)
         except SessionLostError:
             raise connect_error(self._end, url, self.endpoint) from None
         except TimeoutError:
@@ -135,7 +135,8 @@ class Amqp091Session(Session):
     def _parameters(self, url: BrokerUrl, timeout_s: float) -> pika.ConnectionParameters:
         login = self.endpoint.credentials(url)
         self._secret = login[1]
-        return connection_parameters(self.endpoint, url, timeout_s, login, f"pyspark-mq {self.endpoint.destination}")
+        name = f"pyspark-mq {self.endpoint.destination}"
+        return connection_parameters(self.endpoint, url, timeout_s, login, name, self.options.attempt)
 
     def _open_queue(self, deadline: float) -> QueueDepth:
         opened = Answer(self._loop)
@@ -144,7 +145,7 @@ class Amqp091Session(Session):
         self._channel.add_on_close_callback(lambda _, error: self._ended(error))
         cancelled = SessionLostError("the broker cancelled the consumer")
         self._channel.add_on_cancel_callback(lambda _: self._ended(cancelled))
-        self._until(opened, deadline)
+        self._until(lambda: opened.came, deadline)
         if self.endpoint.topic is not None:
             self._bind_topic(self.endpoint.topic, deadline)
         return self._depth(self._call(deadline, self._channel.queue_declare, self._queue, passive=True), 0)
@@ -162,17 +163,11 @@ class Amqp091Session(Session):
         """Call a synchronous method of the channel and wait for its answer."""
         answer = Answer(self._loop)
         method(*args, **kwargs, callback=answer)
-        self._until(answer, deadline)
+        self._until(lambda: answer.came, deadline)
         return answer.value
 
     def _depth(self, frame: Any, own: int) -> QueueDepth:
         return QueueDepth(frame.method.message_count, frame.method.consumer_count - own, own)
-
-    def _until(self, answer: Answer, deadline: float) -> None:
-        while not answer.came:
-            self.run(max(0.0, deadline - self.now_s()))
-            if not answer.came and self.now_s() >= deadline:
-                raise TimeoutError
 
     # -- receiving
 
@@ -356,7 +351,7 @@ class Amqp091Session(Session):
             return
         deadline = self.now_s() + _CLOSE_TIMEOUT_S
         try:
-            if connection.is_open:
+            if not (connection.is_closing or connection.is_closed):
                 connection.close()
             # The answer to that comes after everything that was not read.
             while not self.paused and not connection.is_closed and self.now_s() < deadline:

@@ -11,7 +11,7 @@ import contextlib
 import ssl
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from proton import SASL, Endpoint, ProtonException, Receiver, Transport
@@ -128,13 +128,6 @@ class Amqp10Connection(Session):
 
     # -- a turn
 
-    def _until(self, done: Callable[[], bool], deadline: float) -> None:
-        while not done():
-            left = deadline - self.now_s()
-            if left <= 0:
-                raise TimeoutError
-            self._turn(left)
-
     def _turn(self, timeout_s: float) -> None:
         """Send, wait, receive; raise when the connection has ended."""
         if self._end is not None or not self._socket.connected:
@@ -186,6 +179,6 @@ class Amqp10Connection(Session):
             self._window, self._link = 0, None
             with contextlib.suppress(Exception):  # the session is over, whatever the other side says
                 self._proton.close()
-                closed = self.now_s() + _CLOSE_TIMEOUT_S
-                self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), closed)
+                closed_s = self.now_s() + _CLOSE_TIMEOUT_S
+                self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), closed_s, closing=True)
         self._socket.close()

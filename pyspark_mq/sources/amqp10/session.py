@@ -78,7 +78,7 @@ class Amqp10Session(Amqp10Connection):
 
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
         deadline = self.now_s() + timeout_s
-        self._socket.dial(url, self.endpoint, deadline, SPEAKS)
+        self._socket.dial(url, self.endpoint, deadline, SPEAKS, self.options.attempt)
         self._begin(url)
         try:
             self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_ACTIVE), deadline)

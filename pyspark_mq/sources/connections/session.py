@@ -29,12 +29,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts
 from pyspark_mq.decode.batch import DeliveryBatch, Unreadable
 from pyspark_mq.errors import DestinationError, MessageError, shown
+from pyspark_mq.sources.connections.socket_loop import addresses_of
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -47,6 +48,7 @@ __all__ = [
     "Session",
     "SessionLostError",
     "SessionOptions",
+    "StopRequestedError",
 ]
 
 #: How long a broker may take to deliver ready messages: milliseconds on one machine, more with paging or under load.
@@ -74,6 +76,10 @@ class SessionLostError(Exception):
     def __init__(self, reason: str, *, stated: bool = False) -> None:
         self.stated = stated
         super().__init__(shown(reason))
+
+
+class StopRequestedError(Exception):
+    """The query stops while a session opens or subscribes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +184,15 @@ class SessionOptions:
         keeps_unreadable: messages that cannot be decoded go into the inbox like others; otherwise :meth:`.Session.run`
             raises for the first.
         browses: look through the queue without taking anything, where the broker has that for the protocol.
+        attempt: attempts at this URL that failed before. Of a host's addresses, each begins with the next one: the
+            first may accept connections and say nothing.
+        stopping: once set and woken, opening and subscribing raise :class:`StopRequestedError`.
     """
 
     keeps_unreadable: bool = False
     browses: bool = False
+    attempt: int = 0
+    stopping: threading.Event = field(default_factory=threading.Event)
 
 
 class Session(ABC):
@@ -210,6 +221,13 @@ class Session(ABC):
         self.now_s = now_s
         self._paused = False
         self._keep_alive_read_s = 0.0
+
+    @classmethod
+    def count_addresses(cls, url: BrokerUrl) -> int:
+        """Count the addresses of a host; 1 if it is unknown now."""
+        with suppress(OSError):
+            return len(addresses_of(url.host, url.port))
+        return 1
 
     @property
     def paused(self) -> bool:
@@ -256,6 +274,30 @@ class Session(ABC):
             SessionLostError: the session has ended.
             MessageError: a message cannot be decoded, and option `keeps_unreadable` is off.
         """
+
+    def _turn(self, timeout_s: float) -> None:
+        """Send and receive until something happens, at most for `timeout_s`."""
+        self.run(timeout_s)
+
+    def _until(self, came: Callable[[], bool], deadline: float, *, closing: bool = False) -> None:
+        """Take turns until an answer has come.
+
+        Args:
+            deadline: on the session's clock.
+            closing: also after a request to stop.
+
+        Raises:
+            TimeoutError: it has not come in time.
+            SessionLostError: the session has ended.
+            StopRequestedError: the query stops.
+        """
+        while not came():
+            left_s = deadline - self.now_s()
+            if left_s <= 0:
+                raise TimeoutError
+            if self.options.stopping.is_set() and not closing:
+                raise StopRequestedError
+            self._turn(left_s)
 
     def _refuse(self, unreadable: Unreadable) -> MessageError:
         """The error for a message that cannot be decoded, where these are not kept."""

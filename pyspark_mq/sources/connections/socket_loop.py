@@ -93,19 +93,20 @@ class SocketLoop:
     def connected(self) -> bool:
         return self._socket is not None
 
-    def dial(self, url: BrokerUrl, endpoint: Endpoint, deadline: float, speaks: str) -> None:
+    def dial(self, url: BrokerUrl, endpoint: Endpoint, deadline: float, speaks: str, attempt: int = 0) -> None:
         """Connect, with TLS if the URL says so.
 
         Args:
             deadline: on the session's clock.
             speaks: the protocol's name, for errors.
+            attempt: attempts that failed before.
 
         Raises:
             BrokerUnavailableError: no answer in time.
             RefusedError: TLS was refused.
         """
         try:
-            connected = connect(url.host, url.port, deadline, self._now_s)
+            connected = connect(url.host, url.port, deadline, self._now_s, attempt)
             try:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if url.tls:
@@ -189,25 +190,32 @@ class SocketLoop:
         self._socket = None
 
 
-def connect(host: str, port: int, deadline: float, now_s: Callable[[], float] = time.monotonic) -> socket.socket:
+def connect(
+    host: str, port: int, deadline: float, now_s: Callable[[], float] = time.monotonic, attempt: int = 0
+) -> socket.socket:
     """Connect to the first address of a host that answers. Addresses share the remaining time, so a silent one leaves
     the others their part.
+
+    Args:
+        attempt: attempts that failed before, each of which began with another address.
 
     Raises:
         OSError: none answers; the error of the last one.
     """
     addresses = addresses_of(host, port)
+    first = attempt % max(1, len(addresses))
+    addresses = addresses[first:] + addresses[:first]
     failed = OSError(f"{host} has no address")
     for place, (family, kind, protocol, _, address) in enumerate(addresses):
-        attempt = socket.socket(family, kind, protocol)
+        opened = socket.socket(family, kind, protocol)
         try:
-            attempt.settimeout(_left_s(deadline, now_s) / (len(addresses) - place))
-            attempt.connect(address)
+            opened.settimeout(_left_s(deadline, now_s) / (len(addresses) - place))
+            opened.connect(address)
         except OSError as error:
-            attempt.close()
+            opened.close()
             failed = error
         else:
-            return attempt
+            return opened
     raise failed
 
 

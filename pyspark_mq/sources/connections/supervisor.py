@@ -20,7 +20,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 
 from pyspark_mq.errors import BrokerUnavailableError, MqError, OptionError, RefusedError
@@ -33,6 +33,7 @@ from pyspark_mq.sources.connections.session import (
     Session,
     SessionLostError,
     SessionOptions,
+    StopRequestedError,
 )
 from pyspark_mq.sources.endpoint import FILES, Endpoint
 from pyspark_mq.sources.runtime import Runtime, Task
@@ -101,11 +102,13 @@ class ConnectionSupervisor:
         self.stopping, self.stopped = threading.Event(), threading.Event()
         self.ended = False
         self.breaks = 0
-        self._session_class, self._options, self._limits = session_class, options, limits
+        self._session_class, self._limits = session_class, limits
+        self._options = replace(options, stopping=self.stopping)
         self._events, self._numbers, self._runtime = events, numbers, runtime
         self._requests: deque[tuple[int, Callable[[Session], object]]] = deque()
         self._session: Session | None = None
         self._urls = cycle(endpoint.urls)
+        self._attempts = 0
         self._confirmed = 0
         self._task: Task | None = None
 
@@ -193,15 +196,17 @@ class ConnectionSupervisor:
     def _establish(self, backoff: Backoff) -> Generator[float, None, tuple[Session, Greeting] | None]:
         """Open a session at whichever candidate answers first; None when stopped meanwhile.
 
-        A silent host, such as one without power, leaves time for the untried ones.
+        A silent address, such as one of a host without power, leaves time for the untried ones.
         """
         endpoint = self.endpoint
-        began_s, untried = self._runtime.monotonic_s(), len(endpoint.urls)
+        began_s, untried = self._runtime.monotonic_s(), sum(map(self._session_class.count_addresses, endpoint.urls))
         while not self.stopping.is_set():
             tried_s = self._runtime.monotonic_s() - began_s
             try:
                 share_s, untried = (backoff.patience_s - tried_s) / max(1, untried), untried - 1
                 opened = self._attempt(next(self._urls), max(0.1, min(share_s, endpoint.connect_timeout_s)))
+            except StopRequestedError:
+                return None
             except BrokerUnavailableError as unavailable:
                 problem: MqError = unavailable
             except RefusedError as refused:
@@ -219,6 +224,7 @@ class ConnectionSupervisor:
             else:
                 backoff.first = False
                 return opened
+            self._attempts += 1
             yield backoff.rest_s(problem, began_s)
         return None
 
@@ -232,17 +238,19 @@ class ConnectionSupervisor:
         buffer = ReceiveBuffer(
             self._events.arrived, confirmed, lambda depth: self._events.put(DepthReported(self.key, depth))
         )
-        session = self._session_class(self.endpoint, number, buffer, self._options, self._runtime.machine_s)
+        options = replace(self._options, attempt=self._attempts // len(self.endpoint.urls))
+        session = self._session_class(self.endpoint, number, buffer, options, self._runtime.machine_s)
+        self._session = session  # a request to stop wakes it
         try:
             with self.endpoint.hiding():
                 return session, session.open(url, timeout_s)
         except BaseException:
+            self._session = None
             session.close()
             raise
 
     def _live(self, session: Session, greeting: Greeting) -> Generator[float, None, SessionLostError | None]:
         """Serve one session to its end; return why it ended, None if it was stopped."""
-        self._session = session
         limits = self._limits
         # Spark may be busy with an epoch for minutes before this session is read.
         session.buffer.bytes_allowed = limits.bytes_allowed
@@ -263,6 +271,8 @@ class ConnectionSupervisor:
         except SessionLostError as lost:
             _LOG.warning("%s: session lost: %s", greeting.url, lost)
             return lost
+        except StopRequestedError:
+            return None
         else:
             return None
         finally:

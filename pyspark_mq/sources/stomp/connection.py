@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any
 
@@ -94,7 +94,7 @@ class StompConnection(Session):
 
     def _log_in(self, url: BrokerUrl, deadline: float) -> None:
         self._url = url
-        self._socket.dial(url, self.endpoint, deadline, _SPEAKS)
+        self._socket.dial(url, self.endpoint, deadline, _SPEAKS, self.options.attempt)
         host = url.virtual_host if self.endpoint.broker.virtual_hosts else url.host
         self._transport = Transport(host, url, self._socket.outgoing)
         # Questions are texts, which a content-length would turn into bytes; nothing else with a body is sent.
@@ -137,16 +137,9 @@ class StompConnection(Session):
 
     # -- a turn
 
-    def _until(self, came: Callable[[], bool], deadline: float) -> None:
-        while not came():
-            self._raise_if_ended()
-            left_s = deadline - self.now_s()
-            if left_s <= 0:
-                raise TimeoutError
-            self._turn(left_s)
-
-    def _turn(self, wait_s: float) -> None:
+    def _turn(self, timeout_s: float) -> None:
         """Send, wait for an event, and process it."""
+        self._raise_if_ended()
         now = self.now_s()
         if now >= self._beat_s():
             self._transport.send(b"\n")
@@ -155,7 +148,7 @@ class StompConnection(Session):
         self._send()
         reading = self._reading()
         held_s = self._held_until_s() if reading and self._reader.held else math.inf
-        wait_s = min(wait_s, self._beat_s() - now, self._wake_s - now, held_s - now)
+        wait_s = min(timeout_s, self._beat_s() - now, self._wake_s - now, held_s - now)
         if not self._socket.wait(wait_s, reading=reading):
             self._ended("the broker closed the connection")
         elif reading and not self._receive() and self._end is None and self.now_s() >= held_s:

@@ -122,7 +122,7 @@ class StompSession(StompConnection):
 
     def _ask_beside(self, asker: str, deadline: float) -> tuple[list[QueueInfo | None], dict[str, Any] | None]:
         """Ask over the separate connection; return the facts of the queue and of its address, or nothing."""
-        beside = StompSession(self.endpoint, self.number, ReceiveBuffer(), now_s=self.now_s)
+        beside = StompSession(self.endpoint, self.number, ReceiveBuffer(), self.options, self.now_s)
         answers: list[QueueInfo | None] = []
         beside._on_info = answers.append
         beside._questions = questions = beside._make_questions()
@@ -436,7 +436,8 @@ class StompSession(StompConnection):
                 self._protocol.disconnect(_DISCONNECTED)
                 self._wake_s = float("inf")
                 if not self.paused:
-                    self._until(lambda: _DISCONNECTED not in self._answers, self.now_s() + _CLOSE_TIMEOUT_S)
+                    closed_s = self.now_s() + _CLOSE_TIMEOUT_S
+                    self._until(lambda: _DISCONNECTED not in self._answers, closed_s, closing=True)
         except Exception as failed:  # noqa: BLE001 - the session is over, whatever it is
             _LOG.debug("closing: %s", self.endpoint.hide(str(failed)))
         finally:
