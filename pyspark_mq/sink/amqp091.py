@@ -66,7 +66,7 @@ class Amqp091Publisher(Publisher):
         url, left_s = self.url, deadline - time.monotonic()
         login = self.endpoint.credentials(url)
         self._connection = SelectConnection(
-            connection_parameters(self.endpoint, url, left_s, login, "pyspark-mq writes"),
+            connection_parameters(self.endpoint, url, left_s, login, "pyspark-mq writes", self.attempt),
             on_open_callback=lambda _: self._loop.stop(),
             on_open_error_callback=lambda _, error: self._ended(error),
             on_close_callback=lambda _, error: self._ended(error),

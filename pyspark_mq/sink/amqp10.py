@@ -74,7 +74,7 @@ class Amqp10Publisher(Publisher):
 
     def open(self, deadline: float) -> None:
         url = self.url
-        self._socket.dial(url, self.endpoint, deadline, SPEAKS)
+        self._socket.dial(url, self.endpoint, deadline, SPEAKS, self.attempt)
         log_in(self._transport, self._proton, self.endpoint, url, f"pyspark-mq-{id(self):x}-{time.time_ns():x}")
         if not self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_ACTIVE), deadline):
             if not self._end:

@@ -21,6 +21,7 @@ from pyspark_mq.sink.columns import ColumnPlan, RowReader
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.settings import HEADERS_OF_CLASSIC, Message, Place, SinkSettings
 from pyspark_mq.sources.connections.protocols import client_class
+from pyspark_mq.sources.connections.socket_loop import count_addresses
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["PUBLISHERS", "Publisher", "SendWindow", "publisher_class", "write_rows"]
@@ -110,13 +111,18 @@ class SendWindow:
 
 
 class Publisher(ABC):
-    """One connection that publishes."""
+    """One connection that publishes.
+
+    Attributes:
+        attempt: attempts at its URL that failed before; see :attr:`.SessionOptions.attempt`.
+    """
 
     #: Names of properties that the protocol gives another meaning, each with the reason.
     never: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, settings: SinkSettings, url: BrokerUrl) -> None:
         self.settings, self.endpoint, self.url = settings, settings.endpoint, url
+        self.attempt = 0
         self.window = SendWindow(url, settings.send_timeout_s)
 
     @abstractmethod
@@ -179,28 +185,31 @@ def publisher_class(protocol: str) -> type[Publisher]:
 def connect(settings: SinkSettings) -> Publisher:
     """Return an open publisher at the first URL that answers within `connectTimeout`.
 
-    A host that is silent, as one without power is, takes only its share of that time.
+    An address that is silent, such as one of a host without power, takes only its share of that time.
+
+    Raises:
+        BrokerUnavailableError: none has answered; the error of the last one.
     """
-    kind = publisher_class(settings.endpoint.protocol)
+    kind, urls = publisher_class(settings.endpoint.protocol), settings.endpoint.urls
     deadline = time.monotonic() + settings.endpoint.connect_timeout_s
+    addresses, tried = sum(map(count_addresses, urls)), 0
     while True:
-        failed: BrokerUnavailableError | None = None
-        for untried, url in zip(range(len(settings.endpoint.urls), 0, -1), settings.endpoint.urls, strict=True):
-            publisher, now_s = kind(settings, url), time.monotonic()
-            try:
-                publisher.open(now_s + (deadline - now_s) / untried)
-            except BrokerUnavailableError as unavailable:
-                publisher.close()
-                failed = unavailable
-            except BaseException:
-                publisher.close()
-                raise
-            else:
-                return publisher
-        if time.monotonic() + _PAUSE_S >= deadline:
-            assert failed is not None
-            raise failed
-        time.sleep(_PAUSE_S)
+        publisher, now_s = kind(settings, urls[tried % len(urls)]), time.monotonic()
+        publisher.attempt = tried // len(urls)
+        try:
+            publisher.open(now_s + (deadline - now_s) / max(1, addresses - tried))
+        except BrokerUnavailableError:
+            publisher.close()
+            tried += 1
+            if tried % len(urls) == 0:
+                if time.monotonic() + _PAUSE_S >= deadline:
+                    raise
+                time.sleep(_PAUSE_S)
+        except BaseException:
+            publisher.close()
+            raise
+        else:
+            return publisher
 
 
 def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -76,7 +76,7 @@ class StompPublisher(Publisher):
 
     def open(self, deadline: float) -> None:
         url, endpoint = self.url, self.endpoint
-        self._socket.dial(url, endpoint, deadline, _SPEAKS)
+        self._socket.dial(url, endpoint, deadline, _SPEAKS, self.attempt)
         transport = Transport(url.host, url, self._socket.outgoing)
         self._protocol = Protocol12(transport, auto_content_length=False)
         beat_ms = round(endpoint.heartbeat_s * 1000)

@@ -29,6 +29,7 @@ from testbed.ports import free_port
 from testbed.process import poll
 from tests.support.certificates import Certificates
 from tests.support.entries import LiveEntry
+from tests.support.sockets import mute_address_first
 
 pytestmark = pytest.mark.network
 
@@ -226,18 +227,10 @@ def test_a_silent_host_leaves_time_for_the_next(entry: LiveEntry) -> None:
 def test_an_address_that_accepts_and_says_nothing_leaves_time_for_the_next(
     entry: LiveEntry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, resolve = "broker.example", socket.getaddrinfo
-
-    def both(host: str, port: int, *args: Any, **kwargs: Any) -> list[Any]:
-        hosts = ("127.0.0.2", "127.0.0.1") if host == name else (host,)
-        return [found for one in hosts for found in resolve(one, port, *args, **kwargs)]
-
-    with entry.proxy() as proxy:
-        url = entry.url(proxy).replace("127.0.0.1", name)
-        with socket.create_server(("127.0.0.2", urlsplit(url).port or 0)):
-            monkeypatch.setattr(socket, "getaddrinfo", both)
-            with supervised(entry, urls=parse_urls(url), connect_timeout_s=6.0) as (_, events):
-                assert isinstance(first_of(events), Opened)
+    with entry.proxy() as proxy, mute_address_first(proxy, monkeypatch) as host:
+        urls = parse_urls(entry.url(proxy).replace("127.0.0.1", host))
+        with supervised(entry, urls=urls, connect_timeout_s=6.0) as (_, events):
+            assert isinstance(first_of(events), Opened)
 
 
 @pytest.mark.contract("wrong port")

@@ -31,6 +31,7 @@ from tests.support.certificates import Certificates
 from tests.support.columns import built
 from tests.support.entries import LiveEntry
 from tests.support.sink import batch_of, fields_of
+from tests.support.sockets import mute_address_first
 
 pytestmark = [pytest.mark.network, pytest.mark.writes]
 
@@ -434,6 +435,17 @@ def test_a_connection_that_is_cut_leaves_only_copies_with_equal_ids(entry: LiveE
     by_id = {id_of(entry, row): row["body"] for row in found}
     assert sorted(by_id.values()) == sorted(row["body"] for row in rows)
     assert all(by_id[id_of(entry, row)] == row["body"] for row in found)
+
+
+def test_an_address_that_accepts_and_says_nothing_leaves_time_for_the_next(
+    entry: LiveEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with entry.proxy() as proxy, mute_address_first(proxy, monkeypatch) as host:
+        urls = parse_urls(entry.url(proxy).replace("127.0.0.1", host))
+        found = settings_of(entry, proxy)
+        endpoint = replace(found.endpoint, urls=urls, connect_timeout_s=6.0)
+        assert write(entry, bodies(2), settings=replace(found, endpoint=endpoint)) == 2
+    assert len(read(entry, 2)) == 2
 
 
 def test_a_connection_that_was_idle_for_long_is_not_used_again(

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from testbed.chaos.proxy import FaultProxy
 from tests.support.effort import PART
 
-__all__ = ["LIMIT_S", "Apart", "Pieces", "Port", "apart", "cuts", "port"]
+__all__ = ["LIMIT_S", "Apart", "Pieces", "Port", "apart", "cuts", "mute_address_first", "port"]
 
 #: A limit for what is to happen at once, which only a hang reaches.
 LIMIT_S = 60.0
@@ -85,6 +86,20 @@ def port(answer: bytes) -> Iterator[Port]:
         yield opened
     finally:
         opened.close()
+
+
+@contextmanager
+def mute_address_first(proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A host with two addresses: the first accepts connections and says nothing, the second is a proxy's."""
+    name, resolve = "broker.example", socket.getaddrinfo
+
+    def both(host: str, port: int, *args: Any, **kwargs: Any) -> list[Any]:
+        hosts = ("127.0.0.2", "127.0.0.1") if host == name else (host,)
+        return [found for one in hosts for found in resolve(one, port, *args, **kwargs)]
+
+    with socket.create_server(("127.0.0.2", proxy.port)):
+        monkeypatch.setattr(socket, "getaddrinfo", both)
+        yield name
 
 
 class Apart(socket.socket):

@@ -35,7 +35,7 @@ from typing import Any, ClassVar
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts
 from pyspark_mq.decode.batch import DeliveryBatch, Unreadable
 from pyspark_mq.errors import DestinationError, MessageError, shown
-from pyspark_mq.sources.connections.socket_loop import addresses_of
+from pyspark_mq.sources.connections.socket_loop import count_addresses
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -224,10 +224,8 @@ class Session(ABC):
 
     @classmethod
     def count_addresses(cls, url: BrokerUrl) -> int:
-        """Count the addresses of a host; 1 if it is unknown now."""
-        with suppress(OSError):
-            return len(addresses_of(url.host, url.port))
-        return 1
+        """Count the addresses of a broker's host."""
+        return count_addresses(url)
 
     @property
     def paused(self) -> bool:

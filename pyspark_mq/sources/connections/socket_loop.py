@@ -22,7 +22,7 @@ from pyspark_mq.errors import BrokerUnavailableError, MqError
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["ReadPace", "SocketLoop", "addresses_of", "connect", "dial_error", "hint"]
+__all__ = ["ReadPace", "SocketLoop", "addresses_of", "connect", "count_addresses", "dial_error", "hint"]
 
 _SEND_BYTES = 64 * 1024
 _WOKEN_BYTES = 4096
@@ -226,6 +226,13 @@ def addresses_of(host: str, port: int) -> list[tuple[Any, ...]]:
         OSError: the host is unknown.
     """
     return [*socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+
+
+def count_addresses(url: BrokerUrl) -> int:
+    """Count the addresses of a broker's host; 1 if it is unknown now."""
+    with contextlib.suppress(OSError):
+        return len(addresses_of(url.host, url.port))
+    return 1
 
 
 def _unread_bytes(descriptor: int) -> int:
