@@ -191,7 +191,7 @@ def lasting(data: bytes) -> bytes:
 
 
 def unreadable_of(raw: Raw) -> Unreadable:
-    """Return what is told of a delivery that could not be decoded."""
+    """Return what is reported of a delivery that could not be decoded."""
     known = {"message-id": text(raw.of.id), "correlation-id": text(raw.of.correlation_id), "subject": raw.of.subject}
     error = raw.of.application[UNREADABLE_PROPERTY]
     return Unreadable(raw.tag, {name: value for name, value in known.items() if value}, raw.body, str(error))

@@ -2,7 +2,7 @@
 
 A message is confirmed when the broker has accepted it (AMQP 1.0, 3.4.2). RabbitMQ 4 releases what it cannot route, and
 rejects what a full queue refuses; both ActiveMQs reject or end the link. Each destination has a link, of which a broker
-that makes missing addresses is told that a queue is wanted (capability `queue`): Artemis would make one whose messages
+that creates missing addresses is asked for a queue (capability `queue`): Artemis would create one whose messages
 nobody keeps.
 """
 
@@ -99,8 +99,8 @@ class Amqp10Publisher(Publisher):
         if self.endpoint.broker.name == "rabbitmq" and major.isdecimal() and int(major) < _OLDEST_RABBITMQ:
             raise OptionError(
                 "protocol",
-                f"'amqp-1.0' cannot write to RabbitMQ {version} at {self.url}: before version 4 it does not tell what "
-                "no queue has taken. Use 'amqp-0-9-1', which is the default",
+                f"'amqp-1.0' cannot write to RabbitMQ {version} at {self.url}: before version 4 it does not report "
+                "what no queue has taken. Use 'amqp-0-9-1', which is the default",
             )
 
     def probe(self, place: Place, deadline: float) -> None:

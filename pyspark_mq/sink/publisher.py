@@ -65,7 +65,7 @@ class SendWindow:
         self.blocked = ""
         self._where, self._timeout_s, self._now_s = where, send_timeout_s, now_s
         self._moved_s = now_s()
-        self._told = False
+        self._warned = False
 
     @property
     def full(self) -> bool:
@@ -90,7 +90,7 @@ class SendWindow:
             self._moved()
 
     def _moved(self) -> None:
-        self._moved_s, self._told = self._now_s(), False
+        self._moved_s, self._warned = self._now_s(), False
 
     def check(self) -> None:
         """Look at the clock while something is awaited.
@@ -99,8 +99,8 @@ class SendWindow:
             WriteError: nothing was confirmed for too long, and the broker does not say that it is blocked.
         """
         waited_s = self._now_s() - self._moved_s
-        if self.blocked and waited_s >= _BLOCKED_S and not self._told:
-            self._told = True
+        if self.blocked and waited_s >= _BLOCKED_S and not self._warned:
+            self._warned = True
             _LOG.warning("%s: the broker takes no messages for now (%s); the write waits", self._where, self.blocked)
         if not self.blocked and waited_s >= self._timeout_s:
             raise WriteError(

@@ -229,7 +229,7 @@ class StompPublisher(Publisher):
 def frame_headers(message: Message, broker: str) -> dict[str, str]:
     """Headers of a message's SEND, but for its destination and receipt, with names escaped and values not.
 
-    A text has no length, which tells it from a bytes message.
+    A text has no length: that distinguishes it from a bytes message.
 
     Raises:
         RowError: STOMP cannot carry the message.

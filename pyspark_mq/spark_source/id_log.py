@@ -113,7 +113,7 @@ class IdLog:
         An entry has the offsets of all sources, so a file that the first entry after that state does not name is in
         none.
         """
-        with contextlib.suppress(CheckpointError):  # who needs the file is told
+        with contextlib.suppress(CheckpointError):  # whoever needs the file gets the error
             state = self.read(file).state
             others = {f"{_stem(name)}{_END}" for name in self._names if name.lstrip(".").startswith(f"{state}-")}
             entry = offsets.first_naming(file) if others - {file} else b""
@@ -164,7 +164,7 @@ class IdLog:
     def put(self, content: EpochFile, of: str = "", part: str = "") -> str:
         if part:
             name, data = f"{_stem(of)}-{part}{_END}", encoded(content)
-            problem, advice = next(told for kind, told in _WRITTEN.items() if part.startswith(kind))
+            problem, advice = next(texts for kind, texts in _WRITTEN.items() if part.startswith(kind))
             with self._or_say(problem.format(of), advice):
                 self._write(name, data + _digest(f"{_stem(of)}-{part}".encode() + data).encode())
             return name

@@ -83,7 +83,7 @@ class _SinkOptionParser(OptionParser):
         if protocol == STOMP and broker.virtual_hosts:
             raise OptionError(
                 "url",
-                f"{urls[0]}: over STOMP RabbitMQ does not tell whether a queue has taken a message, so nothing is "
+                f"{urls[0]}: over STOMP RabbitMQ does not report whether a queue has taken a message, so nothing is "
                 f"written that way; use {'amqps' if urls[0].tls else 'amqp'}://",
             )
         queue, topic, exchange, key = (self._text(name) for name in ("queue", "topic", "exchange", "routingKey"))

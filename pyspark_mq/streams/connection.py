@@ -124,7 +124,7 @@ class StreamConnection:
         if self.version < _VERSION_MIN:
             known = self.properties.get("version", "of an unknown version")
             raise ConfigurationError(
-                f"{self._url}: this is RabbitMQ {known!r}, which does not tell where a stream is committed; streams "
+                f"{self._url}: this is RabbitMQ {known!r}, which does not report where a stream is committed; streams "
                 "are read from RabbitMQ 3.11 on"
             )
         self.request(frames.SASL_HANDSHAKE, b"")

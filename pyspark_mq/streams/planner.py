@@ -41,7 +41,7 @@ _TEXTS = {
     Outcome.GONE: "offsets {2} to {1} are gone: retention has taken them before they were read",
     Outcome.OTHER: "it was read up to offset {2}, and was deleted and made again since: it begins at offset {0}",
     Outcome.CUT: "it was read up to offset {2}, and chunks from offset {0} on are others now: its end was rewritten",
-    Outcome.AGAIN: "it was read up to offset {2}, and its end was rewritten, nobody can tell from where: "
+    Outcome.AGAIN: "it was read up to offset {2}, and its end was rewritten, from where is unknown: "
     "rows from offset {0} on may repeat",
     Outcome.NOT_YET: "no member has offset {1}, which was committed once. It is waited for; if it is lost, that shows "
     "as soon as somebody publishes",
@@ -60,7 +60,7 @@ class _Partition:
         planned: the last planned epoch: its start, the offset it begins at, and its end.
         furthest: the furthest place of this process, as Spark before 4.2 passes no start.
         lower: an end that Spark has logged below its start, and that start.
-        told: losses reported so far, and the offset up to which they were counted.
+        reported: losses reported so far, and the offset up to which they were counted.
         bound: end of a run of `Trigger.AvailableNow`.
     """
 
@@ -72,7 +72,7 @@ class _Partition:
     planned: tuple[StreamPosition, int, StreamPosition] | None = None
     furthest: StreamPosition | None = None
     lower: tuple[StreamPosition, StreamPosition] | None = None
-    told: dict[tuple[StreamPosition, Outcome | None], int] = field(default_factory=dict)
+    reported: dict[tuple[StreamPosition, Outcome | None], int] = field(default_factory=dict)
     bound: StreamPosition | None = None
     backlog: int = 0
 
@@ -359,14 +359,14 @@ class Planner:
         gone: int = 0,
     ) -> None:
         """Report a loss once for each place; count losses to retention not counted before."""
-        counted = partition.told.get((place, outcome))
+        counted = partition.reported.get((place, outcome))
         if outcome is Outcome.GONE:
             gone = max(0, begin - (place.next if counted is None else counted))
         if outcome is Outcome.NOT_YET and counted is None:
             _log.warning("stream '%s': %s", partition.name, text)
         elif counted is None or (outcome is Outcome.GONE and gone):
             self._note_loss(partition, text, gone)
-        partition.told[place, outcome] = begin
+        partition.reported[place, outcome] = begin
 
     def _note_loss(self, partition: _Partition, text: str, count: int) -> None:
         if self._settings.fail_on_loss:

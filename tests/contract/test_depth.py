@@ -37,7 +37,7 @@ def asked(session: SessionRun, seconds: float = 10.0) -> list[QueueDepth]:
 @pytest.mark.contract("depth")
 def test_the_depth_is_told_at_opening_and_when_it_is_asked_for(entry: LiveEntry) -> None:
     if not tells(entry):
-        pytest.skip("the broker does not tell it over STOMP")
+        pytest.skip("the broker does not report it over STOMP")
     sent = entry.publish(20)
     with entry.session() as session:
         assert session.open().depth == QueueDepth(20, 0, 0)
@@ -137,7 +137,7 @@ def run_bounded(engine: Engine) -> int:
 @pytest.mark.parametrize("who", ["manager", "reader"])
 def test_a_bounded_run_takes_all_there_is(entry: LiveEntry, who: str) -> None:
     if not tells(entry):
-        pytest.skip("the broker does not tell it over STOMP")
+        pytest.skip("the broker does not report it over STOMP")
     with entry.reader() as user:
         more: dict[str, Any] = user if who == "reader" else {}
         sent: list[str] = []
@@ -158,7 +158,7 @@ def test_a_bounded_run_takes_all_there_is(entry: LiveEntry, who: str) -> None:
 @pytest.mark.contract("depth")
 def test_a_bounded_run_after_a_crash_takes_what_the_dead_one_held(entry: LiveEntry) -> None:
     if not tells(entry):
-        pytest.skip("the broker does not tell it over STOMP")
+        pytest.skip("the broker does not report it over STOMP")
     sent = entry.publish(2_500)
     with entry.engine(maxMessagesPerTrigger=EPOCH, maxTriggerDelay="0s") as engine:
         engine.reader.call("prepareForTriggerAvailableNow")

@@ -299,7 +299,7 @@ def exclusive(entry: LiveEntry, what: str) -> Iterator[str]:
 @pytest.mark.parametrize("what", ["queue", "consumer"])
 def test_a_queue_that_is_somebody_else_s_alone_is_refused_at_once(entry: LiveEntry, what: str) -> None:
     if entry.entry.broker != "rabbitmq":
-        pytest.skip("has no exclusive queues, and does not tell of an exclusive consumer")
+        pytest.skip("has no exclusive queues, and does not report an exclusive consumer")
     words = {"queue": "only the connection that declared it", "consumer": "has an exclusive consumer elsewhere"}
     with exclusive(entry, what) as queue:
         error = refusal(entry, queue=queue)

@@ -129,8 +129,8 @@ def test_a_certificate_is_worth_a_warning_in_time(days: int, level: Level, words
         ("ActiveMQ-Artemis/2.40.0 Engine", "stomp://host", Level.WARNING, "2.40 hands some messages to nobody"),
         ("ActiveMQ-Artemis/2.56.0 Engine", "stomp://host", Level.OK, "ActiveMQ-Artemis 2.56.0"),
         ("apache-activemq-artemis/2.40.0", "amqp://host", Level.OK, "apache-activemq-artemis 2.40.0"),
-        ("ActiveMQ/${project.version}", "stomp://host", Level.UNKNOWN, "does not tell its version"),
-        ("", "stomp://host", Level.UNKNOWN, "the broker does not tell"),
+        ("ActiveMQ/${project.version}", "stomp://host", Level.UNKNOWN, "does not report its version"),
+        ("", "stomp://host", Level.UNKNOWN, "the broker does not report"),
     ],
 )
 def test_a_version_may_have_a_flaw(server: str, url: str, level: Level, words: str) -> None:

@@ -181,7 +181,7 @@ def check_version(server: str, endpoint: Endpoint) -> Finding:
     since, flaw = endpoint.broker.flaws.get(endpoint.protocol, ((0, 0), ""))
     if numbers == (0, 0):
         advice = "look at the console of the broker, or give option 'managementUrl'"
-        return Finding(check, Level.UNKNOWN, f"{product or 'the broker'} does not tell its version", advice)
+        return Finding(check, Level.UNKNOWN, f"{product or 'the broker'} does not report its version", advice)
     text = f"{product} {version.partition(' ')[0]}"
     if numbers < since:
         advice = f"use version {since[0]}.{since[1]} or later, or another protocol"
@@ -253,7 +253,7 @@ def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts,
         facts = ask_queue(management, settings.endpoint.name)
     except BrokerError:
         return NOTHING_KNOWN, "see 'management'"
-    return facts, "the broker does not tell: look into its configuration"
+    return facts, "the broker does not report it: look into its configuration"
 
 
 def _look(settings: Settings, maximum: int, patience_s: float) -> _Look:

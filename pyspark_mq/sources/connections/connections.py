@@ -268,7 +268,7 @@ class Connections:
                 kept.limits = limits
                 kept.supervisor.limit(limits)
             if session is not None and session.paused and resume and not self._waiting:
-                self._ask(number, "resume")  # it is told first what was taken
+                self._ask(number, "resume")  # after the limits, which say what was taken
 
     # -- what the broker still has
 

@@ -136,7 +136,7 @@ class StompSession(StompConnection):
         except (SessionLostError, TimeoutError) as failed:
             if not answers and (isinstance(failed, TimeoutError) or failed.stated):
                 self.endpoint.refused.add(asker)
-                _LOG.info("%s: %s does not tell how many messages wait", self.endpoint.destination, self._url)
+                _LOG.info("%s: %s does not report how many messages wait", self.endpoint.destination, self._url)
         except MqError as failed:  # no connection this time
             _LOG.debug("asking for the depth: %s", self.endpoint.hide(str(failed)))
         finally:
