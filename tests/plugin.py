@@ -216,7 +216,7 @@ def _chosen(config: pytest.Config) -> list[MatrixEntry]:
     known = {entry.name: entry for entry in (MEMORY_CELL, *ALL_ENTRIES)}
     unknown = set(wanted) - set(known)
     if unknown:
-        raise pytest.UsageError(f"--matrix entries: unknown {sorted(unknown)}; known are {', '.join(known)}")
+        raise pytest.UsageError(f"--entries: unknown {sorted(unknown)}; known are {', '.join(known)}")
     return [known[name] for name in wanted] if wanted else [MEMORY_CELL, *ENTRIES]
 
 

@@ -98,7 +98,7 @@ want() {
     esac
 }
 
-# A word that means nothing here is for the demo to checker.
+# A word that means nothing here is for the demo to judge.
 want_demo() {
     local word broker=rabbitmq protocol='' own=no
     java=yes
