@@ -12,6 +12,7 @@ import pytest
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
+from testbed.publishers.amqp10 import OutgoingMessage, publish_amqp10
 from tests.plugin import Nodes
 from tests.support.checks import assert_exactly_once
 from tests.support.effort import with_all
@@ -154,3 +155,16 @@ def test_more_than_one_window_of_the_protocol_can_be_asked_for(node: RabbitNode)
         session.consume(70_000)
         assert session.turn(lambda: len(session.raws) == 70_000)
     node.delete(name)
+
+
+def test_headers_that_are_larger_than_a_frame_are_read_over_amqp_0_9_1(node: RabbitNode) -> None:
+    with LiveEntry(MatrixEntry("rabbitmq", AMQP_0_9_1, "4.3", "quorum"), node) as entry:
+        properties = {f"name {number}": f"value {number}" for number in range(10_000)}
+        messages = [OutgoingMessage(f"large {number}".encode(), str(number), properties) for number in range(2)]
+        publish_amqp10(node.url(AMQP_1_0), f"/queues/{entry.queue}", messages)
+        sent = [message.body.decode() for message in messages] + entry.publish(EPOCH - 2)
+        with entry.engine(maxMessagesPerTrigger=EPOCH) as run:
+            run.drain(EPOCH)
+            assert run.counters()["reconnects"] == 0
+            assert properties.items() <= dict(run.rows[0]["properties"]).items()
+            assert_exactly_once(entry, run, sent)
