@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
+import pika
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
+from testbed.publishers.amqp10 import OutgoingMessage, publish_amqp10
 from tests.plugin import Nodes
 from tests.support.checks import assert_exactly_once
 from tests.support.effort import with_all
-from tests.support.engine import At, Crashed, full_epochs
+from tests.support.engine import At, Crashed, ReaderError, full_epochs
 from tests.support.entries import LiveEntry, MatrixEntry
 
 EPOCH = 20
@@ -154,3 +157,51 @@ def test_more_than_one_window_of_the_protocol_can_be_asked_for(node: RabbitNode)
         session.consume(70_000)
         assert session.turn(lambda: len(session.raws) == 70_000)
     node.delete(name)
+
+
+def test_headers_that_are_larger_than_a_frame_are_read_over_amqp_0_9_1(node: RabbitNode) -> None:
+    with LiveEntry(MatrixEntry("rabbitmq", AMQP_0_9_1, "4.3", "quorum"), node) as entry:
+        properties = {f"name {number}": f"value {number}" for number in range(10_000)}
+        messages = [OutgoingMessage(f"large {number}".encode(), str(number), properties) for number in range(2)]
+        publish_amqp10(node.url(AMQP_1_0), f"/queues/{entry.queue}", messages)
+        sent = [message.body.decode() for message in messages] + entry.publish(EPOCH - 2)
+        with entry.engine(maxMessagesPerTrigger=EPOCH) as run:
+            run.drain(EPOCH)
+            assert run.counters()["reconnects"] == 0
+            assert properties.items() <= dict(run.rows[0]["properties"]).items()
+            assert_exactly_once(entry, run, sent)
+
+
+def publish_decimal(node: RabbitNode, queue: str) -> None:
+    connection = pika.BlockingConnection(pika.URLParameters(node.url(AMQP_0_9_1)))
+    properties = pika.BasicProperties(message_id="odd", headers={"price": Decimal("12.34")}, delivery_mode=2)
+    connection.channel().basic_publish("", queue, b"odd", properties)
+    connection.close()
+
+
+def publish_uuid(node: RabbitNode, queue: str) -> None:
+    publish_amqp10(node.url(AMQP_1_0), f"/queues/{queue}", [OutgoingMessage(b"odd", "odd", {"order": uuid.uuid4()})])
+
+
+@pytest.mark.parametrize(
+    ("protocol", "other", "publish"),
+    [
+        (AMQP_0_9_1, AMQP_1_0, publish_uuid),
+        with_all(STOMP, AMQP_1_0, publish_uuid),
+        with_all(AMQP_1_0, AMQP_0_9_1, publish_decimal),
+    ],
+)
+def test_a_message_that_the_broker_fails_on_stops_the_query_which_goes_on_over_another_protocol(
+    node: RabbitNode, protocol: str, other: str, publish: Callable[[RabbitNode, str], None]
+) -> None:
+    with LiveEntry(MatrixEntry("rabbitmq", protocol, "4.3", "quorum"), node) as entry:
+        publish(node, entry.queue)
+        sent = ["odd", *entry.publish(EPOCH - 1)]
+        with entry.engine(maxMessagesPerTrigger=EPOCH) as run:
+            with pytest.raises(ReaderError, match=rf"BrokerError.*{entry.queue}.*over {protocol}.*another 'protocol'"):
+                run.batch()
+            entry.entry = MatrixEntry("rabbitmq", other, "4.3", "quorum")
+            with entry.engine(maxMessagesPerTrigger=EPOCH) as again:
+                again.take_over(run)
+                again.drain(EPOCH)
+                assert_exactly_once(entry, again, sent)

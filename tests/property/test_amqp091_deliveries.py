@@ -206,6 +206,8 @@ def test_bytes_that_are_no_frames_end_in_one_kind_of_error(data: st.DataObject) 
     ("stream", "words"),
     [
         (struct.pack(">BHI", 3, CHANNEL, 2**32 - 1) + b"x", "at most 4088"),
+        (struct.pack(">BHI", 2, CHANNEL, FRAME_MAX) + b"x", "at most 4088"),
+        (frames_of(1, False, b"\x00\x00", b"", 1)[0] + struct.pack(">BHI", 2, CHANNEL, 2**32 - 1), "at most 4088"),
         (struct.pack(">BHI", 1, CHANNEL, 4) + b"\x00\x3c\x00\x3c\xce", "shorter"),
         (struct.pack(">BHI", 1, CHANNEL, 1) + b"\x00\x00", "does not begin a frame"),
         (frames_of(1, False, b"\x00\x00", b"", 1)[0] * 2, "interrupts"),
@@ -220,6 +222,17 @@ def test_bytes_that_are_no_frames_end_in_one_kind_of_error(data: st.DataObject) 
 def test_frames_that_nobody_may_send_are_named(stream: bytes, words: str) -> None:
     with pytest.raises(Amqp091FrameError, match=words):
         Taken().reader.feed(stream)
+
+
+@given(st.data())
+def test_a_header_that_is_larger_than_agreed_is_taken(data: st.DataObject) -> None:
+    block = b"\x20\x00" + sized(b"", b"".join(entry(b"%d" % number, sized(b"S", bytes(90))) for number in range(99)))
+    assert len(block) > 2 * FRAME_MAX
+    stream = b"".join(b"".join(frames_of(tag, False, block, b"body", 1)) for tag in (1, 2))
+    taken = Taken()
+    for chunk in chunked(stream, data.draw(st.lists(st.integers(0, 10**6), max_size=8))):
+        taken.reader.feed(chunk)
+    assert [(raw[0], raw[2], raw[3]) for raw in taken.raws] == [(1, block, b"body"), (2, block, b"body")]
 
 
 def test_deliveries_before_a_broken_frame_are_handed_over() -> None:

@@ -128,9 +128,53 @@ def test_a_broker_that_ends_one_session_after_another_ends_the_query_and_is_quot
     scene.supervisor.start()
     scene.run(600)
     assert isinstance(scene.failure, BrokerError)
-    for words in ("queue 'orders'", "9 sessions in a row", "cannot be sent", "Nothing is lost"):
+    for words in ("queue 'orders'", "9 sessions in a row", "cannot be sent", "Nothing is lost", "over memory"):
         assert words in str(scene.failure)
     assert len(scene.of(Opened)) == 9
+
+
+class Poisoned(MemorySession):
+    """Its broker ends each session for a reason when it is about to hand out the first message."""
+
+    def run(self, timeout_s: float) -> None:
+        if self.broker.queues[QUEUE].ready:
+            raise SessionLostError("541 INTERNAL_ERROR", stated=True)
+        super().run(timeout_s)
+
+
+@pytest.mark.parametrize("tells_depth", [True, False])
+def test_a_broker_that_fails_on_the_first_message_ends_the_query_too(tells_depth: bool) -> None:
+    scene = Scene(Poisoned)
+    scene.queue.faults.tells_depth = tells_depth
+    scene.queue.publish(b"x", "a")
+    scene.supervisor.start()
+    scene.run(600)
+    assert isinstance(scene.failure, BrokerError)
+    assert len(scene.of(Opened)) == 9
+
+
+class Closing(MemorySession):
+    """Its broker ends each session for a reason after a while."""
+
+    def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
+        self.ends_s = self.broker.now_s + 20
+        return super().open(url, timeout_s)
+
+    def run(self, timeout_s: float) -> None:
+        super().run(timeout_s)
+        if self.broker.now_s > self.ends_s:
+            raise SessionLostError("the token has expired", stated=True)
+
+
+@pytest.mark.parametrize("tells_depth", [True, False])
+def test_sessions_without_messages_may_end_for_a_reason_at_any_time(tells_depth: bool) -> None:
+    scene = Scene(Closing)
+    scene.queue.faults.tells_depth = tells_depth
+    scene.supervisor.start()
+    for _ in range(600):
+        scene.run(1)
+    assert len(scene.of(Opened)) > 20
+    assert not scene.of(Failed)
 
 
 def test_what_the_network_does_is_no_reason_to_stop_before_the_reconnect_timeout() -> None:

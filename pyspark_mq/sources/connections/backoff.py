@@ -87,7 +87,7 @@ class Backoff:
         return pause_s
 
     def count(self, problem: SessionLostError) -> None:
-        """Record a session that received messages and ended with nothing confirmed.
+        """Record a session that was or may have been handed messages, and ended with nothing confirmed.
 
         Network faults may hit any number of sessions. A reason that the broker gives will hold for the next one too.
 
@@ -99,9 +99,11 @@ class Backoff:
         self._ends += 1
         if self._ends >= _ENDS_MAX:
             raise BrokerError(
-                f"{self._endpoint.destination}: {self._ends} sessions in a row were handed messages, had nothing "
-                f"confirmed, and were ended by the broker, the last with: {problem}. Nothing is lost: the messages "
-                "stay in the queue. But each end of a session counts towards delivery limits, so the query stops here"
+                f"{self._endpoint.destination}: the broker ended {self._ends} sessions in a row before anything was "
+                f"confirmed, the last with: {problem}. Nothing is lost: the messages stay in the queue. But each end "
+                "counts towards delivery limits, so the query stops here. The broker may fail to hand out a message "
+                f"over {self._endpoint.protocol}, then its log has why: take that message out, or read the queue with "
+                "another 'protocol'"
             ) from problem
 
 

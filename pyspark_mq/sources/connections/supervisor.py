@@ -186,9 +186,11 @@ class ConnectionSupervisor:
                 backoff.over()
                 yield backoff.first_s()
                 continue
-            if opened[0].buffer.deliveries:
+            long, depth = self.turned_s - began_s >= _LONG_SESSION_S, opened[1].depth
+            # A broker may fail on the first message that it hands out.
+            if opened[0].buffer.deliveries or not (long or (depth is not None and not depth.ready)):
                 backoff.count(lost)
-            if self.turned_s - began_s >= _LONG_SESSION_S:
+            if long:
                 yield backoff.first_s()
             else:
                 yield backoff.rest_s(lost, began_s)
