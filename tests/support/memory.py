@@ -539,6 +539,7 @@ class MemorySession(Session):
     def consume(self, window: int) -> None:
         with self.broker.lock:
             self._live().window = min(window, _MOST)
+            self.consuming = True
 
     def run(self, timeout_s: float) -> None:
         runtime = self.broker.runtime

@@ -153,6 +153,29 @@ def test_a_broker_that_fails_on_the_first_message_ends_the_query_too(tells_depth
     assert len(scene.of(Opened)) == 9
 
 
+class Leaderless(MemorySession):
+    """Its broker refuses every consumer for a reason while the queue has no leader."""
+
+    refuses_until_s: ClassVar[float]
+
+    def consume(self, window: int) -> None:
+        if self.broker.now_s < self.refuses_until_s:
+            raise SessionLostError("541 INTERNAL_ERROR - failed consuming from quorum queue", stated=True)
+        super().consume(window)
+
+
+def test_a_broker_that_refuses_consumers_for_minutes_is_tried_until_it_takes_one() -> None:
+    scene = Scene(Leaderless)
+    Leaderless.refuses_until_s = scene.broker.now_s + 300
+    scene.queue.publish(b"x", "a")
+    scene.supervisor.start()
+    scene.run(200)
+    assert len(scene.of(Opened)) > 9
+    scene.run(200)
+    assert not scene.of(Failed)
+    assert scene.consumer.buffer.deliveries == 1
+
+
 class Closing(MemorySession):
     """Its broker ends each session for a reason after a while."""
 

@@ -208,7 +208,11 @@ class Amqp091Session(Session):
             self._channel.basic_qos(prefetch_count=part)
             self._started += 1
             tag = f"pyspark-mq-{self._started:06}"
-            self._consumer_tags.append(self._channel.basic_consume(self._queue, self._called_back, consumer_tag=tag))
+            self._channel.basic_consume(self._queue, self._called_back, consumer_tag=tag, callback=self._consumes)
+            self._consumer_tags.append(tag)
+
+    def _consumes(self, _: Any) -> None:
+        self.consuming = True
 
     def _deliver(self, raws: list[Raw] | Amqp091Batch) -> None:
         """Take deliveries in order, up to the first that ends the session."""

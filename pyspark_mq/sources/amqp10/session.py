@@ -197,6 +197,7 @@ class Amqp10Session(Amqp10Connection):
 
     def consume(self, window: int) -> None:
         """The window counts all that is held."""
+        self.consuming = True  # the link is attached
         self._window = window
         self._top_up()
 

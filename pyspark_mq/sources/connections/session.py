@@ -201,6 +201,9 @@ class Session(ABC):
     Args:
         number: of this session, unique in the process.
         buffer: where deliveries and answers go.
+
+    Attributes:
+        consuming: whether the broker has accepted the consumer.
     """
 
     #: Decoder of its deliveries.
@@ -219,6 +222,7 @@ class Session(ABC):
         self.buffer = buffer
         self.options = options
         self.now_s = now_s
+        self.consuming = False
         self._paused = False
         self._keep_alive_read_s = 0.0
 

@@ -186,9 +186,10 @@ class ConnectionSupervisor:
                 backoff.over()
                 yield backoff.first_s()
                 continue
-            long, depth = self.turned_s - began_s >= _LONG_SESSION_S, opened[1].depth
-            # A broker may fail on the first message that it hands out.
-            if opened[0].buffer.deliveries or not (long or (depth is not None and not depth.ready)):
+            session, depth = opened[0], opened[1].depth
+            long, empty = self.turned_s - began_s >= _LONG_SESSION_S, depth is not None and not depth.ready
+            # A broker may fail on the first message that it hands out. One that refuses a consumer has not tried to.
+            if session.buffer.deliveries or (session.consuming and not long and not empty):
                 backoff.count(lost)
             if long:
                 yield backoff.first_s()

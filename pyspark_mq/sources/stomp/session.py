@@ -182,6 +182,7 @@ class StompSession(StompConnection):
         except TimeoutError:
             text = f"no answer to a subscription within {_SUBSCRIBE_TIMEOUT_S:g} s"
             raise SessionLostError(text) from None
+        self.consuming = True
 
     def _may_subscribe_again(self) -> bool:
         # Without a durable name each subscription to a topic gets all messages.
