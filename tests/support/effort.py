@@ -1,4 +1,4 @@
-"""How much a test tries: all of it with `--all`, and a fourth in `make test`."""
+"""How much a test tries: all of it with `--all`, and a tenth in `make test`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["PART", "part_of", "with_all"]
 with_all = partial(pytest.param, marks=pytest.mark.whole)
 
 #: One of so many is tried.
-PART = 1 if settings.get_current_profile_name() == "all" else 4
+PART = 1 if settings.get_current_profile_name() == "all" else 10
 
 
 def part_of(examples: int) -> int:

@@ -496,8 +496,13 @@ def test_a_query_with_names_goes_on_by_a_pattern_and_back() -> None:
     scene.assert_exactly_once()
 
 
-@pytest.mark.parametrize("bounded", [False, True])
-@pytest.mark.parametrize("at", [At.AFTER_OFFSET_LOG, At.AFTER_COMMIT_LOG])
+@pytest.mark.parametrize(
+    ("at", "bounded"),
+    [
+        (At.AFTER_OFFSET_LOG, False), (At.AFTER_COMMIT_LOG, True),
+        with_all(At.AFTER_OFFSET_LOG, True), with_all(At.AFTER_COMMIT_LOG, False),
+    ],
+)  # fmt: skip
 def test_new_queues_do_not_take_the_place_of_those_of_the_checkpoint(at: At, bounded: bool) -> None:
     scene = Patterned(max_messages=10, consumers=64)
     for number in range(4, 8):
@@ -518,8 +523,10 @@ def test_new_queues_do_not_take_the_place_of_those_of_the_checkpoint(at: At, bou
     assert sorted(scene.emitted) == sorted(sent)
 
 
-@pytest.mark.parametrize("identified", [True, False])
-@pytest.mark.parametrize("shows_start", [True, False])
+@pytest.mark.parametrize(
+    ("shows_start", "identified"),
+    [(True, False), (False, True), with_all(True, True), with_all(False, False)],
+)
 def test_what_the_end_of_a_queue_has_left_open_is_known_when_it_comes_back(
     *, shows_start: bool, identified: bool
 ) -> None:
