@@ -15,6 +15,7 @@ import pytest
 from pyspark_mq.ack import content_matcher
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.queues import reader
+from tests.support.effort import each_of
 from tests.unit.test_contents import (
     Contents,
     a_history,
@@ -111,7 +112,7 @@ def test_of_two_that_come_in_one_session_one_is_emitted() -> None:
     _two_come_in_one_session()
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", each_of([*RULES], 3))
 def test_a_rule_that_is_left_out_loses_or_doubles_a_message(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "ContentMatcher", _without(rule).__dict__["ContentMatcher"])
 

@@ -19,7 +19,7 @@ import pytest
 from pyspark_mq.dedup import Key, QueueMemory, memory, queue_memory, shelf
 from pyspark_mq.dedup.epoch_file import EpochFile
 from pyspark_mq.spark_source.id_file import decoded, encoded
-from tests.support.effort import part_of
+from tests.support.effort import each_of, part_of
 
 QUEUES = ("orders", "returns")
 #: Offsets in Spark's log.
@@ -315,7 +315,7 @@ def without(rule: str) -> Any:
     return module
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", each_of([*RULES]))
 def test_a_rule_that_is_left_out_breaks_the_promise(rule: str) -> None:
     module = without(rule)
 
