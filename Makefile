@@ -3,6 +3,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 ARGS ?=
 BIN := .venv/bin
+# Tests start hundreds of Pythons, and each would compile the package.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup ready ready-python ready-demo demo demo-cluster test test-all test-containers spec fuzz matrix spark-matrix soak compare power bench docs release-check lock lint check clean

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 import types
 from bisect import bisect_right
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 from pyspark_mq.dedup import Key, QueueMemory, memory, queue_memory, shelf
 from pyspark_mq.dedup.epoch_file import EpochFile
 from pyspark_mq.spark_source.id_file import decoded, encoded
-from tests.support.effort import part_of
+from tests.support.effort import each_of, part_of
 
 QUEUES = ("orders", "returns")
 #: Offsets in Spark's log.
@@ -50,6 +50,10 @@ class Oracle:
     came: set[tuple[str, Key]] = field(default_factory=set)
     unsettled: dict[int, list[tuple[str, Key]]] = field(default_factory=dict)
     now: int = 0
+
+    def copied(self) -> Oracle:
+        """Return one that goes its own way; no epoch's list of messages is ever changed."""
+        return Oracle(**{one.name: copy(getattr(self, one.name)) for one in fields(self)})
 
     def leave(self, messages: list[tuple[str, Key]]) -> None:
         for message in messages:
@@ -131,7 +135,7 @@ class Life:
         self.named = {name, *file.names}
         assert len(file.names) < NAMES_MAX
         # What was begun is committed before anybody reads this.
-        self.then[name] = deepcopy(self.oracle)
+        self.then[name] = self.oracle.copied()
         for epoch, keys in self.begun.items():
             self.then[name].unsettled[epoch] = [(queue, key) for queue, some in keys.items() for key in some]
         self.commit_begun()
@@ -184,7 +188,7 @@ class Life:
         self.memory = self.module.Memory(self.window, self.most_left, b"other")
         self.memory.load(name, self.read, committed=True)
         self.named = {name, *self.read(name).names}
-        self.oracle, self.begun = deepcopy(self.then[name]), {}
+        self.oracle, self.begun = self.then[name].copied(), {}
         self.oracle.unsettled[self.read(name).epoch] = [(queue, key) for queue, some in planned.items() for key in some]
         self.oracle.end()
 
@@ -195,7 +199,7 @@ class Life:
         self.memory = self.module.Memory(self.window, self.most_left, b"other")
         self.memory.load(name, self.read, committed=False)
         self.named = {name, *file.names}
-        self.oracle = deepcopy(self.then[name])
+        self.oracle = self.then[name].copied()
         self.oracle.end()
         self.begun = {file.epoch: {queue: list(keys) for queue, keys in file.planned.items()}}
         if not self.without_start:
@@ -291,6 +295,9 @@ RULES = {
     "what was held is committed": ("np.concatenate(digests) if digests", "digests[0][:0] if digests"),
 }  # fmt: skip
 
+#: Seeds whose histories break without a rule that others keep for long.
+TELLING = (1, 6)
+
 
 def without(rule: str) -> Any:
     """The memory without one of its rules."""
@@ -308,12 +315,12 @@ def without(rule: str) -> Any:
     return module
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", each_of([*RULES]))
 def test_a_rule_that_is_left_out_breaks_the_promise(rule: str) -> None:
     module = without(rule)
 
     def histories() -> None:
-        for seed in range(40):
+        for seed in (*TELLING, *range(40)):
             a_history(seed, module)
 
     with pytest.raises((AssertionError, KeyError)):

@@ -1,21 +1,28 @@
-"""How much a test tries: all of it with `--all`, and a fourth in `make test`."""
+"""How much a test tries: all of it with `--all`, and a tenth in `make test`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
-__all__ = ["PART", "part_of", "with_all"]
+__all__ = ["PART", "each_of", "part_of", "with_all"]
 
 #: A parameter of a test that is left to `--all`.
 with_all = partial(pytest.param, marks=pytest.mark.whole)
 
 #: One of so many is tried.
-PART = 1 if settings.get_current_profile_name() == "all" else 4
+PART = 1 if settings.get_current_profile_name() == "all" else 10
 
 
 def part_of(examples: int) -> int:
     """Return how many examples of so many are tried."""
     return max(1, examples // PART)
+
+
+def each_of(values: Sequence[Any], every: int = 4) -> list[Any]:
+    """Return the values of a parameter: one of so many as it is, and the others for `--all`."""
+    return [value if place % every == 0 else with_all(value) for place, value in enumerate(values)]

@@ -234,7 +234,7 @@ class MemoryQueue:
         self.dead_letters: list[Message] = []
         #: IDs whose acknowledgement the broker took.
         self.acknowledged: list[Message] = []
-        self._recent: list[tuple[float, Message]] = []
+        self._recent: deque[tuple[float, Message]] = deque()
         self._ready: list[tuple[float, float, int, Message]] = []
         self._held_elsewhere: list[Message] = []
         self._turn_s = 0.0
@@ -376,7 +376,8 @@ class MemoryQueue:
     def step(self) -> None:
         """Everything the broker can do by now."""
         now = self.broker.now_s
-        self._recent = [(at, message) for at, message in self._recent if now - at < self.faults.forgets_s]
+        while self._recent and now - self._recent[0][0] >= self.faults.forgets_s:
+            self._recent.popleft()
         noticed = [(until, ghost) for until, ghost in self.ghosts if until <= now]
         self.ghosts = [(until, ghost) for until, ghost in self.ghosts if until > now]
         for until, ghost in noticed:
@@ -397,10 +398,10 @@ class MemoryQueue:
         # What it could have handed out while nobody wanted it is not saved up.
         self._may_hand_out = min(self._may_hand_out, 1.0) + self.faults.rate * max(now - self._turn_s, 1e-9)
         self._turn_s = now
+        served = [session for session in self.sessions if not session.cancelled and session.window]
+        if self.faults.single_active:
+            served = served[:1]
         while self._ready and self._may_hand_out >= 1:
-            served = [session for session in self.sessions if not session.cancelled and session.window]
-            if self.faults.single_active:
-                served = served[:1]
             open_ = [session for session in served if len(session.unacked) < session.window]
             if not open_:
                 break
@@ -424,7 +425,7 @@ class MemoryQueue:
             heapq.heappush(self._ready, entry)
 
     def acknowledge(self, session: _Session, number: int, upto: int, singles: Sequence[int], now: float) -> None:
-        for tag in [*itertools.takewhile(lambda tag: tag <= upto, list(session.unacked)), *singles]:
+        for tag in [*itertools.takewhile(lambda tag: tag <= upto, session.unacked), *singles]:
             message = session.unacked.pop(tag, None)
             assert message is not None, f"acknowledged twice, or never handed out: {tag}"
             self.acknowledged.append(message)
@@ -497,7 +498,7 @@ class MemoryBroker:
         with self.lock:
             self.step()
             queue = self.queues[name]
-            return QueueCounts(len(queue.ready), len(queue.handed_out))
+            return QueueCounts(len(queue._ready), len(queue.handed_out))
 
 
 def memory_session(broker: MemoryBroker) -> type[MemorySession]:

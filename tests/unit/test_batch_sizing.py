@@ -12,6 +12,7 @@ from pyspark_mq.sources.epochs import EpochSource
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.settings import Guarantee
 from pyspark_mq.sources.timing import Timing
+from tests.support.effort import with_all
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker, numbered
 from tests.support.scene import Scene
@@ -192,7 +193,7 @@ def test_epochs_fit_into_the_interval_that_a_user_has_chosen(world: World) -> No
     assert max(late[2:]) <= interval_s + 0.1
 
 
-@pytest.mark.parametrize("tells_depth", [True, False])
+@pytest.mark.parametrize("tells_depth", [True, with_all(False)])
 def test_no_call_for_an_epoch_takes_longer_than_the_page_of_times_says(
     monkeypatch: pytest.MonkeyPatch, *, tells_depth: bool
 ) -> None:
@@ -217,7 +218,7 @@ def test_no_call_for_an_epoch_takes_longer_than_the_page_of_times_says(
     assert 0.0 < max(took_s) <= most_s
 
 
-@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("bounded", [with_all(False), True])
 def test_processes_that_die_behind_their_first_commit_get_on_and_age_nothing_unread(
     world: World, *, bounded: bool
 ) -> None:
@@ -294,7 +295,7 @@ def test_one_busy_queue_of_ten_has_the_bytes_of_all(world: World) -> None:
     assert triggers <= 20
 
 
-@pytest.mark.parametrize(("produced", "published"), [(300, 0), (50, 5_000)])
+@pytest.mark.parametrize(("produced", "published"), [with_all(300, 0), (50, 5_000)])
 def test_a_query_that_is_always_busy_knows_its_backlog(world: World, produced: int, published: int) -> None:
     query = query_of(world)
     query.queue.faults.rate = 200

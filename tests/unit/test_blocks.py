@@ -24,7 +24,7 @@ from pyspark_mq.sources.connections.block import (
 )
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
-from tests.support.effort import part_of
+from tests.support.effort import part_of, with_all
 from tests.unit.test_decoder_parity import SAMPLES, SOURCES, UNREADABLE, Sample, amqp091
 
 BUILDER = BatchBuilder(ALL_COLUMNS)
@@ -125,7 +125,7 @@ def test_a_column_that_nobody_asked_for_is_not_made() -> None:
     assert max(block.sizes) < max(block_of(sample)[1].sizes)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 400, 700])
+@pytest.mark.parametrize("rows", [1, 3, with_all(400), 700])
 def test_small_batches_are_put_together_and_nothing_is_changed(rows: int) -> None:
     raws = [amqp091(tag, str(tag).encode(), message_id=str(tag)) for tag in range(1, rows + 1)]
     decoder = SAMPLES["amqp-0-9-1"].decoder

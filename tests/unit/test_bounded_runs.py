@@ -17,7 +17,7 @@ from tests.support.scene import Scene
 from tests.support.simulation import Query, World, make_settings
 
 
-@pytest.mark.parametrize("run", ["available now", "before 4.2", "triggers"])
+@pytest.mark.parametrize("run", ["available now", "before 4.2", with_all("triggers")])
 def test_jobs_whose_sink_fails_night_after_night_do_not_empty_the_queue(run: str) -> None:
     scene = Scene(max_messages=100, prefetch=20_000, dedup_window=0, shows_start=run != "before 4.2")
     scene.queue.faults.delivery_limit = 6
@@ -34,8 +34,10 @@ def test_jobs_whose_sink_fails_night_after_night_do_not_empty_the_queue(run: str
     assert len(scene.queue.dead_letters) <= 2_100
 
 
-@pytest.mark.parametrize("consumers", [1, 4])
-@pytest.mark.parametrize("epoch", [100, with_all(2_000), 5_000])
+@pytest.mark.parametrize(
+    ("epoch", "consumers"),
+    [(100, 4), (5_000, 1), *(with_all(*one) for one in ((100, 1), (2_000, 1), (2_000, 4), (5_000, 4)))],
+)
 def test_a_replay_that_fails_night_after_night_ages_its_epoch_and_little_more(epoch: int, consumers: int) -> None:
     scene = Scene(max_messages=epoch, prefetch=20_000, dedup_window=0, consumers=consumers)
     scene.query.running = lambda: scene.world.let_pass(5.0)
@@ -124,7 +126,7 @@ def test_a_backlog_in_one_of_two_queues_does_not_wait_for_the_other() -> None:
         assert world.now_s - began_s < 200
 
 
-@pytest.mark.parametrize("rate", [5.0, 50.0])
+@pytest.mark.parametrize("rate", [with_all(5.0), 50.0])
 def test_a_queue_at_its_end_that_is_written_to_leaves_the_bytes_to_the_others(rate: float) -> None:
     world = World()
     broker = MemoryBroker(world.process())
@@ -199,7 +201,7 @@ def test_what_another_consumer_gives_back_during_a_run_takes_nobody_s_place() ->
     scene.world.cancel()
 
 
-@pytest.mark.parametrize("ahead_s", [1.0, 3_600.0, None])
+@pytest.mark.parametrize("ahead_s", [with_all(1.0), 3_600.0, with_all(None)])
 @pytest.mark.parametrize("rate", [2, with_all(20)])
 def test_a_run_ends_though_a_producer_whose_clock_is_ahead_goes_on(ahead_s: float | None, rate: int) -> None:
     scene = Scene(max_messages=1_000, prefetch=2_000)

@@ -15,6 +15,7 @@ import pytest
 
 from pyspark_mq.dedup import memory
 from pyspark_mq.sources.journal import file_of
+from tests.support.effort import with_all
 from tests.support.engine import At, Crashed
 from tests.support.scene import Scene
 
@@ -42,7 +43,7 @@ def batches(scene: Scene, count: int, messages: int = 1, pause_s: float = 0.5) -
         scene.world.let_pass(pause_s)
 
 
-@pytest.mark.parametrize("shows_start", [True, False])
+@pytest.mark.parametrize("shows_start", [True, with_all(False)])
 def test_forty_kills_beside_a_consumer_that_gives_back_after_half_an_hour(*, shows_start: bool) -> None:
     scene = Scene(max_messages=5, prefetch=20, dedup_window=10, shows_start=shows_start)
     scene.publish(5)
@@ -60,7 +61,7 @@ def test_forty_kills_beside_a_consumer_that_gives_back_after_half_an_hour(*, sho
 
 
 @pytest.mark.parametrize("flags", [True, False])
-@pytest.mark.parametrize("half_open_s", [0.0, 1_800.0])
+@pytest.mark.parametrize("half_open_s", [with_all(0.0), 1_800.0])
 @pytest.mark.parametrize("at", POINTS)
 def test_a_broker_that_flags_all_or_nothing_and_keeps_a_half_open_window(
     at: At, half_open_s: float, *, flags: bool
@@ -94,7 +95,7 @@ def test_a_window_that_comes_again_in_two_hundred_seconds(rate: float, *, shows_
     emitted_once(scene)
 
 
-@pytest.mark.parametrize("delay_s", [20.0, 290.0])
+@pytest.mark.parametrize("delay_s", [20.0, with_all(290.0)])
 def test_a_broker_that_holds_redeliveries_back_without_a_word(delay_s: float) -> None:
     scene = Scene(max_messages=20, prefetch=40, dedup_window=0, replay_timeout_s=10_000.0)
     scene.queue.faults.delay_s = scene.queue.faults.delay_max_s = delay_s
@@ -124,7 +125,7 @@ def test_redeliveries_behind_a_backlog_of_higher_priority() -> None:
     emitted_once(scene)
 
 
-@pytest.mark.parametrize("machines", [2, 4, 8])
+@pytest.mark.parametrize("machines", [with_all(2), with_all(4), 8])
 def test_several_machines_that_died_with_a_window_each(machines: int) -> None:
     scene = Scene(max_messages=10, prefetch=30, dedup_window=0)
     for number in range(machines):
@@ -201,7 +202,7 @@ def test_a_broker_that_confirms_and_dies_behind_a_network_that_is_silent(
     emitted_once(scene)
 
 
-@pytest.mark.parametrize("link_rate", [20.0, 60.0])
+@pytest.mark.parametrize("link_rate", [with_all(20.0), 60.0])
 @pytest.mark.parametrize("at", POINTS)
 def test_a_slow_link_on_which_a_window_is_on_its_way(at: At, link_rate: float) -> None:
     scene = Scene(max_messages=20, prefetch=100, dedup_window=0)
@@ -251,7 +252,7 @@ def test_a_pause_in_what_comes_again_regularly() -> None:
     emitted_once(scene)
 
 
-@pytest.mark.parametrize("at", POINTS)
+@pytest.mark.parametrize("at", [*map(with_all, POINTS[:-1]), POINTS[-1]])
 def test_duplicates_that_trickle_in_keep_nothing_from_being_settled(at: At) -> None:
     scene = Scene(max_messages=20, prefetch=60, dedup_window=50)
     batches(scene, 5, 10)
@@ -284,7 +285,7 @@ def test_one_queue_of_ten_that_flaps_leaves_its_own_alone() -> None:
     emitted_once(scene)
 
 
-@pytest.mark.parametrize("epochs", range(3, 9))
+@pytest.mark.parametrize("epochs", [3, 8, *map(with_all, range(4, 8))])
 @pytest.mark.parametrize("shows_start", [True, False])
 def test_every_file_goes_wherever_its_process_ended(
     shows_start: bool, epochs: int, monkeypatch: pytest.MonkeyPatch
@@ -303,7 +304,7 @@ def test_every_file_goes_wherever_its_process_ended(
     emitted_once(scene)
 
 
-@pytest.mark.parametrize("faults", ["kills", "cuts", "all"])
+@pytest.mark.parametrize("faults", [with_all("kills"), with_all("cuts"), "all"])
 def test_offsets_names_and_files_stay_bounded_over_many_epochs(faults: str) -> None:
     scene = Scene(max_messages=50, prefetch=100, dedup_window=300, remember_left=400)
     for epoch in range(160):
@@ -326,7 +327,7 @@ def test_offsets_names_and_files_stay_bounded_over_many_epochs(faults: str) -> N
 
 
 @pytest.mark.parametrize("at", POINTS)
-@pytest.mark.parametrize("again", POINTS)
+@pytest.mark.parametrize("again", [*map(with_all, POINTS[:-1]), POINTS[-1]])
 def test_before_spark_4_2_killed_at_each_point_twice(at: At, again: At) -> None:
     scene = Scene(max_messages=10, prefetch=40, dedup_window=0, shows_start=False)
     scene.publish(60)

@@ -11,7 +11,7 @@ import pytest
 from pyspark_mq.errors import CheckpointError, DataLossError, MessageError
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
 from pyspark_mq.sources.url import parse_urls
-from tests.support.effort import with_all
+from tests.support.effort import PART, with_all
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemorySession, MemoryStore
 from tests.support.scene import Scene
@@ -327,15 +327,20 @@ def test_a_pause_hides_the_consumer_but_not_what_it_holds() -> None:
     scene.assert_exactly_once()
 
 
+#: For how long connections break again and again.
+SHAKY_S = 500 if PART == 1 else 200
+
+
 @pytest.mark.parametrize(
     ("period_s", "consumers"),
     [(2.0, 1), *(with_all(s, n) for s, n in ((0.3, 2), (1.0, 2), (7.0, 2), (31.0, 1)))],
 )
 def test_few_names_are_remembered_for_any_period_of_reconnects(period_s: float, consumers: int) -> None:
     scene = Scene(max_messages=20, prefetch=40, dedup_window=100, consumers=consumers, reconnect_timeout_s=1e6)
-    for number in range(1, int(500 / period_s)):
+    for number in range(1, int(SHAKY_S / period_s)):
         scene.world.at(number * period_s, scene.broker.cut)
-    while scene.world.now_s < 1_500:
+    until_s = scene.world.now_s + SHAKY_S
+    while scene.world.now_s < until_s:
         scene.publish(8)
         scene.query.trigger()
         scene.world.let_pass(0.25)
@@ -362,17 +367,17 @@ def test_a_backlog_and_connections_that_break_before_it_is_known_what_came_again
             scene.broker.cut()
 
     scene.queue.faults.forgets_s = 0.0
-    for number in range(1, int(400 / period_s)):
+    for number in range(1, int(SHAKY_S / period_s)):
         scene.world.at(number * period_s, flap)
     carried = []
-    until_s = scene.world.now_s + 400
+    until_s = scene.world.now_s + SHAKY_S
     while scene.world.now_s < until_s:
         scene.publish(8)
         scene.query.trigger()
         scene.world.let_pass(0.25)
         carried.append(scene.counters.carried)
     assert max(carried) < 20 * 40
-    assert not gets_on or len(scene.query.emitted) > 2_000
+    assert not gets_on or len(scene.query.emitted) > 5 * SHAKY_S
     scene.assert_exactly_once()
     for _ in range(200):
         scene.world.let_pass(0.5)
@@ -436,7 +441,7 @@ def test_a_job_that_runs_every_few_minutes_does_not_remember_ever_more_names() -
 
 
 @pytest.mark.parametrize("rest_s", [0.0, 30.0])
-@pytest.mark.parametrize(("life_s", "consumers"), [with_all(1.5, 1), (1.5, 2), (5.0, 2)])
+@pytest.mark.parametrize(("life_s", "consumers"), [with_all(1.5, 1), (1.5, 2), with_all(5.0, 2)])
 def test_nor_does_a_query_that_crashes_again_and_again(life_s: float, consumers: int, rest_s: float) -> None:
     scene = Scene(max_messages=20, prefetch=100, dedup_window=0, consumers=consumers)
     for _ in range(60):
@@ -451,7 +456,7 @@ def test_nor_does_a_query_that_crashes_again_and_again(life_s: float, consumers:
     scene.assert_exactly_once()
 
 
-@pytest.mark.parametrize("plans", [1, 2, 3])
+@pytest.mark.parametrize("plans", [with_all(1), 2, with_all(3)])
 def test_nor_does_one_beside_a_backlog(plans: int) -> None:
     # All windows are full from beginning to end, so no session has room when it answers.
     scene = Scene(max_messages=50, prefetch=100, dedup_window=0)
@@ -667,7 +672,7 @@ def test_a_replay_asks_for_no_more_while_the_broker_says_that_it_holds_its_messa
     scene.publish(10)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
-    scene.publish(5_000)
+    scene.publish(1_000)
     assert scene.query.trigger() == 10
     assert (scene.counters.unacked <= 100) is tells
     scene.assert_exactly_once()
@@ -842,7 +847,7 @@ def test_the_log_says_so_once_where_no_confirmation_comes_for_long(caplog: pytes
     scene.publish(10)
     scene.query.trigger()
     began_s = scene.world.now_s
-    while (passed_s := scene.world.now_s - began_s) < 200.0:
+    while (passed_s := scene.world.now_s - began_s) < 130.0:
         said = [record.message for record in caplog.records if "has confirmed none" in record.message]
         assert len(said) <= (passed_s >= 60.0)
         scene.query.trigger()

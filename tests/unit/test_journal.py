@@ -20,6 +20,7 @@ from pyspark_mq.dedup.epoch_file import EpochFile, Snapshot
 from pyspark_mq.dedup.identity import TextKeys
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.spark_source.id_file import decoded, encoded
+from tests.support.effort import part_of
 from tests.support.engine import At, Crashed
 from tests.support.scene import Scene
 
@@ -156,7 +157,7 @@ def test_what_was_left_before_spark_showed_the_checkpoint_is_left_after_that(key
 def test_queues_that_came_and_went_take_what_is_remembered_of_them() -> None:
     scene = Scene(dedup_window=50)
     journal = scene.query.source._memory
-    for number in range(10_000):
+    for number in range(part_of(10_000)):
         queue = QueueMemory(journal.memory, f"queue-{number}")  # type: ignore[union-attr]
         queue.committed(number, ["id"])
         journal.memory.settle([number])  # type: ignore[union-attr]

@@ -13,6 +13,7 @@ from pyspark_mq.dedup import Memory, OnMissing, QueueMemory
 from pyspark_mq.sources.connections.block import Block
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
 from pyspark_mq.sources.queues.reader import QueueReader
+from tests.support.effort import with_all
 from tests.support.memory import MemoryBroker
 from tests.support.simulation import Query, World, make_settings
 
@@ -74,7 +75,7 @@ def test_small_blocks_that_are_held_are_put_together_and_all_there() -> None:
     assert scene.query.emitted == [f"m{turn} of a" for turn in range(200)]
 
 
-@pytest.mark.parametrize("large_of_ten", [1, 4, 5, 9])
+@pytest.mark.parametrize("large_of_ten", [with_all(1), 4, with_all(5), 9])
 def test_a_few_bytes_do_not_keep_the_large_duplicates_that_they_came_with(large_of_ten: int, alive_before: int) -> None:
     scene = Scene("a")
     (queue,) = scene.queues
