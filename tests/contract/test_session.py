@@ -177,6 +177,18 @@ def test_an_end_that_the_broker_gives_a_reason_for_is_told_from_one_of_the_netwo
         assert not lost.value.stated
 
 
+@pytest.mark.contract("redeliver")
+@pytest.mark.protocols(AMQP_1_0, STOMP)
+def test_silence_is_no_reason_that_the_broker_gives(entry: LiveEntry) -> None:
+    entry.publish(5)
+    with entry.proxy() as proxy, entry.session(heartbeat_s=1.0, **entry.through(proxy)) as session:
+        session.take(5)
+        proxy.mute()
+        with pytest.raises(SessionLostError, match="nothing was heard from the broker") as lost:
+            session.idle(10)
+        assert not lost.value.stated
+
+
 @pytest.mark.contract("acknowledge no more than the epoch")
 def test_an_acknowledgement_up_to_a_message_leaves_the_later_ones(entry: LiveEntry) -> None:
     sent = entry.publish(30)

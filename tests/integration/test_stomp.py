@@ -227,6 +227,15 @@ def test_too_many_bytes_pause_reading_and_acknowledgements_still_go_out(target: 
     assert held(target, queue, 0, 0)
 
 
+def test_a_session_outlives_the_questions_before_it_over_a_slow_link(target: Target, queue: str) -> None:
+    target.node.publish(queue, numbered(3))
+    with FaultProxy("127.0.0.1", target.port) as proxy:
+        proxy.throttle(1_000, Direction.TO_CLIENT)
+        with session(target.broker, target.through(proxy.port), queue=queue, heartbeat_s=1) as run:
+            proxy.throttle(None)
+            run.receive(3)
+
+
 def test_a_silent_broker_ends_the_session(target: Target, queue: str) -> None:
     with proxied(target, queue, heartbeat_s=1) as (proxy, run):
         run.run(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 
 from pyspark_mq.ack import Acknowledgements, SessionAcks
 from pyspark_mq.decode.batch import ROW_BYTES
-from pyspark_mq.errors import DestinationError, InternalError
+from pyspark_mq.errors import DestinationError, InternalError, OptionError
 from pyspark_mq.sources.connections.block import block_schema
 from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.events import Delivered, EventQueue, Lost, Opened
@@ -48,6 +49,17 @@ class Scene:
         """Session, deliveries and bytes of everything that is there."""
         took = [event for event in self.connections.news(taking=True) if isinstance(event, Delivered)]
         return [(event.session, len(event.block), sum(event.block.sizes)) for event in took]
+
+
+def test_more_connections_than_the_process_may_open_are_an_error_at_the_start() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, limits[1]))
+    try:
+        Scene(consumers=12)
+        with pytest.raises(OptionError, match=r"'consumers': 13 connections .* may have 150\. .*ulimit -n"):
+            Scene(consumers=13)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_what_arrived_is_taken_once_with_its_bytes() -> None:

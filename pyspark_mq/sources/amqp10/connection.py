@@ -31,6 +31,8 @@ __all__ = ["UNREADABLE", "UNREADABLE_ERRORS", "Amqp10Connection"]
 
 _READ_BYTES = 1 << 20
 _CLOSE_TIMEOUT_S = 1.0
+#: What proton itself says of a connection on which nothing came for the idle timeout.
+_SILENCE = "local-idle-timeout expired"
 #: What a broker says of itself is made into objects when it is asked for: texts, which are UTF-8 (1.6.20), and maps,
 #: whose keys are symbols (2.8.12). Others may be no keys of a dictionary.
 UNREADABLE = "what the broker says of itself cannot be read"
@@ -123,6 +125,9 @@ class Amqp10Connection(Session):
     def _ended(self, words: str) -> None:
         if self._end is None:
             condition = self._condition()
+            if condition is not None and condition[1] == _SILENCE:
+                self._end = f"nothing was heard from the broker for {self._transport.idle_timeout:g} s"
+                return
             self._stated = condition is not None and condition[0] != "amqp:connection:forced"
             self._end = f"{words} ({condition[0]}: {condition[1]})" if condition is not None else words
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import math
+import resource
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -27,7 +28,7 @@ from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from pyspark_mq.errors import InternalError, MqError
+from pyspark_mq.errors import InternalError, MqError, OptionError
 from pyspark_mq.sources.connections.block import make_block
 from pyspark_mq.sources.connections.events import (
     Confirmed,
@@ -61,6 +62,8 @@ _BREAK_S = TRANSIT_S
 #: A block takes a small part of the time that counts as a break.
 _ROWS_MAX = 5_000
 _BYTES_MAX = 4 << 20
+#: Descriptors of a connection, and of the rest of a process.
+_DESCRIPTORS, _DESCRIPTORS_ELSEWHERE = 4, 100
 #: How long to wait for connections to close.
 _END_TIMEOUT_S = 2.0
 
@@ -130,10 +133,11 @@ class Worker:
             events: receives the supervisor's events.
 
         Raises:
-            MqError: a client library is missing, or the worker was stopped.
+            MqError: a client library is missing, the worker was stopped, or there are too many connections.
         """
         if self._ending:
             raise InternalError(f"{settings.endpoint.destination}: the source has been stopped")
+        _check_descriptors(len(self._kept) + 1)
         make = self._find_session(settings.endpoint.protocol)
         options = SessionOptions(keeps_unreadable=settings.on_unreadable is not OnUnreadable.FAIL)
         if self._task is None:
@@ -283,3 +287,19 @@ class Worker:
         if status != kept.status:
             kept.status = status
             kept.events.put(status)
+
+
+def _check_descriptors(connections: int) -> None:
+    """Check that the process may open what so many connections take.
+
+    Raises:
+        OptionError: it may not.
+    """
+    needed = _DESCRIPTORS * connections + _DESCRIPTORS_ELSEWHERE
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != resource.RLIM_INFINITY and needed > allowed:
+        raise OptionError(
+            "consumers",
+            f"{connections} connections take up to {needed} open files, and this process may have {allowed}. Raise the "
+            "limit for the driver (ulimit -n, or LimitNOFILE of its service), or read with fewer 'consumers' or queues",
+        )

@@ -29,7 +29,7 @@ from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
 from pyspark_mq.decode.stomp import FramesBatch, StompBatch, unreadable_of
 from pyspark_mq.decode.stomp_frames import Frames
 from pyspark_mq.decode.stomp_headers import UnreadableHeaders, as_text, parse, value
-from pyspark_mq.errors import MessageError, MqError
+from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth, ReceiveBuffer, SessionLostError
 from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
@@ -92,9 +92,11 @@ class StompSession(StompConnection):
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
         """Connect and log in. Only :meth:`consume` shows whether the queue exists."""
         deadline = self.now_s() + timeout_s
+        self._url = url
+        # Before, as heartbeats are due from the login on: over a slow link the question takes longer than they may.
+        depth, facts = self._depth_at_first(deadline)
         self._log_in(url, deadline)
         # No broker reports a permanent name.
-        depth, facts = self._depth_at_first(deadline)
         return Greeting(url, "", depth, server=self._server, facts=facts)
 
     def _depth_at_first(self, deadline: float) -> tuple[QueueDepth | None, QueueFacts]:
@@ -137,7 +139,7 @@ class StompSession(StompConnection):
             if not answers and (isinstance(failed, TimeoutError) or failed.stated):
                 self.endpoint.refused.add(asker)
                 _LOG.info("%s: %s does not report how many messages wait", self.endpoint.destination, self._url)
-        except MqError as failed:  # no connection this time
+        except BrokerUnavailableError as failed:  # no connection this time
             _LOG.debug("asking for the depth: %s", self.endpoint.hide(str(failed)))
         finally:
             beside.close()
