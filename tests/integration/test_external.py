@@ -11,6 +11,7 @@ from testbed.brokers.node import TlsFiles
 from testbed.brokers.rabbitmq import RabbitNode
 from tests.support.certificates import Certificates
 from tests.support.checks import assert_ids_exactly_once, bodies
+from tests.support.effort import with_all
 from tests.support.engine import Engine, ReaderError
 
 
@@ -52,7 +53,7 @@ def test_the_certificate_says_who_it_is(node: RabbitNode, certificates: Certific
         assert_ids_exactly_once(node, given["queue"], run, sent)
 
 
-@pytest.mark.parametrize("protocol", ["amqp-0-9-1", "amqp-1.0"])
+@pytest.mark.parametrize("protocol", [with_all("amqp-0-9-1"), "amqp-1.0"])
 def test_a_certificate_of_nobody_known_is_refused_in_words(
     node: RabbitNode, certificates: Certificates, protocol: str
 ) -> None:
