@@ -800,8 +800,7 @@ def test_sql_tables_work_with_the_options_of_the_stream_or_are_refused_in_words(
 @pytest.mark.whole
 def test_no_password_reaches_checkpoint_plan_or_log(rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     # In a process of its own, so that everything Spark writes at its most talkative is seen.
-    rabbit.ctl("add_user", "walter", "s3cr3t-pw")
-    rabbit.ctl("set_permissions", "walter", ".*", ".*", ".*")
+    rabbit.add_user("walter", "s3cr3t-pw")
     rabbit.publish(name, bodies(5))
     program = f"""
 from pyspark.sql import SparkSession
