@@ -185,8 +185,8 @@ def _repeated(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     of_functions: dict[str, dict[tuple[str, str], pytest.Item]] = {}
     for item in items:
         if _entry(item) not in ("", MEMORY_CELL.name):
-            name, _, values = item.nodeid.partition("[")
-            of_functions.setdefault(name, {})[_entry(item), values.replace(_entry(item), "", 1)] = item
+            name, _, parameters = item.nodeid.partition("[")
+            of_functions.setdefault(name, {})[_entry(item), parameters.replace(_entry(item), "", 1)] = item
     repeated = []
     for of_function in of_functions.values():
         entries, values = (list(dict.fromkeys(pair[at] for pair in of_function)) for at in (0, 1))
