@@ -163,6 +163,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     empty = [item for item in items if any("empty parameter set" in _told(mark) for mark in item.iter_markers("skip"))]
     if not config.getoption("--all") and not config.getoption("--entries"):
         empty += [item for item in items if item.get_closest_marker("whole")]
+        empty += _repeated(items)
     config.hook.pytest_deselected(items=empty)
     left_out = set(empty)
     items[:] = [item for item in items if item not in left_out]
@@ -174,6 +175,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     groups = sorted(together.values(), key=_length, reverse=True)
     of_entries, others = ([group for group in groups if bool(_entry(group[0])) is one] for one in (True, False))
     items[:] = chain.from_iterable(chain.from_iterable(zip_longest(others, of_entries, fillvalue=())))
+
+
+def _repeated(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests left out of a run that is not of everything, of those with parameters on several real entries.
+
+    Each value of the others is tried on one of the entries at least, and each entry has one.
+    """
+    of_functions: dict[str, dict[tuple[str, str], pytest.Item]] = {}
+    for item in items:
+        if _entry(item) not in ("", MEMORY_CELL.name):
+            name, _, parameters = item.nodeid.partition("[")
+            of_functions.setdefault(name, {})[_entry(item), parameters.replace(_entry(item), "", 1)] = item
+    repeated = []
+    for of_function in of_functions.values():
+        entries, values = (list(dict.fromkeys(pair[at] for pair in of_function)) for at in (0, 1))
+        turns = min(len(entries), len(values))
+        repeated += [
+            item for (entry, value), item in of_function.items() if (entries.index(entry) - values.index(value)) % turns
+        ]
+    return repeated
 
 
 def _length(group: list[pytest.Item]) -> tuple[float, bool, int, int]:
@@ -198,7 +219,11 @@ def _shared(item: pytest.Item) -> str:
     module = item.nodeid.partition("::")[0]
     if "spark" in getattr(item, "fixturenames", ()):
         return "spark" if module.endswith("test_spark.py") else "another spark"
-    return _entry(item) or module
+    parameters = getattr(item, "callspec", None)
+    if not _entry(item) or parameters is None or item.config.getoption("--all"):
+        return _entry(item) or module
+    entry: MatrixEntry = parameters.params["entry"]
+    return f"{entry.broker}{entry.version}"  # few tests of each entry: one node is started for all of them
 
 
 def _entry(item: pytest.Item) -> str:

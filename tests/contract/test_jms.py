@@ -13,6 +13,7 @@ from pyspark_mq.errors import MessageError
 from testbed.process import NodeError, poll
 from tests.plugin import missing
 from tests.support import jms
+from tests.support.effort import each_of
 from tests.support.engine import ReaderError
 from tests.support.entries import LiveEntry
 
@@ -109,7 +110,7 @@ def test_a_property_that_hides_the_id_makes_no_two_messages_one(entry: LiveEntry
 
 
 @pytest.mark.protocols(STOMP)
-@pytest.mark.parametrize("length", ["3", "1000000", "three"])
+@pytest.mark.parametrize("length", each_of(["3", "1000000", "three"], 3))
 def test_a_property_that_hides_the_length_makes_one_message_unreadable(entry: LiveEntry, length: str) -> None:
     headed(entry, ("content-length", length), ("colour", "red"))
     with entry.session(heartbeat_s=1.0) as session, pytest.raises(MessageError, match=r"'ID:.*body|'ID:.*length"):
@@ -125,7 +126,7 @@ def test_a_property_that_hides_the_length_makes_one_message_unreadable(entry: Li
 
 
 @pytest.mark.protocols(STOMP)
-@pytest.mark.parametrize("text", ["a\0b", "a\0\nb", "\0", "a\0Most", "a\0\nMESSAGES\n\n\0"])
+@pytest.mark.parametrize("text", each_of(["a\0b", "a\0\nb", "\0", "a\0Most", "a\0\nMESSAGES\n\n\0"]))
 def test_a_text_with_a_nul_is_whole_or_unreadable_and_never_cut(entry: LiveEntry, text: str) -> None:
     if entry.entry.broker == "rabbitmq":
         pytest.skip("RabbitMQ has no JMS client of its own for this protocol")

@@ -7,6 +7,7 @@ import pytest
 from testbed.chaos.proxy import Direction
 from testbed.process import poll
 from tests.support.checks import assert_exactly_once
+from tests.support.effort import with_all
 from tests.support.engine import At, Crashed, Engine
 from tests.support.entries import LiveEntry
 
@@ -66,7 +67,7 @@ def test_redeliveries_of_a_committed_epoch_are_dropped_and_acknowledged_at_once(
 
 
 @pytest.mark.network
-@pytest.mark.parametrize("cut_bytes", [10, 100, 400])
+@pytest.mark.parametrize("cut_bytes", [with_all(10), 100, with_all(400)])
 def test_a_driver_killed_in_the_middle_of_phase_two_has_the_rest_dropped(entry: LiveEntry, cut_bytes: int) -> None:
     sent = entry.publish(MESSAGES)
     with entry.proxy() as proxy:

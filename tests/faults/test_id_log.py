@@ -11,6 +11,7 @@ import pytest
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
 from tests.support.checks import assert_ids_exactly_once, bodies
+from tests.support.effort import with_all
 from tests.support.engine import At, Crashed, Engine, ReaderError, full_epochs
 
 
@@ -19,8 +20,11 @@ def publish(rabbit: RabbitNode, queue: str, count: int) -> list[str | None]:
     return rabbit.publish(queue, bodies(count), ids=[str(uuid.uuid4()) for _ in range(count)])
 
 
-@pytest.mark.parametrize("option", ["idLog", "checkpointLocation"])
-@pytest.mark.parametrize("point", list(At))
+@pytest.mark.parametrize(
+    ("option", "point"),
+    [("idLog", At.AFTER_OFFSET_LOG), *(("checkpointLocation", at) for at in At),
+     *(with_all("idLog", at) for at in At if at is not At.AFTER_OFFSET_LOG)],
+)  # fmt: skip
 def test_a_killed_driver_replays_what_the_file_says(
     rabbit: RabbitNode, queue: str, tmp_path: Path, point: At, option: str
 ) -> None:

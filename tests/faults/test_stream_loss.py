@@ -25,6 +25,7 @@ from pyspark_mq.streams import ranges
 from pyspark_mq.streams.topology import forget_connections
 from tests.faults.test_stream_lies import Changed, emitted, log_of, quick  # noqa: F401 - a fixture
 from tests.support.certificates import Certificates
+from tests.support.effort import each_of, with_all
 from tests.support.stream_peer import (
     AUTHENTICATE,
     CLOSE,
@@ -120,7 +121,7 @@ def other_crc(log: Log, index: int) -> list[bytes]:
 @BOTH
 @pytest.mark.parametrize("change", [first_too_high, half_the_records, damaged, other_crc])
 @pytest.mark.parametrize("index", [0, 3, -1])
-@pytest.mark.parametrize("turn", range(4))
+@pytest.mark.parametrize("turn", each_of(range(4)))
 def test_a_head_that_is_wrong_once_is_never_believed(
     peer: StreamPeer, fails: bool, change: Callable[[Log, int], list[bytes]], index: int, turn: int
 ) -> None:
@@ -240,7 +241,7 @@ def packed(bodies: list[bytes], *, spoilt: bool = False) -> bytes:
     return struct.pack(">BHII", 0x90, len(bodies), len(plain), len(content)) + content
 
 
-@pytest.mark.parametrize("tasks", [1, 4, 11])
+@pytest.mark.parametrize("tasks", [with_all(1), 4, with_all(11)])
 @pytest.mark.parametrize("unreadable", ["fail", "row", "reject"])
 def test_an_entry_that_cannot_be_unpacked_costs_no_other_message(
     peer: StreamPeer, unreadable: str, tasks: int, caplog: pytest.LogCaptureFixture
@@ -372,7 +373,7 @@ def test_an_end_that_was_rewritten_is_read_from_where_it_was(
 
 
 @BOTH
-@pytest.mark.parametrize("count", [3, 8, 20])
+@pytest.mark.parametrize("count", [with_all(3), 8, with_all(20)])
 def test_a_stream_made_again_while_an_epoch_is_open_gives_no_row_twice(
     peers: list[StreamPeer], fails: bool, count: int
 ) -> None:
@@ -491,7 +492,7 @@ REFUSALS = [(AUTHENTICATE, 8), (OPEN, 12), (SUBSCRIBE, 16), (STATS, 16), (STATS,
 
 
 @BOTH
-@pytest.mark.parametrize(("command", "code"), REFUSALS)
+@pytest.mark.parametrize(("command", "code"), each_of(REFUSALS, 3))
 @pytest.mark.parametrize("begins", [True, False])
 def test_a_refusal_that_passes_is_not_final(
     peer: StreamPeer, fails: bool, command: int, code: int, begins: bool

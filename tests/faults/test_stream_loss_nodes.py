@@ -16,6 +16,7 @@ from testbed.process import poll
 from tests.faults.test_streams import published
 from tests.integration.test_streams import SMALL_SEGMENTS, fill
 from tests.support import streams
+from tests.support.effort import with_all
 from tests.support.streams import StreamQuery, delete, numbered, publish
 
 node, stream = streams.node, streams.stream
@@ -61,7 +62,7 @@ def test_files_that_are_put_back_cost_what_they_lack_and_double_nothing(
     assert lenient.planner.report()["lost"] == 0
 
 
-@pytest.mark.parametrize("count", [50, 260])
+@pytest.mark.parametrize("count", [with_all(50), 260])
 def test_a_stream_made_again_while_an_epoch_is_open_comes_once(node: RabbitNode, stream: str, count: int) -> None:
     publish(node.stream_port, stream, numbered(0, 100))
     _, query = both(node, stream)
@@ -79,7 +80,7 @@ def test_a_stream_made_again_while_an_epoch_is_open_comes_once(node: RabbitNode,
     assert again.planner.report()["lost"] == 60
 
 
-@pytest.mark.parametrize("unreadable", ["fail", "row", "reject"])
+@pytest.mark.parametrize("unreadable", [with_all("fail"), "row", with_all("reject")])
 def test_one_packed_entry_that_is_cut_costs_no_other_message(
     node: RabbitNode, stream: str, unreadable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ from testbed.process import NodeError, poll
 from testbed.server import at_once
 from tests.plugin import missing
 from tests.support import streams
+from tests.support.effort import with_all
 from tests.support.streams import StreamQuery, publish
 
 node = streams.node
@@ -111,7 +112,7 @@ def cluster() -> Iterator[RabbitCluster]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("reads", ["the leader", "a replica"])
+@pytest.mark.parametrize("reads", ["the leader", with_all("a replica")])
 def test_the_leader_is_killed_in_the_middle_of_a_read(
     cluster: RabbitCluster, reads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -278,10 +278,9 @@ def reader(nodes: Nodes) -> Iterator[RabbitNode]:
     assert isinstance(node, RabbitNode)
     node.declare("readable")
     node.declare("hidden")
-    node.ctl("add_user", "joe", PASSWORD)
-    node.ctl("set_permissions", "joe", "^$", "^$", "^readable$")
+    node.add_user("joe", PASSWORD, configure="^$", write="^$", read="^readable$")
     yield node
-    node.ctl("delete_user", "joe")
+    node.delete_user("joe")
     node.delete("readable")
     node.delete("hidden")
 

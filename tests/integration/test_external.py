@@ -11,6 +11,7 @@ from testbed.brokers.node import TlsFiles
 from testbed.brokers.rabbitmq import RabbitNode
 from tests.support.certificates import Certificates
 from tests.support.checks import assert_ids_exactly_once, bodies
+from tests.support.effort import with_all
 from tests.support.engine import Engine, ReaderError
 
 
@@ -25,8 +26,7 @@ def node(certificates: Certificates) -> Iterator[RabbitNode]:
         "ssl_cert_login_from": "common_name",
     }
     with RabbitNode(plugins=("rabbitmq_amqp1_0", "rabbitmq_auth_mechanism_ssl"), tls=files, config=config) as broker:
-        broker.ctl("add_user", "client", "a password nobody uses")
-        broker.ctl("set_permissions", "client", ".*", ".*", ".*")
+        broker.add_user("client", "a password nobody uses")
         yield broker
 
 
@@ -52,17 +52,16 @@ def test_the_certificate_says_who_it_is(node: RabbitNode, certificates: Certific
         assert_ids_exactly_once(node, given["queue"], run, sent)
 
 
-@pytest.mark.parametrize("protocol", ["amqp-0-9-1", "amqp-1.0"])
+@pytest.mark.parametrize("protocol", [with_all("amqp-0-9-1"), "amqp-1.0"])
 def test_a_certificate_of_nobody_known_is_refused_in_words(
     node: RabbitNode, certificates: Certificates, protocol: str
 ) -> None:
     given = options(node, certificates, protocol, "external")
-    node.ctl("delete_user", "client")
+    node.delete_user("client")
     try:
         with Engine(**given) as run, pytest.raises(ReaderError) as failed:
             run.batch()
     finally:
-        node.ctl("add_user", "client", "a password nobody uses")
-        node.ctl("set_permissions", "client", ".*", ".*", ".*")
+        node.add_user("client", "a password nobody uses")
     assert failed.value.kind == "RefusedError"
     assert "login" in str(failed.value)

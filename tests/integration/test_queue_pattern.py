@@ -17,6 +17,7 @@ from testbed.brokers.java import JavaNode
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
 from tests.plugin import missing
+from tests.support.effort import with_all
 from tests.support.engine import At, Crashed, Engine
 
 PLUGINS = ("rabbitmq_management", "rabbitmq_stomp")
@@ -28,7 +29,7 @@ NODES = {
 }
 
 
-@pytest.fixture(scope="module", params=NODES)
+@pytest.fixture(scope="module", params=[with_all("rabbitmq"), "rabbitmq4.3", with_all("activemq"), "artemis"])
 def broker(request: pytest.FixtureRequest) -> Iterator[tuple[dict[str, str], RabbitNode | JavaNode]]:
     """Options that name the broker, and its node; each once for the module."""
     make, protocol = NODES[request.param]

@@ -99,8 +99,7 @@ def options(node: RabbitNode, queue: str, protocol: str, secret: Path, user: str
 def test_a_rotated_password_is_read_at_the_next_connection(node: RabbitNode, secret: Path, protocol: str) -> None:
     queue = f"rotated-{protocol}"
     node.declare(queue)
-    node.ctl("add_user", queue, "first")
-    node.ctl("set_permissions", queue, ".*", ".*", ".*")
+    node.add_user(queue, "first")
     secret.write_text("first\n")
     sent = node.publish(queue, bodies(20))
     given = options(node, queue, protocol, secret, queue)

@@ -22,7 +22,7 @@ from testbed.brokers.node import Node
 from testbed.process import poll
 from tests.plugin import Nodes
 from tests.support.checks import total
-from tests.support.effort import with_all
+from tests.support.effort import each_of, with_all
 from tests.support.pages import block
 
 ENDS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
@@ -251,14 +251,17 @@ def test_an_empty_frame_writes_nothing(spark: Any, orders: Target) -> None:
 
 @pytest.mark.parametrize(
     ("ddl", "row", "words"),
-    [
-        ("body string, mesageId string", ("a", "b"), "did you mean 'messageId'?"),
-        ("value string", ("a",), "no message has"),
-        ("body int", (1,), "column 'body' is int, and has to be string or binary"),
-        ("body string", (None,), "column 'body' is null in a row"),
-        ("body string, properties map<string,string>", ("a", {"CC": "x"}), "has the name 'CC'"),
-        ("body string, messageId string", ("a", "x" * 256), "column 'messageId' has 256 bytes"),
-    ],
+    each_of(
+        [
+            ("body string, mesageId string", ("a", "b"), "did you mean 'messageId'?"),
+            ("value string", ("a",), "no message has"),
+            ("body int", (1,), "column 'body' is int, and has to be string or binary"),
+            ("body string", (None,), "column 'body' is null in a row"),
+            ("body string, properties map<string,string>", ("a", {"CC": "x"}), "has the name 'CC'"),
+            ("body string, messageId string", ("a", "x" * 256), "column 'messageId' has 256 bytes"),
+        ],
+        3,
+    ),
     ids=str,
 )
 def test_rows_that_are_no_messages_are_refused_in_words(
@@ -287,7 +290,7 @@ def test_options_and_modes_are_refused_in_words(spark: Any, orders: Target) -> N
     assert total(orders.node, orders.queue) == 0
 
 
-@pytest.mark.parametrize("output", ["update", "complete"])
+@pytest.mark.parametrize("output", ["update", with_all("complete")])
 def test_other_modes_of_output_are_refused(spark: Any, orders: Target, tmp_path: Path, output: str) -> None:
     spark.range(5).selectExpr("cast(id as string) as body").write.parquet(str(tmp_path / "in"))
     counts = spark.readStream.schema("body string").parquet(str(tmp_path / "in")).groupBy("body").count()

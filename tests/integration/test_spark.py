@@ -23,7 +23,7 @@ from pyspark_mq.cli.main import main
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
 from tests.support.checks import bodies, total
-from tests.support.effort import with_all
+from tests.support.effort import each_of, with_all
 from tests.support.engine import full_epochs
 
 ALL_COLUMNS = {
@@ -588,7 +588,7 @@ def test_a_message_without_an_id_fails_in_words_and_stays(
     assert poll(lambda: rabbit.counts(name).ready == 2, 30)
 
 
-@pytest.mark.parametrize("options", [{}, {"onMissingMessageId": "row"}])
+@pytest.mark.parametrize("options", [{}, with_all({"onMissingMessageId": "row"})])
 def test_messages_without_an_id_are_emitted_each_however_equal(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, options: dict[str, str]
 ) -> None:
@@ -628,14 +628,17 @@ def test_ids_from_elsewhere_drop_duplicates(
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [
-        ({"colour": "red"}, ["colour", "unknown"]),
-        ({"guarantee": "maybe"}, ["guarantee", "maybe", "exactly-once"]),
-        ({"broker": "kafka"}, ["broker", "kafka", "rabbitmq"]),
-        ({"topic": "t"}, ["topic", "queue"]),
-        ({"prefetch": "70000"}, ["prefetch", "70000", "65535"]),
-        ({"replayTimeout": "soon"}, ["replayTimeout", "soon", "30s"]),
-    ],
+    each_of(
+        [
+            ({"colour": "red"}, ["colour", "unknown"]),
+            ({"guarantee": "maybe"}, ["guarantee", "maybe", "exactly-once"]),
+            ({"broker": "kafka"}, ["broker", "kafka", "rabbitmq"]),
+            ({"topic": "t"}, ["topic", "queue"]),
+            ({"prefetch": "70000"}, ["prefetch", "70000", "65535"]),
+            ({"replayTimeout": "soon"}, ["replayTimeout", "soon", "30s"]),
+        ],
+        3,
+    ),
 )
 def test_a_wrong_option_is_an_error_of_load(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, options: dict[str, str], words: list[str]
@@ -797,8 +800,7 @@ def test_sql_tables_work_with_the_options_of_the_stream_or_are_refused_in_words(
 @pytest.mark.whole
 def test_no_password_reaches_checkpoint_plan_or_log(rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     # In a process of its own, so that everything Spark writes at its most talkative is seen.
-    rabbit.ctl("add_user", "walter", "s3cr3t-pw")
-    rabbit.ctl("set_permissions", "walter", ".*", ".*", ".*")
+    rabbit.add_user("walter", "s3cr3t-pw")
     rabbit.publish(name, bodies(5))
     program = f"""
 from pyspark.sql import SparkSession

@@ -24,12 +24,21 @@ from testbed.process import NodeError, poll
 from tests.plugin import missing
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.decoding import Asked
+from tests.support.effort import each_of, with_all
 from tests.support.engine import At, Crashed, Engine, full_epochs
 from tests.support.stomp import SessionRun, lost, session
 from tests.support.stomp_nodes import NODES, Target
 
 
-@pytest.fixture(scope="module", params=NODES)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Have each test on one broker, in turn, and on the others with `--all`."""
+    if "target" in metafunc.fixturenames:
+        turn = [name for name in vars(metafunc.module) if name.startswith("test_")].index(metafunc.function.__name__)
+        names = [name if place == turn % len(NODES) else with_all(name) for place, name in enumerate(NODES)]
+        metafunc.parametrize("target", names, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     """Each broker once for the module."""
     try:
@@ -356,7 +365,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
-@pytest.fixture(scope="module", params=NODES)
+@pytest.fixture(scope="module", params=each_of([*NODES]))
 def secured(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Target]:
     """A broker that listens for TLS and asks clients for a certificate."""
     files = TlsFiles(

@@ -24,5 +24,6 @@ def part_of(examples: int) -> int:
 
 
 def each_of(values: Sequence[Any], every: int = 4) -> list[Any]:
-    """Return the values of a parameter: one of so many as it is, and the others for `--all`."""
-    return [value if place % every == 0 else with_all(value) for place, value in enumerate(values)]
+    """Return values of a parameter, or tuples of several: one of so many as it is, and the others for `--all`."""
+    every_one = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [(pytest.param if place % every == 0 else with_all)(*one) for place, one in enumerate(every_one)]

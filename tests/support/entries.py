@@ -230,12 +230,11 @@ class LiveEntry:
             yield {"username": READER, "password": READER_PASSWORD}
         elif isinstance(self.node, RabbitNode):
             user = f"reader-{self.queue}"
-            self.node.ctl("add_user", user, READER_PASSWORD)
-            self.node.ctl("set_permissions", user, "^$", "^$", ".*")
+            self.node.add_user(user, READER_PASSWORD, configure="^$", write="^$")
             try:
                 yield {"username": user, "password": READER_PASSWORD}
             finally:
-                self.node.ctl("delete_user", user)
+                self.node.delete_user(user)
         else:
             pytest.skip("the queue in memory and brokers in containers have one user here")
 

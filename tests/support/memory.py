@@ -465,8 +465,9 @@ class MemoryBroker:
     def delete(self, name: str) -> None:
         with self.lock:
             queue = self.queues.pop(name, None)
-            for session in list(queue.sessions) if queue is not None else []:
-                queue.end(session, "the queue was deleted")
+            if queue is not None:
+                for session in list(queue.sessions):
+                    queue.end(session, "the queue was deleted")
 
     def kill(self) -> None:
         """``kill -9``: the connections are reset, the messages are on disk."""

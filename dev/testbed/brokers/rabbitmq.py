@@ -358,6 +358,23 @@ class RabbitNode(RabbitQueues, ProcessNode):
         """
         return self._run([str(self._scripts / "rabbitmqctl"), *arguments], None, _CTL_TIMEOUT_S)
 
+    def add_user(self, name: str, password: str, *, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
+        """Add a user who may do so much in the virtual host `/`, in a tenth of the time that rabbitmqctl takes.
+
+        Raises:
+            NodeError: there is one of that name.
+        """
+        users, by = "rabbit_auth_backend_internal", _binary("testbed")
+        permissions = ", ".join(map(_binary, (name, "/", configure, write, read)))
+        self.eval(
+            f"ok = {users}:add_user({_binary(name)}, {_binary(password)}, {by}), "
+            f"ok = {users}:set_permissions({permissions}, {by})"
+        )
+
+    def delete_user(self, name: str) -> None:
+        """Delete a user."""
+        self.eval(f"rabbit_auth_backend_internal:delete_user({_binary(name)}, {_binary('testbed')})")
+
     def eval(self, expression: str) -> str:
         """Evaluate Erlang in the node, about 5 ms; the result as Erlang prints it.
 
@@ -541,3 +558,8 @@ def _tls_settings(files: TlsFiles) -> dict[str, str | int]:
         "ssl_options.verify": "verify_peer" if files.verify_client else "verify_none",
         "ssl_options.fail_if_no_peer_cert": "true" if files.verify_client else "false",
     }
+
+
+def _binary(text: str) -> str:
+    """Return a text as Erlang writes its bytes."""
+    return f"<<{','.join(map(str, text.encode()))}>>"

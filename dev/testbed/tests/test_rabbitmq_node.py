@@ -15,7 +15,7 @@ from typing import Any
 
 import pika
 import pytest
-from pika.exceptions import AMQPError
+from pika.exceptions import AMQPError, ChannelClosedByBroker, ProbableAuthenticationError
 
 from testbed.brokers.node import Node, QueueCounts, TlsFiles
 from testbed.brokers.rabbitmq import RabbitNode
@@ -256,6 +256,21 @@ def test_ctl_and_configuration(node: RabbitNode) -> None:
         node.ctl("no_such_command")
     with pytest.raises(NodeError, match="badmatch"):
         node.eval("1 = 2")
+
+
+def test_a_user_may_do_what_was_said(node: RabbitNode) -> None:
+    node.declare("readable")
+    node.add_user("joe", "pass'word", configure="^$", read="^readable$")
+    with pytest.raises(NodeError, match="exists"):
+        node.add_user("joe", "another")
+    access = pika.URLParameters(node.url(user="joe", password="pass'word"))
+    with pika.BlockingConnection(access) as connection:
+        assert connection.channel().basic_get("readable") == (None, None, None)
+        with pytest.raises(ChannelClosedByBroker):
+            connection.channel().queue_declare("another")
+    node.delete_user("joe")
+    with pytest.raises(ProbableAuthenticationError):
+        pika.BlockingConnection(access)
 
 
 @pytest.mark.parametrize("quorum", [False, True])
