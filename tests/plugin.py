@@ -28,7 +28,7 @@ from testbed.process import NodeError
 from testbed.spark.class_archive import use_archive
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.entries import ALL_ENTRIES, ENTRIES, LiveEntry, MatrixEntry, entry_node
-from tests.support.memory_entry import MEMORY_CELL, MemoryEntry, MemoryNode
+from tests.support.memory_entry import MEMORY_ENTRY, MemoryEntry, MemoryNode
 
 #: For each JVM that a test starts, brokers as well. They live for a minute, and never get back what optimising costs:
 #: with these Spark and brokers are there after half the CPU time.
@@ -48,7 +48,7 @@ _ON_EVERY_PROTOCOL = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    names = ", ".join(entry.name for entry in (MEMORY_CELL, *ALL_ENTRIES))
+    names = ", ".join(entry.name for entry in (MEMORY_ENTRY, *ALL_ENTRIES))
     parser.addoption(
         "--entries", default="", help=f"run contract tests and failure matrix on these only, comma-separated: {names}"
     )
@@ -103,12 +103,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if metafunc.definition.get_closest_marker("writes"):
             entries = [entry for entry in entries if is_written(entry)]
         if metafunc.definition.get_closest_marker("network"):
-            entries = [entry for entry in entries if entry != MEMORY_CELL]
+            entries = [entry for entry in entries if entry != MEMORY_ENTRY]
         if metafunc.definition.get_closest_marker("thorough") and not metafunc.config.getoption("--thorough"):
             entries = [
                 entry
                 for entry in entries
-                if entry == MEMORY_CELL or (entry.protocol == AMQP_0_9_1 and _everything(metafunc))
+                if entry == MEMORY_ENTRY or (entry.protocol == AMQP_0_9_1 and _everything(metafunc))
             ]
         sampled = bool(metafunc.definition.get_closest_marker("sampled")) and not metafunc.config.getoption("--entries")
         everything = _everything(metafunc)
@@ -122,7 +122,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def is_written(entry: MatrixEntry) -> bool:
     """Whether a sink writes there: not over STOMP to RabbitMQ, nor over AMQP 1.0 before its version 4."""
     if entry.broker != "rabbitmq":
-        return entry != MEMORY_CELL
+        return entry != MEMORY_ENTRY
     return entry.protocol == AMQP_0_9_1 or (entry.protocol == AMQP_1_0 and entry.version.startswith("4"))
 
 
@@ -146,10 +146,10 @@ def dealt(turn: int, entries: Sequence[MatrixEntry], *, every_protocol: bool) ->
         matrix entries: those it could run on.
         every_protocol: on one matrix entry of each protocol; otherwise on one matrix entry.
     """
-    real = [entry for entry in entries if entry != MEMORY_CELL]
+    real = [entry for entry in entries if entry != MEMORY_ENTRY]
     hands = [[entry for entry in real if entry.protocol == name] for name in SESSIONS] if every_protocol else [real]
     mine = [hand[turn * _step(len(hand)) % len(hand)] for hand in hands if hand]
-    return [entry for entry in entries if entry == MEMORY_CELL or entry in mine]
+    return [entry for entry in entries if entry == MEMORY_ENTRY or entry in mine]
 
 
 def _step(count: int) -> int:
@@ -184,7 +184,7 @@ def _repeated(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """
     of_functions: dict[str, dict[tuple[str, str], pytest.Item]] = {}
     for item in items:
-        if _entry(item) not in ("", MEMORY_CELL.name):
+        if _entry(item) not in ("", MEMORY_ENTRY.name):
             name, _, parameters = item.nodeid.partition("[")
             of_functions.setdefault(name, {})[_entry(item), parameters.replace(_entry(item), "", 1)] = item
     repeated = []
@@ -238,11 +238,11 @@ def _told(mark: pytest.Mark) -> str:
 
 def _chosen(config: pytest.Config) -> list[MatrixEntry]:
     wanted = [name for name in config.getoption("--entries").split(",") if name]
-    known = {entry.name: entry for entry in (MEMORY_CELL, *ALL_ENTRIES)}
+    known = {entry.name: entry for entry in (MEMORY_ENTRY, *ALL_ENTRIES)}
     unknown = set(wanted) - set(known)
     if unknown:
         raise pytest.UsageError(f"--entries: unknown {sorted(unknown)}; known are {', '.join(known)}")
-    return [known[name] for name in wanted] if wanted else [MEMORY_CELL, *ENTRIES]
+    return [known[name] for name in wanted] if wanted else [MEMORY_ENTRY, *ENTRIES]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -333,7 +333,7 @@ def nodes(certificates: Certificates) -> Iterator[Nodes]:
 def entry(request: pytest.FixtureRequest) -> Iterator[LiveEntry]:
     """A broker, a protocol, and an empty queue of the test's own."""
     wanted: MatrixEntry = request.param
-    if wanted == MEMORY_CELL:
+    if wanted == MEMORY_ENTRY:
         live: LiveEntry = MemoryEntry(wanted, MemoryNode())
     else:
         live = LiveEntry(wanted, request.getfixturevalue("nodes").get(wanted.broker, wanted.version))

@@ -31,9 +31,9 @@ from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemorySession, 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["MEMORY_CELL", "MemoryEntry", "MemoryNode"]
+__all__ = ["MEMORY_ENTRY", "MemoryEntry", "MemoryNode"]
 
-MEMORY_CELL = MatrixEntry(MEMORY.name, PROTOCOL)
+MEMORY_ENTRY = MatrixEntry(MEMORY.name, PROTOCOL)
 _URL = "amqp://memory:5672/"
 _ANSWER_TIMEOUT_S = 120.0
 

@@ -6,15 +6,15 @@ from collections import Counter
 
 from tests.plugin import dealt
 from tests.support.entries import ENTRIES
-from tests.support.memory_entry import MEMORY_CELL
+from tests.support.memory_entry import MEMORY_ENTRY
 
-EVERYWHERE = [MEMORY_CELL, *ENTRIES]
+EVERYWHERE = [MEMORY_ENTRY, *ENTRIES]
 
 
 def test_the_queue_in_memory_has_every_test() -> None:
     for turn in range(20):
         for every_protocol in (False, True):
-            assert MEMORY_CELL in dealt(turn, EVERYWHERE, every_protocol=every_protocol)
+            assert MEMORY_ENTRY in dealt(turn, EVERYWHERE, every_protocol=every_protocol)
 
 
 def test_as_many_tests_as_there_are_entries_come_by_all_of_them() -> None:
@@ -23,7 +23,7 @@ def test_as_many_tests_as_there_are_entries_come_by_all_of_them() -> None:
             entry
             for turn in range(first, first + len(ENTRIES))
             for entry in dealt(turn, EVERYWHERE, every_protocol=False)
-            if entry != MEMORY_CELL
+            if entry != MEMORY_ENTRY
         )
         assert set(counts.values()) == {1}
         assert set(counts) == set(ENTRIES)
@@ -33,7 +33,7 @@ def test_a_contract_is_tested_on_each_protocol_and_in_turn_on_each_broker() -> N
     protocols = {entry.protocol for entry in ENTRIES}
     met = set()
     for turn in range(6):
-        entries = [entry for entry in dealt(turn, EVERYWHERE, every_protocol=True) if entry != MEMORY_CELL]
+        entries = [entry for entry in dealt(turn, EVERYWHERE, every_protocol=True) if entry != MEMORY_ENTRY]
         assert Counter(entry.protocol for entry in entries) == dict.fromkeys(protocols, 1)
         met |= set(entries)
     assert met == set(ENTRIES)
