@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.engine_traces import read_trace, written_down
-from tests.support.entries import ENTRIES, TRACED_CELL, MatrixEntry
+from tests.support.entries import ENTRIES, TRACED_ENTRY, MatrixEntry
 from tests.support.traces import Trace, refused, where
 
 
@@ -42,4 +42,4 @@ def _has_trace(request: pytest.FixtureRequest, *, all_entries: bool) -> bool:
         return False
     entry: MatrixEntry = request.node.callspec.params["entry"]
     # The checker takes half as long as the tests.
-    return entry in ENTRIES if all_entries else entry == TRACED_CELL
+    return entry in ENTRIES if all_entries else entry == TRACED_ENTRY

@@ -15,7 +15,7 @@ from tests.support.checks import assert_exactly_once
 from tests.support.corruptions import CORRUPTIONS
 from tests.support.engine import At, Crashed
 from tests.support.engine_traces import read_trace, written_down
-from tests.support.entries import TRACED_CELL, LiveEntry
+from tests.support.entries import TRACED_ENTRY, LiveEntry
 from tests.support.traces import Kind, Trace, kinds, record, refused
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(600), pytest.mark.usefixtures("checker")]
@@ -49,7 +49,7 @@ def test_what_was_corrupted_is_refused() -> None:
 def test_what_was_corrupted_on_a_broker_is_refused(nodes: Nodes, tmp_path: Path) -> None:
     # tests/faults checks what it does on brokers; here is what such a check is good for.
     file = tmp_path / "trace.jsonl"
-    with LiveEntry(TRACED_CELL, nodes.get(TRACED_CELL.broker)) as entry, written_down(entry.node, file):
+    with LiveEntry(TRACED_ENTRY, nodes.get(TRACED_ENTRY.broker)) as entry, written_down(entry.node, file):
         sent = entry.publish(60)
         with entry.engine(maxMessagesPerTrigger=20) as run:
             for at in (At.AFTER_SINK, At.AFTER_COMMIT_LOG):

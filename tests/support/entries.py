@@ -39,7 +39,7 @@ __all__ = [
     "ALL_ENTRIES",
     "CHAOS_ENTRIES",
     "ENTRIES",
-    "TRACED_CELL",
+    "TRACED_ENTRY",
     "LiveEntry",
     "MatrixEntry",
     "SessionRun",
@@ -86,7 +86,7 @@ ENTRIES = (
     MatrixEntry("rabbitmq", AMQP_1_0, version="4.3", kind="quorum"),
 )
 #: The matrix entry whose runs the checker of the specification follows.
-TRACED_CELL = MatrixEntry("rabbitmq", AMQP_0_9_1, kind="quorum")
+TRACED_ENTRY = MatrixEntry("rabbitmq", AMQP_0_9_1, kind="quorum")
 #: One for each broker and protocol, and quorum queues of the newest RabbitMQ.
 CHAOS_ENTRIES = tuple(entry for entry in ENTRIES if entry.version or entry.kind != "quorum")
 #: All of them, with the further versions and kinds of the whole matrix.
