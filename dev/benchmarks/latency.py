@@ -115,7 +115,8 @@ def name_of(contender: Contender) -> str:
 def _turn(spark: Any, arena: Arena, contender: Contender, rate: int, warm_up_s: float, seconds: float) -> list[float]:
     """Latencies in ms, of the rows made behind the warm-up."""
     queue = arena.filled(contender, Shape(0, headers=False), 0)
-    with tempfile.TemporaryDirectory() as folder:
+    # Tasks of a batch that was stopped may still write.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         place = Path(folder)
         if contender.kind == OURS:
             options = {"broker": "rabbitmq", "protocol": contender.protocol, "queue": queue,
