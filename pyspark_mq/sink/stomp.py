@@ -195,7 +195,7 @@ class StompPublisher(Publisher):
         return True
 
     def _receive_rest(self) -> None:
-        """What a broker that has closed the connection said before."""
+        """Take in what the broker sent before it closed the connection."""
         with contextlib.suppress(OSError, StompFrameError):
             while not self._end and self._receive():
                 pass

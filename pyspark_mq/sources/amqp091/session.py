@@ -227,9 +227,9 @@ class Amqp091Session(Session):
             return
         if isinstance(raws, list):
             for place, error in check(raws):
-                raws[place] = odd = unreadable(raws[place], error)
+                raws[place] = marked = unreadable(raws[place], error)
                 if not self.options.keeps_unreadable:
-                    self._ended(self._refuse(unreadable_of(odd)))
+                    self._ended(self._refuse(unreadable_of(marked)))
                     del raws[place:]
                     break
         if not raws:

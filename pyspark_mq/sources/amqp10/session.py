@@ -102,7 +102,7 @@ class Amqp10Session(Amqp10Connection):
         return Greeting(url, broker_id or "", self._depth(info), server, of_rabbitmq(info, version_of(server)))
 
     def _ask_queue(self, deadline: float) -> dict[str, Any] | None:
-        """What the broker reports of the queue, if it does."""
+        """Ask what the broker reports of the queue; return None if it reports nothing."""
         if self.endpoint.queue is None or not self._dialect.answers(self._property("version")):
             return None
         assert self._session is not None

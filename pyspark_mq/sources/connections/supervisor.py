@@ -275,15 +275,14 @@ class ConnectionSupervisor:
             _LOG.warning("%s: session lost: %s", greeting.url, lost)
             return lost
         except StopRequestedError:
-            return None
-        else:
-            return None
+            pass
         finally:
             self._count_break()
             self._session = None
             session.close()
             session.buffer.inbox.clear()
             self._events.put(Lost(self.key, session.number))
+        return None
 
     def _count_break(self) -> float:
         """Check the clock: a late turn means that the thread stood still."""
