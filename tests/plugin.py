@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--all", action="store_true", help="every test on every matrix entry, as `make test-all` does")
     parser.addoption(
-        "--thorough", action="store_true", help="the thorough tests on all matrix entries too, which takes long"
+        "--thorough", action="store_true", help="all examples, and the thorough tests on every entry, which takes long"
     )
     parser.addoption(
         "--matrix-report", help="folder where to append what the contract tests gave to <matrix entry>.jsonl"
@@ -64,10 +64,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # workers have it from the process that starts them
         _leave_nothing(config)
-    # The state machines take more examples of what can happen with "all". No test fails for being slow.
-    for name in ("some", "all"):
+    # tests.support.effort says how much each of them tries. No test fails for being slow.
+    for name in ("some", "all", "thorough"):
         hypothesis.settings.register_profile(name, deadline=None)
-    hypothesis.settings.load_profile("all" if config.getoption("--all") else "some")
+    chosen = (name for name in ("thorough", "all") if config.getoption(f"--{name}"))
+    hypothesis.settings.load_profile(next(chosen, "some"))
     config.addinivalue_line(
         "markers", "thorough: in memory, with --all on AMQP 0-9-1 too, with --thorough on every matrix entry"
     )

@@ -33,6 +33,8 @@ __all__ = ["Cuts", "run_cuts"]
 
 _QUEUE = "power"
 _RATE = 1_000
+#: Messages published for each cut at the most: a slow machine has no longer queue to drain than a fast one.
+_PER_CUT = 20_000
 #: What is not synced may be beyond repair.
 _EPOCH_TIMEOUT_S = {"committed": 30.0, "synced": 120.0}
 #: Without an epoch.
@@ -136,12 +138,13 @@ def run_cuts(settle_after: str, cuts: int, seed: int, say: Callable[[str], None]
         job = _Job(broker.name, broker.url, _QUEUE, disk.path, options)
         job.machine, job.beside = _Machine(folder), folder
         stack.callback(job.kill)
-        publisher = Publisher(broker.send, sys.maxsize, _RATE)
+        cut = 0
+        publisher = Publisher(broker.send, sys.maxsize, _RATE, allowed=lambda: _PER_CUT * (1 + cut))
         publisher.start()
         stack.callback(publisher.stop)
         rows: list[str] = []
         refused = unreadable = 0
-        for number in range(1, cuts + 1):
+        for cut in range(1, cuts + 1):
             if not _gets_on(job, _EPOCH_TIMEOUT_S[settle_after]):
                 if settle_after == "synced":
                     raise NodeError(f"the query does not get on; the end of its log:\n{_end_of(job)}")
@@ -156,7 +159,7 @@ def run_cuts(settle_after: str, cuts: int, seed: int, say: Callable[[str], None]
             job.machine.start()
             disk.restore()
             removed += _repair(job) if settle_after == "synced" else []
-            say(f"{settle_after}: {number} of {cuts} cuts, {len(removed)} files removed")
+            say(f"{settle_after}: {cut} of {cuts} cuts, {len(removed)} files removed")
         publisher.stop()
         publisher.check()
         _drain(job, broker)
