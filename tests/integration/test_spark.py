@@ -102,6 +102,7 @@ class Job:
 # -- reading -----------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_several_queues_in_one_query_and_one_more_with_the_same_checkpoint(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
 ) -> None:
@@ -402,6 +403,7 @@ def test_the_checkpoint_can_be_inspected(
     assert told["committedBatch"] == 1
 
 
+@pytest.mark.whole
 def test_a_replay_that_cannot_complete_is_released(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -430,6 +432,7 @@ def test_a_replay_that_cannot_complete_is_released(
     assert "released" not in inspected(job, capsys)
 
 
+@pytest.mark.whole
 @full_api  # before 4.2 the last epoch is settled by the next run
 def test_a_checkpoint_that_is_restored_alone_is_told_of(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]

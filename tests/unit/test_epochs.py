@@ -328,7 +328,7 @@ def test_a_pause_hides_the_consumer_but_not_what_it_holds() -> None:
 
 
 #: For how long connections break again and again.
-SHAKY_S = 500 if PART == 1 else 200
+SHAKY_S = 500 if PART < 10 else 120
 
 
 @pytest.mark.parametrize(

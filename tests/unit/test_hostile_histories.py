@@ -15,7 +15,7 @@ from pyspark_mq.dedup import Key, memory
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.journal import Journal
 from pyspark_mq.spark_source.id_log import IdLog
-from tests.support.effort import part_of
+from tests.support.effort import part_of, with_all
 from tests.support.engine import At, Crashed
 from tests.support.folder import MemoryFolder
 from tests.support.scene import Scene
@@ -237,7 +237,7 @@ def test_contents_that_were_forgotten_stay_forgotten_when_files_become_one(
     assert scene.query.emitted.count("the same") == 2
 
 
-@pytest.mark.parametrize("another_epoch", [True, False])
+@pytest.mark.parametrize("another_epoch", [with_all(True), False])
 def test_contents_are_forgotten_after_an_hour_of_being_connected_to_an_idle_queue(*, another_epoch: bool) -> None:
     scene = Scene(max_messages=10, dedup_window=0)
     scene.queue.faults.flags, scene.queue.faults.forgets_s = True, 0.0

@@ -570,7 +570,7 @@ def test_what_the_end_of_a_queue_has_left_open_is_known_when_it_comes_back(
 def test_queues_that_come_and_go_cost_what_is_remembered_of_them(identified: bool) -> None:
     scene = Patterned(max_messages=200, dedup_window=100)
     held: list[int] = []
-    queues = 160 if PART == 1 else 100
+    queues = 160 if PART < 10 else 80
     tracemalloc.start()
     try:
         for number in range(queues):
