@@ -36,7 +36,7 @@ demo-cluster: ready-demo ## The same on a standalone cluster of Spark: two worke
 RERUNS := --reruns 1 --only-rerun "Timed out while waiting for the Python worker to connect back"
 
 test: ready ## Run every test once, against brokers of their own: each contract test on each protocol, in minutes
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder $(RERUNS) $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder $(RERUNS) $(ARGS)
 
 test-all: ready ## Run every test on every broker and protocol
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder $(RERUNS) --all $(ARGS)
