@@ -34,12 +34,13 @@ demo-cluster: ready-demo ## The same on a standalone cluster of Spark: two worke
 # Spark gives a Python worker 10 s to start, and has no setting for it (PythonWorkerFactory.createSimpleWorker): that alone
 # is tried again.
 RERUNS := --reruns 1 --only-rerun "Timed out while waiting for the Python worker to connect back"
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder $(RERUNS)
 
 test: ready ## Run every test once, against brokers of their own: each contract test on each protocol, in minutes
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder $(RERUNS) $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-all: ready ## Run every test on every broker and protocol
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder $(RERUNS) --all $(ARGS)
+	$(PYTEST) --all $(ARGS)
 
 test-containers: ready ## Run the tests against brokers in containers
 	@BIN="$(BIN)" dev/tools/containers.sh env CI=true $(BIN)/python -m pytest tests/containers $(ARGS)

@@ -67,8 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # tests.support.effort says how much each of them tries. No test fails for being slow.
     for name in ("some", "all", "thorough"):
         hypothesis.settings.register_profile(name, deadline=None)
-    chosen = (name for name in ("thorough", "all") if config.getoption(f"--{name}"))
-    hypothesis.settings.load_profile(next(chosen, "some"))
+    everything = "all" if config.getoption("--all") else "some"
+    hypothesis.settings.load_profile("thorough" if config.getoption("--thorough") else everything)
     config.addinivalue_line(
         "markers", "thorough: in memory, with --all on AMQP 0-9-1 too, with --thorough on every matrix entry"
     )

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-__all__ = ["PART", "each_of", "part_of", "with_all"]
+__all__ = ["LONG", "PART", "each_of", "part_of", "with_all"]
 
 #: A parameter of a test that is left to `--all`.
 with_all = partial(pytest.param, marks=pytest.mark.whole)
 
+_PROFILE = settings.get_current_profile_name()
 #: One of this many drawn examples is tried.
-PART = {"thorough": 1, "all": 3}.get(settings.get_current_profile_name(), 10)
+PART = {"thorough": 1, "all": 3}.get(_PROFILE, 10)
+#: Whether histories are as long as they get.
+LONG = _PROFILE in {"thorough", "all"}
 
 
 def part_of(examples: int) -> int:

@@ -11,7 +11,7 @@ import pytest
 from pyspark_mq.errors import CheckpointError, DataLossError, MessageError
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
 from pyspark_mq.sources.url import parse_urls
-from tests.support.effort import PART, with_all
+from tests.support.effort import LONG, with_all
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemorySession, MemoryStore
 from tests.support.scene import Scene
@@ -328,7 +328,7 @@ def test_a_pause_hides_the_consumer_but_not_what_it_holds() -> None:
 
 
 #: For how long connections break again and again.
-SHAKY_S = 500 if PART < 10 else 120
+SHAKY_S = 500 if LONG else 120
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pyspark_mq.dedup import Key
 from pyspark_mq.errors import DataLossError
 from pyspark_mq.sources.journal import Journal, file_of
 from pyspark_mq.sources.url import parse_urls
-from tests.support.effort import PART, with_all
+from tests.support.effort import LONG, with_all
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker, MemoryQueue, Message
 from tests.support.scene import Scene
@@ -422,7 +422,7 @@ def assert_small(scene: Scene) -> None:
 
 
 #: Triggers of a history that connections cut all the time.
-TRIGGERS = 400 if PART < 10 else 200
+TRIGGERS = 400 if LONG else 200
 
 
 def cut_every(scene: Scene, life_s: float) -> None:
@@ -446,7 +446,7 @@ def test_a_backlog_of_which_everything_is_flagged_leaves_few_names(
         scene.query.trigger()
         scene.world.let_pass(batch_s)
         assert_small(scene)
-    assert len(scene.query.emitted) >= 37 * TRIGGERS
+    assert len(scene.query.emitted) >= 75 * TRIGGERS // 2
 
 
 @pytest.mark.parametrize("life_s", [with_all(60.0), 20.0])
@@ -475,7 +475,7 @@ def test_one_session_of_two_that_gets_everything_leaves_few_names(
         scene.query.trigger()
         scene.world.let_pass(life_s / 10)
         assert_small(scene)
-    assert len(scene.query.emitted) >= 37 * TRIGGERS
+    assert len(scene.query.emitted) >= 75 * TRIGGERS // 2
 
 
 @pytest.mark.parametrize(

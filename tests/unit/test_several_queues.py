@@ -12,7 +12,7 @@ import pytest
 from pyspark_mq.errors import BrokerUnavailableError, CheckpointError, DataLossError, DestinationError
 from pyspark_mq.sources.batch_sizing import fair_shares
 from pyspark_mq.sources.settings import Guarantee
-from tests.support.effort import PART, with_all
+from tests.support.effort import LONG, with_all
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker, MemoryQueue
 from tests.support.simulation import QUEUE, Query, World, make_settings
@@ -570,7 +570,7 @@ def test_what_the_end_of_a_queue_has_left_open_is_known_when_it_comes_back(
 def test_queues_that_come_and_go_cost_what_is_remembered_of_them(identified: bool) -> None:
     scene = Patterned(max_messages=200, dedup_window=100)
     held: list[int] = []
-    queues = 160 if PART < 10 else 80
+    queues = 160 if LONG else 80
     tracemalloc.start()
     try:
         for number in range(queues):
