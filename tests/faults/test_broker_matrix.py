@@ -12,8 +12,8 @@ from tests.support.effort import with_all
 from tests.support.engine import At, Crashed, Engine, ReaderError
 from tests.support.entries import LiveEntry
 
-MESSAGES = 120
-EPOCH = 40
+MESSAGES = 60
+EPOCH = 20
 
 
 #: The last one has the traces of all checked behind it.
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.contract("broker killed (`kill -9`, restart) or away")
 
 
 def engine(entry: LiveEntry, **options: object) -> Engine:
-    return entry.engine(maxMessagesPerTrigger=EPOCH, prefetch=100, **options)
+    return entry.engine(maxMessagesPerTrigger=EPOCH, prefetch=50, **options)
 
 
 def test_killed_between_plan_and_commit(entry: LiveEntry) -> None:

@@ -16,8 +16,8 @@ from tests.support.checks import assert_exactly_once
 from tests.support.engine import Engine
 from tests.support.entries import LiveEntry
 
-MESSAGES = 120
-EPOCH = 40
+MESSAGES = 60
+EPOCH = 20
 #: Heartbeats of a second are missed after 2.5; the brokers here give up after 4 at most.
 FROZEN_S = 7.0
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.contract("stopped and continued (`SIGSTOP`)")
 
 
 def engine(entry: LiveEntry) -> Engine:
-    return entry.engine(maxMessagesPerTrigger=EPOCH, prefetch=100, heartbeat="1s")
+    return entry.engine(maxMessagesPerTrigger=EPOCH, prefetch=50, heartbeat="1s")
 
 
 @contextmanager
