@@ -5,6 +5,7 @@ Without a broker a test is skipped; in CI it fails.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -176,6 +177,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     groups = sorted(together.values(), key=_length, reverse=True)
     of_entries, others = ([group for group in groups if bool(_entry(group[0])) is one] for one in (True, False))
     items[:] = chain.from_iterable(chain.from_iterable(zip_longest(others, of_entries, fillvalue=())))
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what stays to the end: thousands of tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def _repeated(items: Sequence[pytest.Item]) -> list[pytest.Item]:

@@ -98,6 +98,7 @@ def tasks() -> list[psutil.Process]:
     return [one for one in found if one.pid in forked]
 
 
+@pytest.mark.whole
 def test_a_task_that_is_killed_between_two_blocks_of_rows_is_read_again_from_its_first(
     node: RabbitNode, proxy: FaultProxy, stream: str, spark: Any, tmp_path: Path
 ) -> None:

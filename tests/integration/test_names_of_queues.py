@@ -102,6 +102,7 @@ def made(node: ArtemisNode, queue: str, address: str, routing: str, **more: obje
     node.jolokia.call(broker, "createQueue(java.lang.String,boolean)", json.dumps(settings | more), True)
 
 
+@pytest.mark.whole
 def test_a_wildcard_of_classic_reads_all_queues_that_match(
     spark: Any, classic: ActiveMqNode, tmp_path: Path, unique: str, protocol: str
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_wildcard_of_classic_reads_all_queues_that_match(
     assert {destination for destination, _ in job.rows} == {f"{unique}.goods.>"}
 
 
+@pytest.mark.whole
 def test_the_queue_of_a_consumer_of_a_virtual_topic(
     spark: Any, classic: ActiveMqNode, tmp_path: Path, unique: str, protocol: str
 ) -> None:
@@ -162,6 +164,7 @@ def test_the_fully_qualified_name_of_a_queue_of_artemis(
     assert job.rows == [(f"{address}::{queue}", body) for body in sent]
 
 
+@pytest.mark.whole
 def test_a_non_destructive_queue_of_artemis_is_read_again_beyond_the_window(
     spark: Any, artemis: ArtemisNode, tmp_path: Path, unique: str, protocol: str
 ) -> None:

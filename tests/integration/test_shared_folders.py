@@ -93,6 +93,7 @@ def test_a_second_query_of_a_dataframe_is_refused_and_harms_nobody(
     assert not other.batches
 
 
+@pytest.mark.whole
 def test_a_look_in_memory_while_the_job_is_stopped_takes_nothing(
     frame: Any, rabbit: RabbitNode, tmp_path: Path, name: str
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_look_in_memory_while_the_job_is_stopped_takes_nothing(
     assert sink.counted == Counter(body.decode() for body in bodies(20))
 
 
+@pytest.mark.whole
 def test_the_sources_of_a_union_go_on_after_a_failure(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
 ) -> None:

@@ -133,6 +133,7 @@ def test_what_is_written_comes_out_of_the_source(spark: Any, target: Target, tmp
         assert row[-1].items() <= read.properties.items()
 
 
+@pytest.mark.whole
 def test_what_is_read_with_its_metadata_can_be_written(spark: Any, target: Target, tmp_path: Path) -> None:
     rows = [(b"one", {"a": "1"}), (b"two", None)]
     target.write(spark.createDataFrame(rows, "body binary, properties map<string,string>"))

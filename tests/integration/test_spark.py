@@ -187,6 +187,7 @@ def test_a_subset_of_the_columns_in_the_users_order(spark: Any, rabbit: RabbitNo
 
 
 @full_api
+@pytest.mark.whole
 def test_epochs_keep_to_the_limits(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     rabbit.publish(name, bodies(25))
     job = Job(spark, tmp_path, rabbit, name, **full_epochs(10), numPartitions=3)
@@ -203,6 +204,7 @@ def test_epochs_keep_to_the_limit_in_bytes(spark: Any, rabbit: RabbitNode, tmp_p
     assert [len(batch) for batch in job.batches.values()] == [3, 3, 1]
 
 
+@pytest.mark.whole
 def test_a_small_epoch_waits_until_it_is_full_or_late(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
 ) -> None:

@@ -117,6 +117,7 @@ def test_headers_that_a_broker_keeps_as_annotations_are_properties(node: RabbitN
     assert (row["exchange"], row["routingKey"]) == ("", stream)
 
 
+@pytest.mark.whole
 def test_a_listener_shows_backlog_by_partition(
     node: RabbitNode, stream: str, spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
