@@ -1,7 +1,7 @@
 """The demo: ``make demo``.
 
 Publishes messages at a steady rate and runs a Spark job that writes them to parquet, while it kills
-the driver, the JVM and the Python worker with ``kill -9``, and kills and restarts the broker. With
+the driver with its JVM and the Python worker with ``kill -9``, and kills and restarts the broker. With
 ``--cluster`` (``make demo-cluster``) the job runs on a standalone cluster of two workers, which are
 killed as well. Then it counts. The exit code says whether every message is in the output exactly once.
 """
@@ -144,7 +144,6 @@ def _faults(job: Job, broker: PrivateBroker | OwnBroker, cluster: SparkCluster |
     faults: dict[str, Callable[[], bool]] = {
         "kill -9 of the driver and its JVM": job.kill_driver,
         "kill -9 of the Python worker": job.kill_worker,
-        "kill -9 of the JVM": job.kill_jvm,
     }
     first: dict[str, Callable[[], bool]] = {}
     if cluster is not None:
