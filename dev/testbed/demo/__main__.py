@@ -115,11 +115,13 @@ def _run(
             job.master, job.spark = cluster.url, cluster.settings
         if prometheus is not None:
             job.prometheus = prometheus.target
+        faults = _faults(job, broker, cluster)
         chaos = ChaosTest(
             publisher,
             job,
-            _faults(job, broker, cluster),
+            faults,
             pause_s=lambda: PAUSE_S,
+            fault_count=len(faults),
             on_fault=lambda name: progress.console.print(f"  {time.monotonic() - began:6.1f} s  {name}"),
         )
         try:
@@ -145,15 +147,11 @@ def _faults(job: Job, broker: PrivateBroker | OwnBroker, cluster: SparkCluster |
         "kill -9 of the driver and its JVM": job.kill_driver,
         "kill -9 of the Python worker": job.kill_worker,
     }
-    first: dict[str, Callable[[], bool]] = {}
     if cluster is not None:
-        first["kill -9 of a worker of the cluster, with its executor"] = cluster.kill_worker
-    names = list(faults)
-    first[names[0]] = faults[names[0]]
+        faults["kill -9 of a worker of the cluster, with its executor"] = cluster.kill_worker
     if isinstance(broker, PrivateBroker):
-        # Early, so that also a short run meets it.
-        first["kill -9 of the broker, restart"] = broker.kill_and_start
-    return first | faults
+        faults["kill -9 of the broker, restart"] = broker.kill_and_start
+    return faults
 
 
 def _print(console: Console, result: Verdict, chaos: ChaosTest, job: Job, publisher: Publisher, seconds: float) -> None:
