@@ -30,7 +30,9 @@ __all__ = ["ChaosTest", "Job", "Publisher", "Send", "came_again"]
 
 _ROOT = Path(__file__).resolve().parents[3]
 _RETRY_S = 0.2
-_DRAIN_POLL_S = 2.0
+_DRAIN_POLL_S = 0.5
+#: Phase two of the last epoch, and a duplicate if there is one.
+_AFTERWARDS_S = 2.0
 _HELD_S = 1.0
 _END_TIMEOUT_S = 5.0
 _TRICKLE = 20
@@ -483,7 +485,7 @@ class ChaosTest:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"nothing was read for {timeout_s:.0f} s, and not all is; see {self._job.log}")
             time.sleep(_DRAIN_POLL_S)
-        time.sleep(_DRAIN_POLL_S)  # phase two of the last epoch, and a duplicate if there is one
+        time.sleep(_AFTERWARDS_S)
 
     def _marks_read(self) -> bool:
         if self._missing is None:

@@ -191,7 +191,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cluster", action="store_true", help="on a standalone cluster of Spark with two workers")
     parser.add_argument("--dashboard", type=Path, nargs="?", const=Path("dashboard.png"), metavar="FILE",
                         help="watch it by Prometheus, and draw the dashboard of docs/grafana into a file")  # fmt: skip
-    parser.add_argument("--messages", type=int, default=100_000)
+    parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument("--rate", type=int, default=2_000, help="messages a second")
     arguments = parser.parse_args()
     spoken = {protocol for protocols in BROKERS[arguments.broker].protocols.values() for protocol in protocols}
