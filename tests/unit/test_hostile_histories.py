@@ -97,6 +97,7 @@ def test_the_last_file_of_a_token_stays_while_it_is_named(tmp_path: Path) -> Non
     scene.assert_exactly_once()
 
 
+@pytest.mark.whole
 def test_files_that_crashes_leave_are_bounded_before_spark_4_2() -> None:
     scene = Scene(shows_start=False, max_messages=10)
     counts = []
