@@ -387,7 +387,7 @@ class ChaosTest:
         job: not started yet.
         faults: name -> what to do; returns whether it could be done now.
         pause_s: tells how long to wait until the next fault, from the first epoch after the last.
-        fault_count: stop after so many; None to go on as long as the publisher.
+        fault_count: stop after so many.
         order: turn -> name of the fault; by default all of them in turn.
         turn: how many turns there were before.
         awaits_epoch: is an epoch awaited before each fault? Where a fault is itself a run of the job, there is none.
@@ -403,7 +403,7 @@ class ChaosTest:
         faults: dict[str, Callable[[], bool]],
         *,
         pause_s: Callable[[], float],
-        fault_count: int | None = None,
+        fault_count: int,
         on_fault: Callable[[str], None] = lambda name: None,  # noqa: ARG005
         order: Callable[[int], str] | None = None,
         turn: int = 0,
@@ -438,9 +438,8 @@ class ChaosTest:
         """
         self._job.keep_alive()
         self._publisher.start()
-        while self._go_on():
-            if not self._calm():
-                break
+        while sum(self.done.values()) < self._fault_count:
+            self._calm()
             name = self._order(self._turn)
             if self._faults[name]():
                 self.done[name] += 1
@@ -456,12 +455,8 @@ class ChaosTest:
         self._drain(drain_timeout_s)
         self._job.stop()
 
-    def _go_on(self) -> bool:
-        enough = self._fault_count is not None and sum(self.done.values()) >= self._fault_count
-        return not enough and (self._fault_count is not None or self._publisher.is_alive())
-
-    def _calm(self) -> bool:
-        """Let the job commit something and go on for a while; False when all is sent meanwhile."""
+    def _calm(self) -> None:
+        """Let the job commit something and go on for a while."""
         pause_s, before = self._pause_s(), self._job.epochs
         since = None if self._awaits_epoch else time.monotonic()
         while since is None or time.monotonic() - since < pause_s or not self._ready():
@@ -471,10 +466,7 @@ class ChaosTest:
             idle = not self._publisher.is_alive() and self._job.workers()
             if since is None and (self._job.epochs > before or idle):
                 since = time.monotonic()
-            if self._fault_count is None and not self._publisher.is_alive():
-                return False
             time.sleep(0.05)
-        return True
 
     def _drain(self, timeout_s: float) -> None:
         seen, deadline = self._job.epochs, time.monotonic() + timeout_s
