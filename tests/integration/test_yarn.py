@@ -21,12 +21,13 @@ from testbed.spark.yarn import YarnCluster
 from tests.plugin import missing
 from tests.support.pages import ROOT, block
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(1_200)]
 
 PAGE = "docs/deploy.md"
 SPARK = Path(pyspark.__file__).parent
 _PACK_TIMEOUT_S = 300
-_START_TIMEOUT_S = 150.0
+#: YARN starts three JVMs one after the other, each of which shares two cores with other tests.
+_START_TIMEOUT_S = 300.0
 #: A JVM that is killed within the minute never gets back what optimising costs.
 _JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 #: Of the machine the test runs on, and not of a cluster: Spark is there already, and no memory to waste.
