@@ -245,7 +245,21 @@ def test_rows_name_their_own_queues(entry: LiveEntry) -> None:
 def test_more_destinations_than_links_at_a_time(entry: LiveEntry, monkeypatch: pytest.MonkeyPatch) -> None:
     from pyspark_mq.sink import amqp10
 
+    held: list[int] = []
+
+    class Counted(amqp10.Amqp10Publisher):
+        """Count the links that proton has at the end."""
+
+        def close(self) -> None:
+            link = self._proton.link_head(0)
+            held.append(0)
+            while link is not None:
+                held[-1] += 1
+                link = link.next(0)
+            super().close()
+
     monkeypatch.setattr(amqp10, "_LINKS_MAX", 2)
+    monkeypatch.setattr(amqp10, "Amqp10Publisher", Counted)
     queues = [f"{entry.queue}-{number}" for number in range(5)]
     for queue in queues:
         entry.declare(queue)
@@ -253,6 +267,8 @@ def test_more_destinations_than_links_at_a_time(entry: LiveEntry, monkeypatch: p
         rows = [{"body": b"%d" % number, "queue": queues[number % 5]} for number in range(20)]
         assert write(entry, rows, settings=settings_of(entry, queue=None)) == 20
         assert [entry.node.counts(queue).total for queue in queues] == [4] * 5
+        assert held
+        assert max(held) <= 4, "those in use, and those that the broker has not closed yet"
     finally:
         for queue in queues:
             entry.node.delete(queue)
