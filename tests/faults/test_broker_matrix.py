@@ -16,8 +16,7 @@ MESSAGES = 60
 EPOCH = 20
 
 
-#: The last one has the traces of all checked behind it.
-pytestmark = [pytest.mark.contract("broker killed (`kill -9`, restart) or away"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.contract("broker killed (`kill -9`, restart) or away")
 
 
 def engine(entry: LiveEntry, **options: object) -> Engine:

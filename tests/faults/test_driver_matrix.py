@@ -15,8 +15,7 @@ MESSAGES = 60
 EPOCH = 20
 
 
-#: The last one has the traces of all checked behind it.
-pytestmark = [pytest.mark.contract("driver killed (`kill -9`)"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.contract("driver killed (`kill -9`)")
 
 
 def engine(entry: LiveEntry, **options: object) -> Engine:

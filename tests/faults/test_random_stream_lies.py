@@ -192,13 +192,11 @@ def run(seed: int, *, fails: bool, log: pytest.LogCaptureFixture | None = None) 
     return chaos
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("seed", range(part_of(8)))
 def test_what_is_emitted_is_what_the_stream_had(seed: int) -> None:
     run(seed, fails=True)
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("seed", range(part_of(8)))
 def test_what_is_not_emitted_is_in_the_log(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
@@ -212,7 +210,6 @@ class NoticedLies(RandomLies):
         return super()._lies(" ".join(kind for kind in kinds.split() if kind not in {"time", "epoch"}))
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("fails", [True, False])
 @pytest.mark.parametrize("seed", range(part_of(24)))
 def test_one_liar_of_two_members_costs_nothing(seed: int, fails: bool) -> None:

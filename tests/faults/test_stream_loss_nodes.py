@@ -33,7 +33,6 @@ def both(node: RabbitNode, stream: str, **options: object) -> tuple[StreamQuery,
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(240)
 def test_files_that_are_put_back_cost_what_they_lack_and_double_nothing(
     node: RabbitNode, stream: str, tmp_path: Path
 ) -> None:

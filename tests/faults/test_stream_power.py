@@ -22,7 +22,6 @@ from tests.support.streams import StreamQuery, numbered, publish
 
 @pytest.mark.whole
 @pytest.mark.skipif(os.geteuid() != 0, reason="to mount a disk takes root")
-@pytest.mark.timeout(300)
 def test_a_loss_of_power_is_never_silent(tmp_path: Path) -> None:
     """Read up to an end that the disk has not: what is written there afterwards is not taken for what was read."""
     stream = f"test-{uuid.uuid4().hex[:12]}"

@@ -28,7 +28,7 @@ except ImportError:
     missing("fastavro is not installed: make setup")
 
 PAGE = "docs/formats.md"
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.whole
 
 FIRST = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
 NEWEST = {**FIRST, "fields": [*FIRST["fields"], {"name": "item", "type": "string", "default": "none"}]}  # type: ignore[misc]

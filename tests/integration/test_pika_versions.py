@@ -45,7 +45,6 @@ def installed(number: str) -> Path:
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", OTHERS)
 def test_the_contract_holds_with_another_pika(number: str) -> None:
     environment = os.environ | {"PYTHONPATH": f"{installed(number)}{os.pathsep}{ROOT}"}

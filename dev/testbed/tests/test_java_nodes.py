@@ -128,7 +128,6 @@ def all_gone(data: Path) -> bool:
 # -- data, kill, restart, stop ----------------------------------------------------------------
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_life_of_a_node(kind: str) -> None:
     """Start, publish, hold, kill -9, restart, stop, start again: one node, as starting is slow."""
@@ -320,7 +319,6 @@ def publish(url: str, queue: str, bodies: list[bytes]) -> None:
         publish_amqp10(url, queue, map(OutgoingMessage, bodies), timeout_s=TIMEOUT_S)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("protocol", ["stomp", "amqp-1.0"])
 def test_publishing_ends_when_the_broker_is_killed(protocol: str) -> None:
     with make("artemis") as node:

@@ -117,7 +117,6 @@ def test_a_reserved_port_is_for_ours_alone() -> None:
 # -- data, kill, restart, stop ----------------------------------------------------------------
 
 
-@pytest.mark.timeout(120)
 def test_life_of_a_node() -> None:
     """Start, publish, hold, kill -9, restart, stop, start again: one node, as starting is slow."""
     node = RabbitNode()
