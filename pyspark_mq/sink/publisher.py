@@ -113,16 +113,15 @@ class SendWindow:
 class Publisher(ABC):
     """One connection that publishes.
 
-    Attributes:
+    Args:
         attempt: attempts at its URL that failed before; see :attr:`.SessionOptions.attempt`.
     """
 
     #: Names of properties that the protocol gives another meaning, each with the reason.
     never: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, settings: SinkSettings, url: BrokerUrl) -> None:
-        self.settings, self.endpoint, self.url = settings, settings.endpoint, url
-        self.attempt = 0
+    def __init__(self, settings: SinkSettings, url: BrokerUrl, attempt: int = 0) -> None:
+        self.settings, self.endpoint, self.url, self.attempt = settings, settings.endpoint, url, attempt
         self.window = SendWindow(url, settings.send_timeout_s)
 
     @abstractmethod
@@ -194,8 +193,8 @@ def connect(settings: SinkSettings) -> Publisher:
     deadline = time.monotonic() + settings.endpoint.connect_timeout_s
     addresses, tried = sum(map(count_addresses, urls)), 0
     while True:
-        publisher, now_s = kind(settings, urls[tried % len(urls)]), time.monotonic()
-        publisher.attempt = tried // len(urls)
+        attempt, number = divmod(tried, len(urls))
+        publisher, now_s = kind(settings, urls[number], attempt), time.monotonic()
         try:
             publisher.open(now_s + (deadline - now_s) / max(1, addresses - tried))
         except BrokerUnavailableError:
