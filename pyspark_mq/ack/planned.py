@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Generic, TypeVar
 
 from pyspark_mq.ack.buffer import MessageRun, joined
@@ -88,10 +87,6 @@ class Planned(Generic[K, P]):
     def all_keys(self) -> list[K]:
         """All single messages."""
         return list(self._epoch_of)
-
-    def payloads(self, epoch: int) -> list[P]:
-        """The payloads that an epoch emits, in planned order."""
-        return list(chain.from_iterable(self.parts(epoch)))
 
     def parts(self, epoch: int) -> list[Sequence[P]]:
         """The payloads that an epoch emits, in planned order: those of each run, or of all messages together."""

@@ -51,7 +51,7 @@ class Side:
             "planned": {
                 one: (
                     [*in_flight.planned.keys(one)], in_flight.planned.missing(one), epoch.size_bytes,
-                    in_flight.planned.payloads(one),
+                    [payload for part in in_flight.planned.parts(one) for payload in part],
                 )
                 for one, epoch in in_flight.planned.epochs.items()
             },

@@ -15,7 +15,7 @@ from testbed.process import NodeError, poll
 __all__ = ["Commits"]
 
 _STORE = Path(__file__).parent / "java" / "HoldingLogStore.java"
-_HELD_TIMEOUT_S = 120.0
+_HELD_TIMEOUT_S = 240.0
 
 
 class Commits:

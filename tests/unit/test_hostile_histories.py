@@ -54,7 +54,7 @@ def test_a_replay_of_what_was_received_before_has_the_planned_order() -> None:
     in_flight.open_session(1)
     in_flight.deliver(1, [1, 2], ["a", "b"], ["body of a", "body of b"])
     in_flight.restore_planned(1, ["b", "a"])
-    assert in_flight.planned.payloads(1) == ["body of b", "body of a"]
+    assert in_flight.planned.parts(1) == [["body of b", "body of a"]]
 
 
 @pytest.mark.parametrize("shows_start", [True, False])

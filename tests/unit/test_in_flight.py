@@ -79,7 +79,7 @@ def settle(
 
 
 def emitted(in_flight: InFlightTable[str, str], epoch: int) -> list[str]:
-    return in_flight.planned.payloads(epoch)
+    return [payload for part in in_flight.planned.parts(epoch) for payload in part]
 
 
 def state(in_flight: InFlightTable[str, str], key: str) -> State:
