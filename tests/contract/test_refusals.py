@@ -205,12 +205,12 @@ def supervised(entry: LiveEntry, **changes: Any) -> Iterator[tuple[ConnectionSup
         yield supervisor, events
     finally:
         supervisor.stop()
-        assert poll(lambda: supervisor.ended, 10)
+        assert poll(lambda: supervisor.ended, 30)
 
 
 def first_of(events: EventQueue) -> Event:
     found: list[Event] = []
-    assert poll(lambda: found.extend(events.take()) or bool(found), 10)
+    assert poll(lambda: found.extend(events.take()) or bool(found), 30)
     return found[0]
 
 
@@ -240,7 +240,7 @@ def test_a_stop_ends_an_attempt_to_open(entry: LiveEntry) -> None:
         with supervised(entry, connect_timeout_s=60.0, **entry.through(proxy)) as (supervisor, events):
             time.sleep(0.5)
             supervisor.stop()
-            assert poll(lambda: supervisor.ended, 5)
+            assert poll(lambda: supervisor.ended, 30)
         assert not events.take()
 
 

@@ -355,7 +355,7 @@ def test_a_job_that_is_killed_writes_copies_with_equal_ids_and_a_reader_has_each
         for enough in (count // 3, count):
             with log.open("ab") as output:
                 job = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
-            done = poll(lambda enough=enough: total(node, orders.queue) >= enough, 150)
+            done = poll(lambda enough=enough: total(node, orders.queue) >= enough, 300)
             done = done and (enough < count or poll(lambda: total(node, read_from) == 0, 60))
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
