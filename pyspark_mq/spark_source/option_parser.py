@@ -148,13 +148,25 @@ class OptionParser:
         return endpoint
 
     def _check_credentials(self, endpoint: Endpoint) -> None:
-        """Check that user and password go together, and that a file of the password can be read."""
+        """Check that user and password go together, for all URLs alike, and that a file of the password can be read."""
         if endpoint.password is not None and endpoint.password_file is not None:
             raise OptionError("passwordFile", "is set, and 'password' too: give one of them")
         secret = "password" if endpoint.password_file is None else "passwordFile"
         if self._text(secret) is not None and endpoint.username is None and endpoint.urls[0].username is None:
             raise OptionError(secret, "is set without 'username', and 'url' names no user")
-        endpoint.credentials(endpoint.urls[0])
+        first, *others = endpoint.urls
+        for other in others:
+            for what, of_first, of_other in zip(
+                ("user", "password"), endpoint.credentials(first), endpoint.credentials(other), strict=True
+            ):
+                if (of_first is None) != (of_other is None):
+                    named, nameless = (first, other) if of_other is None else (other, first)
+                    raise OptionError(
+                        "url",
+                        f"names a {what} for {named} and none for {nameless}: each candidate has its own login. Write "
+                        "it into each, or set 'username' and 'password' for all",
+                    )
+        endpoint.credentials(first)
 
 
 @contextmanager

@@ -58,9 +58,9 @@ _TABLE = (
         _READ,
         "`amqp://user:password@host:port` or `stomp://…`, with TLS `amqps://…` or `stomp+ssl://…`. Default ports are "
         "5672, 61613, 5671 and 61612. On RabbitMQ the path is the virtual host, and an empty one is `/`; the others "
-        "have none, and a path is an error. Several, comma-separated, are failover candidates and must share scheme "
-        "and virtual host. No parameters (`?…`). Characters with a meaning in URLs are escaped: `/` `%2F`, `@` `%40`, "
-        "`,` `%2C`, `?` `%3F`, `#` `%23`",
+        "have none, and a path is an error. Several, comma-separated, are failover candidates: whole URLs that share "
+        "scheme and virtual host, each with a login of its own unless `username` is set. No parameters (`?…`). "
+        "Characters with a meaning in URLs are escaped: `/` `%2F`, `@` `%40`, `,` `%2C`, `?` `%3F`, `#` `%23`",
         unset="required",
     ),
     Option("protocol", _READ, "see [below](#protocols)", unset="by broker and URL"),
@@ -169,14 +169,13 @@ _TABLE = (
         "onMissingMessageId",
         _IDENTITY,
         "for messages without an ID, with `exactly-once` only. `content`: they are known by their contents, and equal "
-        "ones are counted, see [message IDs](message-ids.md#contents); the default on RabbitMQ. `fail`, the default "
-        "elsewhere: the query fails, the message stays in "
+        "ones are counted, see [message IDs](message-ids.md#contents). `fail`: the query fails, the message stays in "
         "the queue, and a restart meets it again. `row`: emitted as often as it comes, so at least once. `reject`: "
         "refused for good. "
         "RabbitMQ dead-letters it if the queue has a dead-letter exchange and **drops** it if not. Over STOMP "
         "ActiveMQ Classic moves it to the dead-letter queue and Artemis **drops** it; over AMQP 1.0 they get the "
         "outcome `rejected`",
-        default="content",
+        unset="`content` on RabbitMQ, else `fail`",
         kind=member(OnMissing),
         sets="on_missing",
     ),
@@ -195,9 +194,9 @@ _TABLE = (
     Option(
         "maxMessagesPerTrigger",
         _SIZE,
-        "messages in an epoch, at most; also never more than `prefetch` times `consumers`, which is cut into equal "
-        "epochs",
-        unset="`50000`; ActiveMQ Classic `10000`",
+        "messages in an epoch, at most; also never more than `prefetch` times `consumers` (times queues, with a "
+        "`prefetch` of your own), which is cut into equal epochs",
+        unset="`50000`, of which one consumer on RabbitMQ makes 32,768; ActiveMQ Classic `10000`",
         kind=count(1),
     ),
     Option(

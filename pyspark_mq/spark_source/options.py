@@ -125,8 +125,8 @@ class _QueueOptionParser(OptionParser):
         """All options, checked one by one and then against each other."""
         self._required("broker", f"accepted are {', '.join(BROKERS)}")
         broker: Broker = self._value("broker", choice(BROKERS))
-        if not broker.proves_new:
-            self._values.setdefault("onMissingMessageId", OnMissing.FAIL.value)
+        on_missing = OnMissing.CONTENT if broker.proves_new else OnMissing.FAIL
+        self._values.setdefault("onMissingMessageId", on_missing.value)
         guarantee: Guarantee = self._value("guarantee")
         endpoint = self._endpoint(broker, guarantee)
         prefetch_max = broker.prefetch_max[endpoint.protocol]

@@ -39,8 +39,8 @@ _SUBSCRIBE = "its name here is 'stream': a stream or super stream, or several wi
 _NOTHING = "it is for queues: streams have offsets, and neither acknowledgements nor IDs to remember; leave it out"
 
 _TABLE = (
-    Option("url", _READ, "`rabbitmq-stream://user:password@host:5552/vhost`, with TLS `rabbitmq-stream+tls://…`; "
-           "several, comma-separated, are nodes of one cluster", unset="required"),
+    Option("url", _READ, "`rabbitmq-stream://user:password@host:5552/vhost`, with TLS `rabbitmq-stream+tls://…` (ports "
+           "5552 and 5551 by default); several, comma-separated, are nodes of one cluster", unset="required"),
     Option("stream", _READ, "the stream or super stream, or several with commas between them", unset="required"),
     Option("startingOffsets", _READ, "`earliest`, `latest`, or JSON of offsets by partition, in which -2 is the "
            "earliest and -1 the latest; partitions that are not named begin at the earliest. A query that has a "

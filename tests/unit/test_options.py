@@ -609,6 +609,33 @@ def test_an_epoch_that_the_prefetch_keeps_from_being_full_enough_is_refused() ->
     assert "at most 10 messages" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("urls", "given", "what"),
+    [
+        ("amqp://joe:hushhush@one,amqp://two", {}, "user for amqp://one:5672 and none for amqp://two:5672"),
+        ("amqp://one,amqp://joe:hushhush@two", {}, "user for amqp://two:5672 and none for amqp://one:5672"),
+        ("amqp://joe@one,amqp://two", {"password": "hushhush"}, "user for amqp://one:5672 and none for"),
+        ("amqp://joe:hushhush@one,amqp://joe@two", {}, "password for amqp://one:5672 and none for"),
+        ("amqp://joe:hushhush@one,amqp://two", {"username": "ann"}, "password for amqp://one:5672 and none for"),
+    ],
+)
+def test_each_of_several_urls_has_a_login_or_none(urls: str, given: dict[str, str], what: str) -> None:
+    error = refusal({**NEEDED, "url": urls, **given})
+    assert error.option == "url"
+    assert f"names a {what}" in str(error)
+    assert "'username' and 'password'" in str(error)
+    assert "hushhush" not in str(error)
+
+
+def test_urls_share_the_login_of_options_or_have_their_own() -> None:
+    shared = parsed(url="amqp://joe:a@one,amqp://two", username="ann", password="b").settings.endpoint
+    assert [shared.credentials(url) for url in shared.urls] == [("ann", "b")] * 2
+    own = parsed(url="amqp://joe:a@one,amqp://ann:b@two").settings.endpoint
+    assert [own.credentials(url) for url in own.urls] == [("joe", "a"), ("ann", "b")]
+    nobody = parsed(url="amqp://one,amqp://two").settings.endpoint
+    assert [nobody.credentials(url) for url in nobody.urls] == [(None, None)] * 2
+
+
 @pytest.mark.parametrize("url", ["redis://host:port/0", "redis://host:0", "redis://:pa/ss@host", "redis://[::1"])
 def test_a_shared_store_with_a_malformed_url_is_refused(url: str) -> None:
     error = refusal({**NEEDED, "dedupStore": url})
