@@ -1,5 +1,4 @@
-"""Writes the tables of docs/options.md, docs/streams.md and docs/sink.md from the code's own, as ``make docs`` has it:
-``python -m tools.reference``.
+"""Writes tables of pages from the code's own, as ``make docs`` has it: ``python -m tools.reference``.
 
 A table stands between two marks of a page, ``<!-- written by make docs: columns -->`` and ``<!-- end -->``. What is
 around them is written by hand. dev/tools/tests/test_reference.py fails while the page and the code differ.
@@ -12,7 +11,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import TypeAlias
 
+from pyspark_mq.ack import TRANSITIONS, Action, State
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.sink.columns import COLUMNS as SINK_COLUMNS
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
@@ -20,10 +21,9 @@ from pyspark_mq.spark_source.schema import ALL_COLUMNS, COLUMNS
 from pyspark_mq.spark_source.sink_options import SINK_OPTIONS
 from pyspark_mq.spark_source.stream_options import STREAM_OPTIONS
 
-__all__ = ["PAGE", "SINK_PAGE", "SINK_TABLES", "STREAMS_PAGE", "STREAM_TABLES", "TABLES", "written"]
+__all__ = ["DOCS", "PAGES", "written"]
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
-STREAMS_PAGE, SINK_PAGE = PAGE.with_name("streams.md"), PAGE.with_name("sink.md")
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 _MARKED = re.compile(r"(<!-- written by make docs: (.+?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 _NOTHING = "\N{EN DASH}"
@@ -65,27 +65,34 @@ def counters() -> list[str]:
     )
 
 
-#: What is between the marks, by what stands in the first of them.
-TABLES: dict[str, Callable[[], list[str]]] = {
-    **{
-        f"options, {section}": lambda section=section: options(section)  # type: ignore[misc]
-        for section in dict.fromkeys(option.section for option in OPTIONS.values())
+def transitions() -> list[str]:
+    """The life of a delivery, a row for each state and the next one."""
+    cells: dict[tuple[State, State], list[str]] = {}
+    for (state, event), (target, action) in TRANSITIONS.items():
+        mark = " (ack)" if action is Action.ACKNOWLEDGE else ""
+        cells.setdefault((state, target), []).append(f"{event.value}{mark}")
+    rows = [(state.name, ", ".join(events), target.name) for (state, target), events in cells.items()]
+    return _table(("from", "event", "to"), rows)
+
+
+Tables: TypeAlias = Mapping[str, Callable[[], list[str]]]
+#: By page, what is between its marks, by what stands in the first of them.
+PAGES: Mapping[str, Tables] = {
+    "options.md": {
+        **{
+            f"options, {section}": lambda section=section: options(section)  # type: ignore[misc]
+            for section in dict.fromkeys(option.section for option in OPTIONS.values())
+        },
+        "columns": columns,
+        "counters": counters,
     },
-    "columns": columns,
-    "counters": counters,
-}
-#: The same for the page of streams.
-STREAM_TABLES: dict[str, Callable[[], list[str]]] = {"options of streams": stream_options}
-
-
-#: And for the page of writes.
-SINK_TABLES: dict[str, Callable[[], list[str]]] = {
-    "columns of a write": sink_columns,
-    "options of a write": sink_options,
+    "streams.md": {"options of streams": stream_options},
+    "sink.md": {"columns of a write": sink_columns, "options of a write": sink_options},
+    "how-it-works.md": {"transitions": transitions},
 }
 
 
-def written(page: str, tables: Mapping[str, Callable[[], list[str]]] = TABLES) -> str:
+def written(page: str, tables: Tables) -> str:
     """Return the page with its tables as the code has them.
 
     Args:
@@ -123,12 +130,13 @@ def _cell(text: str) -> str:
 
 def main() -> int:
     """Write the pages."""
-    for page, tables in ((PAGE, TABLES), (STREAMS_PAGE, STREAM_TABLES), (SINK_PAGE, SINK_TABLES)):
+    for name, tables in PAGES.items():
+        page = DOCS / name
         before = page.read_text("utf-8")
         after = written(before, tables)
         if after != before:
             page.write_text(after, "utf-8")
-            print(f"written: {page.name}")
+            print(f"written: {name}")
     return 0
 
 

@@ -67,17 +67,6 @@ def test_every_state_can_be_reached_and_all_but_the_last_can_be_left() -> None:
     assert left == set(State) - {State.COMMITTED}
 
 
-def test_the_table_in_the_docs_is_the_table() -> None:
-    page = HOW_IT_WORKS.read_text("utf-8").partition("| from | event | to |\n")[2].partition("\n\n")[0]
-    drawn = {}
-    for state, events, target in re.findall(r"^\| ([A-Z]+) \| (.+) \| ([A-Z]+) \|$", page, re.MULTILINE):
-        for event in events.split(", "):
-            name = event.removesuffix(" (ack)")
-            assert (State[state], Event(name)) not in drawn, "drawn twice"
-            drawn[State[state], Event(name)] = State[target], name != event
-    assert drawn == {pair: (target, action is Action.ACKNOWLEDGE) for pair, (target, action) in TRANSITIONS.items()}
-
-
 def test_the_rules_that_the_code_cites_are_in_the_docs() -> None:
     text = HOW_IT_WORKS.read_text("utf-8")
     rules = [int(number) for number in re.findall(r'^(\d+)\. <a id="rule-\1"></a>', text, re.MULTILINE)]
