@@ -146,7 +146,7 @@ class Buffer(Generic[K, P]):
         return runs
 
     def spread(self, count: int) -> list[MessageRun[K, P]]:
-        """Turn the oldest messages into single ones; return their former runs, with keys as lists."""
+        """Split the oldest runs until `count` messages are single; return the runs split, with keys as lists."""
         spread: list[MessageRun[K, P]] = []
         while self.runs and len(self.order) < count:
             run = self.take_run()

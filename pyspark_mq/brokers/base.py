@@ -1,7 +1,8 @@
 """Differences between brokers, as data.
 
-Outside this folder a broker is known by its name in ``admin/``, which asks each at its management, and in the protocol
-modules of ``sources/`` that ask one at its own address. The rest of the package reads a :class:`Broker`.
+Outside this folder a broker is known by its name in ``admin/``, which asks each at its management, in the protocol
+modules of ``sources/`` that ask one at its own address, and in ``sink/``, which writes what one of them takes for
+something else. The rest of the package reads a :class:`Broker`.
 """
 
 from __future__ import annotations

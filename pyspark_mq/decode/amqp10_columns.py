@@ -132,7 +132,7 @@ class WalkedGroup(NamedTuple):
 
 
 def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[WalkedGroup], Any]:
-    """Walk messages as far as possible; return groups of them, and the numbers of the others."""
+    """Decode messages column by column as far as possible; return groups of them, and the numbers of the others."""
     groups: list[WalkedGroup] = []
     others: list[Any] = []
     rows = np.arange(len(messages.begins))

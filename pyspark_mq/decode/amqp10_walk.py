@@ -110,7 +110,7 @@ class Walk:
         return self._views.at(at, 1)
 
     def _uint(self, at: Any, size: int) -> Any:
-        """Whole numbers, big-endian, of which those of eight bytes are signed."""
+        """Read whole numbers, big-endian; those of eight bytes come out signed."""
         return self._views.at(at, size).astype(np.int64)
 
     def _has(self, mark: int) -> Any:

@@ -263,7 +263,7 @@ class _Finder:
         return (windows[np.minimum(places, most)] == name) & (places <= most)
 
     def _sizes(self, begins: Any, ends: Any) -> tuple[Any, Any]:
-        """Return numbers in decimal, and whether each is one that is not too long."""
+        """Parse decimal numbers; return them, and which of them are valid and short enough."""
         lengths = ends - begins
         good = (lengths >= 1) & (lengths <= _DIGITS_MAX)
         sizes = np.zeros(len(begins), np.int64)

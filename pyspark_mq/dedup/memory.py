@@ -6,7 +6,7 @@ IDs only leave at the old end, and only contents use a clock:
 *unsettled*    epochs that are committed, while an acknowledgement of theirs is not settled
 *window*       settled epochs, as many as have the newest `dedupWindow` IDs
 *left*         distinct IDs whose acknowledgement the end of a session or of a process has cut off, in the order in
-               which they were left first, the newest `rememberLeft`. One that comes again stays where it is
+               which they were left first, the newest `remember_left`. One that comes again stays where it is
 *contents*     the same of messages without an ID, by digests. One goes when it has come and that is settled; else after
                half a million others, or an hour of being connected: the broker may have taken its acknowledgement, and
                an equal message must not be taken for it for ever. Settled ones are in the window
@@ -22,9 +22,10 @@ contents, at most 8 MB.
 
 Epochs unsettled at the end of a process are left, in order. The next file records that.
 
-The promise: an ID is recognised until `rememberLeft` distinct others were left since it was *first* left, or, if it was
-settled, until `dedupWindow` newer ones were. (Since it was *last* left cannot be promised: a repeated acknowledgement
-under way at a kill is in no file.) Forgetting goes by batches, such as one plan's, so it comes later than that.
+The promise: an ID is recognised until `remember_left` distinct others were left since it was *first* left, or, if it
+was settled, until `dedupWindow` newer ones were. (Since it was *last* left cannot be promised: a repeated
+acknowledgement under way at a kill is in no file.) Forgetting goes by batches, such as one plan's, so it comes later
+than that.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Memory:
 
     Args:
         window: `dedupWindow`.
-        most_left: `rememberLeft`.
+        most_left: `remember_left` of :class:`.Settings`.
         secret: random bytes for digests, see :class:`.Digester`. A load replaces it by that of the files.
 
     Attributes:

@@ -41,7 +41,7 @@ class Shelf:
         return size
 
     def take_over(self) -> dict[int, int]:
-        """Remove the batches with enough newer digests; return their sizes."""
+        """Remove the oldest batches without which there are still `maximum` digests; return their sizes."""
         over: dict[int, int] = {}
         while self.sizes:
             oldest = next(iter(self.sizes))

@@ -96,8 +96,8 @@ class MqDataSource(DataSource):
             return StreamBatchReader(parse_stream_options(self.options).batch, schema)
         self._checked()
         raise ConfigurationError(
-            "format 'mq' is for streams: use spark.readStream instead of spark.read; to read what the queue "
-            "holds now and stop, use .trigger(availableNow=True)"
+            "spark.read takes streams of RabbitMQ ('rabbitmq-stream://'), and no queue: use spark.readStream; to read "
+            "what the queue holds now and stop, use .trigger(availableNow=True)"
         )
 
     @in_words

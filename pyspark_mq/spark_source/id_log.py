@@ -130,7 +130,7 @@ class IdLog:
         return left
 
     def _after(self, file: str) -> list[str]:
-        """Files that its process, and those that went on from it, wrote after a file."""
+        """The files that were written after this one, by its process or by one that continued from it."""
         every = [found for name in self._names if (found := _FILE.fullmatch(name.lstrip(".")))]
         after: set[str] = set()
         chains = [_place_of(file)]

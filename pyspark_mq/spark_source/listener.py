@@ -171,8 +171,8 @@ class QueueListener(StreamingQueryListener):
         seconds = now_s - run.said_s
         if seconds < self._log_every_s and not at_once:
             return
-        _LOG.info("%s: %s rows in %d triggers, %.0f s (%.0f a second)", run.label, f"{run.rows:,}", run.triggers,
-                  seconds, run.rows / max(seconds, 0.001))  # fmt: skip
+        _LOG.info("%s: %s rows in %d triggers, %.0f s (%s a second)", run.label, f"{run.rows:,}", run.triggers,
+                  seconds, f"{run.rows / max(seconds, 0.001):,.0f}")  # fmt: skip
         for source, (_, reading) in sorted(run.last.items()):
             _LOG.info("%s: %s: %s", run.label, reading.reads, _line(run.sums[source], reading))
         run.said_s, run.rows, run.triggers = now_s, 0, 0

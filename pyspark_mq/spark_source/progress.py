@@ -42,7 +42,7 @@ def readings(progress: Any) -> list[Reading]:
         progress: a `StreamingQueryProgress`, or the mapping that `query.lastProgress` is; None before the first.
 
     Returns:
-        one for each that reports; none before Spark 4.2, and for a batch that is replayed.
+        one for each source that reports. Empty before Spark 4.2 and for a replayed batch.
     """
     if progress is None:
         return []

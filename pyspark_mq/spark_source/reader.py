@@ -1,4 +1,4 @@
-"""The stream reader: Spark's calls translated to an :class:`EpochSource`.
+"""The reader of queues: Spark's calls translated to an :class:`EpochSource`.
 
 Order of the calls (Spark 4.2 and later, ``MicroBatchExecution.scala``): ``latestOffset(start)`` -
 offset log - ``commit(start)`` - ``partitions(start, end)`` - tasks - commit log. After a crash in

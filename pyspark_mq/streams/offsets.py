@@ -41,7 +41,7 @@ class StreamPosition:
 
 
 def encode(of: str, places: Mapping[str, StreamPosition]) -> dict[str, Any]:
-    """Write the offset for places by partition, of a query that reads `of`."""
+    """Encode the position in each partition as an offset of the query that reads `of`."""
     at = {
         name: {"next": place.next, "last": place.last and list(place.last), "first": place.first and list(place.first)}
         for name, place in sorted(places.items())

@@ -84,7 +84,7 @@ def chunk_with(connection: StreamConnection, stream: str, offset: int | None = N
     """The chunk with a committed offset, or the first one if retention has removed it.
 
     Args:
-        since_ms: without an offset: the first chunk that is not older, where the last is not.
+        since_ms: used without an offset, for the first chunk that is not older. The last chunk must not be older.
 
     Raises:
         StreamLost: it does not come, or has a damaged header.

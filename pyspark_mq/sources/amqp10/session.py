@@ -267,8 +267,9 @@ class Amqp10Session(Amqp10Connection):
         self._raise_flush_marker()
 
     def _raise_flush_marker(self) -> None:
-        """At most one is outstanding, for everything accepted since the last: the plugin of RabbitMQ 3 fails when links
-        come and go by the thousand (`noproc` of a consumer).
+        """Send a flush marker for everything accepted since the last one, unless one is outstanding.
+
+        The plugin of RabbitMQ 3 fails when links come and go by the thousand (`noproc` of a consumer).
         """
         if self._flush_marker is None and self._unconfirmed:
             self._flush_marker = self._flush_marker_link(), self._unconfirmed

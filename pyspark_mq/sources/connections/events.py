@@ -113,8 +113,8 @@ class EventQueue:
     def put(self, event: Event) -> None:
         """Add an event. For any thread.
 
-        Deliveries of a session that has ended are void (rule 6) and come again, so they are dropped: while Spark is
-        busy, any number of sessions may end.
+        Deliveries of a session that has ended are void (rule 6) and come again, so they are dropped. Otherwise they
+        would pile up while Spark is busy and sessions keep ending.
         """
         with self._lock:
             if isinstance(event, Lost):

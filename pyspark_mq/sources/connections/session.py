@@ -167,7 +167,7 @@ class ReceiveBuffer:
             self.arrived.set()
 
     def take(self, maximum: float = math.inf) -> list[Any]:
-        """Take deliveries out of the inbox: all, or at least `maximum` of them."""
+        """Take deliveries out of the inbox until there are `maximum`. A batch is not split, so they may be more."""
         items: list[Any] = []
         with suppress(IndexError):  # it is empty; or the session ended on another thread and cleared it
             while maximum > 0:

@@ -197,7 +197,7 @@ def connect(
     the others their part.
 
     Args:
-        attempt: attempts that failed before, each of which began with another address.
+        attempt: how many attempts have failed so far. Each begins with the next address.
 
     Raises:
         OSError: none answers; the error of the last one.
