@@ -26,7 +26,7 @@ class Counters:
         reused_ids: first deliveries among those, which nothing marks as redelivered: a producer used the ID again.
         rebound: planned messages of a replay that came back and got their payload.
         planned: messages cut into epochs by this process.
-        settled: deliveries whose acknowledgement was confirmed, before `settleGrace` has passed.
+        settled: deliveries whose acknowledgement was confirmed; `settleGrace` is not waited for.
         returned: buffered deliveries that went back to the broker with the end of a session.
         ambiguous: deliveries without an ID, emitted though they may be redeliveries of others with an equal content.
         nameless: deliveries without an ID, emitted as often as they come (`onMissingMessageId=row`).

@@ -154,19 +154,16 @@ class OptionParser:
         secret = "password" if endpoint.password_file is None else "passwordFile"
         if self._text(secret) is not None and endpoint.username is None and endpoint.urls[0].username is None:
             raise OptionError(secret, "is set without 'username', and 'url' names no user")
-        first, *others = endpoint.urls
-        for other in others:
-            for what, of_first, of_other in zip(
-                ("user", "password"), endpoint.credentials(first), endpoint.credentials(other), strict=True
-            ):
-                if (of_first is None) != (of_other is None):
-                    named, nameless = (first, other) if of_other is None else (other, first)
-                    raise OptionError(
-                        "url",
-                        f"names a {what} for {named} and none for {nameless}: each candidate has its own login. Write "
-                        "it into each, or set 'username' and 'password' for all",
-                    )
-        endpoint.credentials(first)
+        logins = [(url, endpoint.credentials(url)) for url in endpoint.urls]
+        for part, what in enumerate(("user", "password")):
+            named = [url for url, login in logins if login[part] is not None]
+            nameless = [url for url, login in logins if login[part] is None]
+            if named and nameless:
+                raise OptionError(
+                    "url",
+                    f"names a {what} for {named[0]} and none for {nameless[0]}: each candidate has its own login. "
+                    "Write it into each, or set 'username' and 'password' for all",
+                )
 
 
 @contextmanager
