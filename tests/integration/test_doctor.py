@@ -354,7 +354,7 @@ def test_a_version_with_a_flaw_is_told(reader: RabbitNode) -> None:
 
 
 def test_nobody_there_is_a_problem_and_among_others_a_warning(reader: RabbitNode) -> None:
-    away = "amqp://joe@127.0.0.1:9"
+    away = "amqp://joe:secret@127.0.0.1:9"
     told = doctor(broker="rabbitmq", url=away, queue="readable", connectTimeout="1s")
     told.one("amqp://127.0.0.1:9", "login", "problem", "127.0.0.1:9")
     told = doctor(broker="rabbitmq", url=f"{away},{reader.url()}", queue="readable", connectTimeout="5s")
