@@ -16,7 +16,8 @@ MESSAGES = 60
 EPOCH = 20
 
 
-pytestmark = pytest.mark.contract("broker killed (`kill -9`, restart) or away")
+#: The last one has the traces of all checked behind it.
+pytestmark = [pytest.mark.contract("broker killed (`kill -9`, restart) or away"), pytest.mark.timeout(900)]
 
 
 def engine(entry: LiveEntry, **options: object) -> Engine:

@@ -20,7 +20,8 @@ MESSAGES = 60
 EPOCH = 20
 
 
-pytestmark = pytest.mark.contract("connection cut, cut in mid-frame, silent, stalled")
+#: The last one has the traces of all checked behind it.
+pytestmark = [pytest.mark.contract("connection cut, cut in mid-frame, silent, stalled"), pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ MESSAGES = 60
 EPOCH = 20
 
 
-pytestmark = pytest.mark.contract("driver killed (`kill -9`)")
+#: The last one has the traces of all checked behind it.
+pytestmark = [pytest.mark.contract("driver killed (`kill -9`)"), pytest.mark.timeout(900)]
 
 
 def engine(entry: LiveEntry, **options: object) -> Engine:

@@ -152,6 +152,7 @@ def test_an_offset_that_is_stored_behind_each_message_is_no_row(
 
 
 @pytest.mark.whole
+@pytest.mark.timeout(900)
 def test_a_driver_that_is_killed_between_its_two_logs_replays_the_same_rows(
     node: RabbitNode, stream: str, tmp_path: Path
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_driver_that_is_killed_between_its_two_logs_replays_the_same_rows(
 
 
 @pytest.mark.whole
+@pytest.mark.timeout(900)
 def test_a_task_that_is_run_twice_at_once_gives_its_rows_once(
     node: RabbitNode, proxy: FaultProxy, stream: str, tmp_path: Path
 ) -> None:

@@ -229,6 +229,7 @@ def settled(port: int) -> float:
 
 
 @pytest.mark.whole
+@pytest.mark.timeout(900)
 @full_api
 def test_the_services_of_compose_take_each_order_once_and_fill_the_dashboard(node: RabbitNode, tmp_path: Path) -> None:
     spark, producer = SERVICES["spark"], SERVICES["producer"]
@@ -277,6 +278,7 @@ def test_the_services_of_compose_take_each_order_once_and_fill_the_dashboard(nod
 
 
 @pytest.mark.whole
+@pytest.mark.timeout(900)
 @full_api
 def test_the_command_of_the_pod_ends_well_within_its_grace_period_and_goes_on(node: RabbitNode, tmp_path: Path) -> None:
     node.declare(QUEUE)

@@ -31,6 +31,7 @@ def test_the_file_has_no_outputs() -> None:
 
 
 @pytest.mark.whole
+@pytest.mark.timeout(900)
 def test_a_kernel_reads_what_it_published_and_stops(rabbit: RabbitNode, tmp_path: Path) -> None:
     if importlib.util.find_spec("nbclient") is None or importlib.util.find_spec("ipykernel") is None:
         missing("nbclient and ipykernel are not installed")

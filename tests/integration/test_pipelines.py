@@ -19,7 +19,7 @@ from tests.support.checks import bodies, total
 from tests.support.connect import ADDRESS, SPARK, ConnectServer
 from tests.support.pages import block
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(900)]
 
 PAGE = "docs/deploy.md"
 KEPT = '@dp.table(table_properties={"pipelines.reset.allowed": "false"})'

@@ -338,6 +338,7 @@ def test_the_code_of_the_pages_writes(spark: Any, orders: Target, tmp_path: Path
 
 
 @pytest.mark.whole
+@pytest.mark.timeout(900)
 def test_a_job_that_is_killed_writes_copies_with_equal_ids_and_a_reader_has_each_once(
     spark: Any, orders: Target, tmp_path: Path
 ) -> None:

@@ -35,7 +35,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 #: That are published at a time.
 MESSAGES = 200
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

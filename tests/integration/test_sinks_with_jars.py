@@ -42,7 +42,7 @@ QUEUES = ("orders", "refunds")
 MESSAGES = 200
 WAIT_S = 120.0
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(900)]  # the first time that Spark is installed
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from tests.support.streams import stream_node
 
 
 @pytest.mark.whole
+@pytest.mark.timeout(900)  # the first time it is installed
 def test_a_driver_killed_at_any_point_of_a_real_spark_40(rabbit: RabbitNode, tmp_path: Path) -> None:
     python = real_spark("4.0")
     queue = f"driver-{uuid.uuid4().hex[:8]}"
@@ -40,5 +41,6 @@ def streams() -> Iterator[RabbitNode]:
 
 
 @pytest.mark.whole
+@pytest.mark.timeout(900)
 def test_a_driver_of_a_stream_killed_inside_a_batch_of_a_real_spark_41(streams: RabbitNode, tmp_path: Path) -> None:
     StreamDriver(real_spark("4.1"), streams, f"driver-{uuid.uuid4().hex[:8]}", tmp_path).run()

@@ -72,6 +72,7 @@ def expected(message: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.whole
+@pytest.mark.timeout(900)
 def test_what_the_java_client_writes_is_read_as_it_reads_it(node: RabbitNode) -> None:
     output("mvn", "--quiet", "--batch-mode", "--file", str(PROJECT / "pom.xml"), "compile")
     path = os.pathsep.join([str(PROJECT / "target" / "classes"), str(PROJECT / "target" / "lib" / "*")])

@@ -18,7 +18,7 @@ from tests.support.engine_traces import read_trace, written_down
 from tests.support.entries import TRACED_ENTRY, LiveEntry
 from tests.support.traces import Kind, Trace, kinds, record, refused
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("checker")]
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(900), pytest.mark.usefixtures("checker")]
 
 COUNT = 300
 #: Runs that are corrupted: each corruption is done to the first of them that has a place for it.

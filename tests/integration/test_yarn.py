@@ -21,7 +21,7 @@ from testbed.spark.yarn import YarnCluster
 from tests.plugin import missing
 from tests.support.pages import ROOT, block
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(1_200)]
 
 PAGE = "docs/deploy.md"
 SPARK = Path(pyspark.__file__).parent

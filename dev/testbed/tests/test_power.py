@@ -13,6 +13,7 @@ from testbed.power.streams import run_stream_cuts
 pytestmark = [
     pytest.mark.whole,
     pytest.mark.skipif(os.geteuid() != 0, reason="to mount a disk takes root"),
+    pytest.mark.timeout(900),
 ]
 
 

@@ -23,6 +23,7 @@ RIGHT = [(f"{copy}-{number}", f"{number} x") for number in range(10) for copy in
 
 
 @pytest.mark.whole
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("broker", "protocol"), RUNS)
 def test_a_chaos_loses_no_row_and_doubles_none_but_by_its_id(broker: str, protocol: str, tmp_path: Path) -> None:
     report, faults = tmp_path / "report.json", RUNS[broker, protocol]

@@ -83,6 +83,7 @@ def soaked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Soak]:
             process.kill()
 
 
+@pytest.mark.timeout(900)
 def test_a_soak_that_was_killed_goes_on_to_a_verdict_that_holds(soaked: Soak) -> None:
     findings = check(soaked.folder / "history.jsonl")
     assert findings.holds, findings
@@ -94,11 +95,13 @@ def test_a_soak_that_was_killed_goes_on_to_a_verdict_that_holds(soaked: Soak) ->
     assert (edn.counts, edn.holds) == (findings.counts, True)
 
 
+@pytest.mark.timeout(900)
 def test_another_run_in_the_folder_is_refused(soaked: Soak) -> None:
     assert soaked.start("--broker", "artemis").wait(60) == 1
     assert "the run in" in soaked.log.read_text("utf-8")
 
 
+@pytest.mark.timeout(900)
 def test_periodic_jobs_whose_sink_fails_lose_and_double_nothing(tmp_path: Path) -> None:
     RabbitNode().close()
     soak = Soak(tmp_path / "run")
@@ -148,6 +151,7 @@ SPOILED = {
 }
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", SPOILED)
 def test_the_checker_sees_what_is_done_to_a_real_history(soaked: Soak, tmp_path: Path, kind: str) -> None:
     operations = soaked.operations()

@@ -32,6 +32,7 @@ SIZE = ("--local", "--messages", str(MESSAGES), "--rate", "2000", "--faults", st
 
 
 @pytest.mark.whole
+@pytest.mark.timeout(900)
 def test_a_chaos_loses_doubles_and_invents_nothing(tmp_path: Path) -> None:
     try:
         StreamCluster().close()
@@ -49,6 +50,7 @@ def test_a_chaos_loses_doubles_and_invents_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
+@pytest.mark.timeout(900)
 def test_a_chaos_of_nodes_loses_and_doubles_nothing(tmp_path: Path) -> None:
     try:
         StreamCluster().close()

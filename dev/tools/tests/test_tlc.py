@@ -11,7 +11,7 @@ from tools.spec import PAGE, model_row, rule_row
 from tools.spec_models import QUICK, RULES, SAFEGUARDS, without
 from tools.tlc import LASTING, Model, check
 
-pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("checker")]
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(900), pytest.mark.usefixtures("checker")]
 
 STALE = "docs/reports/specification.md is not what the checker says: run `make spec`"
 
