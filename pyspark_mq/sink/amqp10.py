@@ -34,7 +34,7 @@ from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError,
 from pyspark_mq.sink.amqp10_message import encoded
 from pyspark_mq.sink.publisher import Publisher
 from pyspark_mq.sink.settings import Message, Place
-from pyspark_mq.sources.amqp10.engine import log_in, send
+from pyspark_mq.sources.amqp10.engine import free_closed, log_in, send
 from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 
@@ -64,7 +64,6 @@ class Amqp10Publisher(Publisher):
         self._transport, self._proton = Transport(Transport.CLIENT), Connection()
         self._session: Any = None
         self._links: dict[Place, Any] = {}
-        #: Links that were closed here. Proton keeps 2 kB of one that is freed before the broker has closed it, too.
         self._closing: deque[Any] = deque()
         self._number = 0
         self._end = ""
@@ -202,8 +201,7 @@ class Amqp10Publisher(Publisher):
 
     def _look(self) -> None:
         """Take outcomes in, then the ends of links and of the connection."""
-        while self._closing and (self._refused(self._closing[0]) or len(self._closing) > _LINKS_MAX):
-            self._closing.popleft().free()
+        free_closed(self._closing)
         # They come in order, nearly always.
         if not self._take_outcomes(first=True):
             self._take_outcomes(first=False)

@@ -33,6 +33,7 @@ from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp10.connection import UNREADABLE, UNREADABLE_ERRORS, Amqp10Connection
 from pyspark_mq.sources.amqp10.depth import ManagementLinks
+from pyspark_mq.sources.amqp10.engine import free_closed
 from pyspark_mq.sources.amqp10.errors import SPEAKS
 from pyspark_mq.sources.amqp10.incoming import Handle, Incoming
 from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth, SessionLostError
@@ -44,8 +45,6 @@ __all__ = ["Amqp10Session"]
 _INCOMING_BYTES = 16 << 20
 #: A report on a queue is waited for this long at most.
 _ASK_TIMEOUT_S = 5.0
-#: Flush markers whose end the broker has not answered yet.
-_CLOSING_LINKS_MAX = 100
 #: Credit is topped up when a tenth of the window is free: each top-up is a frame.
 _TOP_UP_PARTS = 10
 #: Message annotation of each message of a stream, as a symbol (AMQP 1.0, 1.6.21).
@@ -317,12 +316,7 @@ class Amqp10Session(Amqp10Connection):
                     return
                 self.buffer.confirmed(number)
             self._raise_flush_marker()
-        # Not before the broker has closed it too: proton keeps 2 kB of a link that was freed earlier. The plugin of
-        # RabbitMQ 3 never does, so there each settlement costs that.
-        while self._closing and (
-            self._closing[0].state & Endpoint.REMOTE_CLOSED or len(self._closing) > _CLOSING_LINKS_MAX
-        ):
-            self._closing.popleft().free()
+        free_closed(self._closing)
 
     def _settle(self, accepted: Sequence[Handle]) -> bool:
         """Settle accepted deliveries; end the session and return False where the broker gave another outcome."""
