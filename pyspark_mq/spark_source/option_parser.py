@@ -152,7 +152,7 @@ class OptionParser:
         if endpoint.password is not None and endpoint.password_file is not None:
             raise OptionError("passwordFile", "is set, and 'password' too: give one of them")
         secret = "password" if endpoint.password_file is None else "passwordFile"
-        if self._text(secret) is not None and endpoint.username is None and endpoint.urls[0].username is None:
+        if self._text(secret) is not None and endpoint.user(endpoint.urls[0]) is None:
             raise OptionError(secret, "is set without 'username', and 'url' names no user")
         logins = [(url, endpoint.credentials(url)) for url in endpoint.urls]
         for part, what in enumerate(("user", "password")):
