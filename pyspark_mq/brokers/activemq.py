@@ -8,6 +8,8 @@ from pyspark_mq.brokers.base import AMQP_1_0, STOMP, Amqp10Dialect, Broker, List
 
 __all__ = ["ACTIVEMQ"]
 
+_HEADERS = ("CorrelationID", "DeliveryMode", "Expiration", "Priority", "Redelivered", "ReplyTo", "Timestamp", "Type")
+
 ACTIVEMQ = Broker(
     name="activemq",
     protocols=by_scheme(AMQP_1_0),
@@ -47,6 +49,12 @@ ACTIVEMQ = Broker(
     # The default of a queue's prefetch: `PolicyEntry.configurePrefetch` puts `queuePrefetch` in its place (5.18, 6.3).
     replaced_prefetch=1_000,
     copies=frozenset({AMQP_1_0, STOMP}),
+    meant_in_names=frozenset(",*>?"),
+    # By them a message may end at once (`ActiveMQMessage.java`).
+    header_properties=dict.fromkeys(
+        [f"JMS{name}" for name in _HEADERS],
+        "which ActiveMQ Classic takes for the header: the column of that meaning sets it",
+    ),
     stomp=StompDialect(
         queue="/queue/{name}",
         topic="/topic/{name}",

@@ -1,8 +1,8 @@
 """Differences between brokers, as data.
 
 Outside this folder a broker is known by its name in ``admin/``, which asks each at its management, in the protocol
-modules of ``sources/`` that ask one at its own address, and in ``sink/``, which writes what one of them takes for
-something else. The rest of the package reads a :class:`Broker`.
+modules of ``sources/`` that ask one at its own address, and in those of ``sink/``. The rest of the package reads a
+:class:`Broker`.
 """
 
 from __future__ import annotations
@@ -218,6 +218,8 @@ class Broker:
         proves_new: a delivery that is not flagged as redelivered, of a message that was never dead-lettered, is the
             first of its message.
         copies: protocols over which a queue can be looked through without taking anything.
+        meant_in_names: characters by which a name is several destinations, or has parameters.
+        header_properties: properties that it takes for headers -> why a write has none of that name.
         stomp, amqp10: how it speaks a protocol where the specification leaves it to the broker;
             None if it does not speak it.
     """
@@ -242,6 +244,8 @@ class Broker:
     flaws: Mapping[str, tuple[tuple[int, int], str]] = field(default_factory=dict)
     proves_new: bool = False
     copies: frozenset[str] = frozenset()
+    meant_in_names: frozenset[str] = frozenset()
+    header_properties: Mapping[str, str] = field(default_factory=dict)
     node_lost_s: float = 0.0
     unavailable_reasons: tuple[str, ...] = ()
     products: frozenset[str] = frozenset()

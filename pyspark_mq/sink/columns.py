@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES
 from pyspark_mq.errors import RowError, SchemaError
 from pyspark_mq.sink.ids import Identity, Seen, field, pairs
-from pyspark_mq.sink.settings import MEANT_BY_CLASSIC, MQ_ID, Message, Place, SinkSettings
+from pyspark_mq.sink.settings import MQ_ID, Message, Place, SinkSettings
 
 __all__ = ["COLUMNS", "LEFT_OUT", "ColumnPlan", "RowReader"]
 
@@ -94,7 +94,7 @@ class ColumnPlan:
             raise SchemaError(f"the rows have no column 'body' (string or binary); they have {', '.join(names)}")
         routed = settings.endpoint.broker.virtual_hosts
         self._place = settings.place
-        self._meant = MEANT_BY_CLASSIC if settings.endpoint.broker.name == "activemq" else frozenset[str]()
+        self._meant = settings.endpoint.broker.meant_in_names
         self._key = settings.routing_key
         where = ("queue", "exchange") if routed else ("queue",)
         #: The column that says where each row goes; empty where an option does.

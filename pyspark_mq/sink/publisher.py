@@ -19,7 +19,7 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.errors import BrokerUnavailableError, WriteError
 from pyspark_mq.sink.columns import ColumnPlan, RowReader
 from pyspark_mq.sink.ids import Identity
-from pyspark_mq.sink.settings import HEADERS_OF_CLASSIC, Message, Place, SinkSettings
+from pyspark_mq.sink.settings import Message, Place, SinkSettings
 from pyspark_mq.sources.connections.protocols import client_class
 from pyspark_mq.sources.connections.socket_loop import count_addresses
 from pyspark_mq.sources.url import BrokerUrl
@@ -224,8 +224,7 @@ def write_rows(batches: Iterable[pa.RecordBatch], settings: SinkSettings, plan: 
     The connection is opened for the first row, and closed at the end. Nothing is under way between two batches.
     """
     kind = publisher_class(settings.endpoint.protocol)
-    of_broker = HEADERS_OF_CLASSIC if settings.endpoint.broker.name == "activemq" else {}
-    reader = RowReader(plan, identity, {**kind.never, **of_broker})
+    reader = RowReader(plan, identity, {**kind.never, **settings.endpoint.broker.header_properties})
     publisher: Publisher | None = None
     used_s, count = 0.0, 0
     gap_s = min(_GAP_S, settings.endpoint.heartbeat_s / 2)

@@ -8,20 +8,10 @@ from typing import NamedTuple
 
 from pyspark_mq.sources.endpoint import Endpoint
 
-__all__ = ["HEADERS_OF_CLASSIC", "MEANT_BY_CLASSIC", "MQ_ID", "Message", "Place", "SinkSettings", "lifetime_ms"]
+__all__ = ["MQ_ID", "Message", "Place", "SinkSettings", "lifetime_ms"]
 
 #: Property that carries the ID on both ActiveMQs, whose own header cannot do so over every protocol.
 MQ_ID = "mq_id"
-
-#: Characters by which a name is several destinations, or has parameters, on ActiveMQ Classic.
-MEANT_BY_CLASSIC = frozenset(",*>?")
-
-#: Properties that ActiveMQ Classic takes for headers (`ActiveMQMessage.java`): by them a message may end at once.
-HEADERS_OF_CLASSIC = dict.fromkeys(
-    ("JMSCorrelationID", "JMSDeliveryMode", "JMSExpiration", "JMSPriority", "JMSRedelivered", "JMSReplyTo",
-     "JMSTimestamp", "JMSType"),
-    "which ActiveMQ Classic takes for the header: the column of that meaning sets it",
-)  # fmt: skip
 
 
 class Place(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, STOMP
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sink.settings import MEANT_BY_CLASSIC, SinkSettings
+from pyspark_mq.sink.settings import SinkSettings
 from pyspark_mq.spark_source.option_kinds import choice, duration_s
 from pyspark_mq.spark_source.option_parser import OptionParser, check_short, redacting
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
@@ -118,8 +118,8 @@ class _SinkOptionParser(OptionParser):
         if len(named) > 1:
             raise OptionError(named[1], f"is set, and '{named[0]}' too: a write has one destination, or columns for it")
         for name, value in (("queue", queue), ("topic", topic)):
-            if broker.name == "activemq" and not MEANT_BY_CLASSIC.isdisjoint(value or ""):
-                meant = " ".join(sorted(MEANT_BY_CLASSIC))
+            if not broker.meant_in_names.isdisjoint(value or ""):
+                meant = " ".join(sorted(broker.meant_in_names))
                 raise OptionError(name, f"'{value}': in names of this broker {meant} stand for others or parameters")
         if key is not None and not of_rabbitmq:
             raise OptionError("routingKey", f"'{key}': broker '{broker.name}' has no routing keys; leave it out")
