@@ -5,21 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import psutil
 import pytest
 
 from testbed.process import poll
+from tests.support.checks import gone
 from tests.support.engine import At, Crashed, ReaderProcess
 from tests.support.entries import LiveEntry
 
 MESSAGES = 20
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 pytestmark = [

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import psutil
+
 from testbed.brokers.node import Node
 from testbed.chaos.audit import verdict
 from testbed.process import poll
 from tests.support.engine import Engine
 from tests.support.entries import LiveEntry
 
-__all__ = ["assert_exactly_once", "assert_ids_exactly_once", "bodies", "total"]
+__all__ = ["assert_exactly_once", "assert_ids_exactly_once", "bodies", "gone", "total"]
 
 _SETTLE_TIMEOUT_S = 60.0
 
@@ -18,6 +20,14 @@ _SETTLE_TIMEOUT_S = 60.0
 def bodies(count: int) -> list[bytes]:
     """Bodies made of their numbers."""
     return [f"message {number}".encode() for number in range(count)]
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; it may end between two questions."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def total(node: Node, queue: str) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from pyspark_mq.sources.connections import parent
 from testbed.process import poll
+from tests.support.checks import gone
 from tests.support.sockets import LIMIT_S
 
 #: A process that has the library of a JVM in its memory, as far as the kernel shows, and starts what it is told to.
@@ -31,10 +32,6 @@ time.sleep(60)
 _STAYS = ["/bin/sh", "-c", '"$@"; exit $?', "shell"]
 
 
-def gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 @pytest.mark.parametrize("wrappers", [0, 1, 2])
 def test_a_reader_behind_scripts_around_python_ends_with_the_jvm(wrappers: int, tmp_path: Path) -> None:
     library = tmp_path / "libjvm.so"
@@ -51,9 +48,9 @@ def test_a_reader_behind_scripts_around_python_ends_with_the_jvm(wrappers: int, 
         assert len(below) == 2 + wrappers
         started.kill()
         started.wait()
-        assert not poll(lambda: gone(below[-1]), 1.5), "the reader ended with what had started its JVM"
+        assert not poll(lambda: gone(below[-1].pid), 1.5), "the reader ended with what had started its JVM"
         below[0].kill()
-        assert poll(lambda: gone(below[-1]), LIMIT_S), "the reader outlived its JVM"
+        assert poll(lambda: gone(below[-1].pid), LIMIT_S), "the reader outlived its JVM"
     finally:
         for process in (started, *below):
             if process.pid and psutil.pid_exists(process.pid):
