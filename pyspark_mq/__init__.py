@@ -2,11 +2,11 @@
 
 Public are the format name ``mq``, its options and columns, the counters in the query's progress
 (docs/options.md), ``QueueListener`` and ``readings`` (docs/monitor.md), the errors in :mod:`pyspark_mq.errors`, and
-that a checkpoint goes on with newer versions. All else is private. CONTRIBUTING.md#what-is-public has the details.
+that newer versions can resume a checkpoint. All else is private. CONTRIBUTING.md#what-is-public has the details.
 
 Importing this module imports neither Spark nor any broker client. Spark looks for a class called
 ``DefaultSource`` in every importable module named ``pyspark_*`` and registers it under its name,
-``mq``; that attribute is made when it is first asked for, and so are the others.
+``mq``; that attribute, like the others, is made on first access.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["DefaultSource", "QueueListener", "__version__", "readings"]
 __version__ = "0.1.0"
 
 
-#: Where what is made when it is first asked for comes from.
+#: Modules and names of the attributes that are made lazily.
 _LAZY = {
     "DefaultSource": ("datasource", "MqDataSource"),
     "QueueListener": ("listener", "QueueListener"),

@@ -1,4 +1,4 @@
-"""Every error that a user of pyspark-mq can meet, by who has to act.
+"""Every error that a user of pyspark-mq can see, by who has to act.
 
 Spark shows the text of these as the query's exception, so each text names the option or queue,
 the value, and what to do. None of them ever contains a password (URLs are shown through
@@ -29,7 +29,7 @@ __all__ = [
 
 
 #: The last way out of an unusable checkpoint. Spark's file sink skips the numbers of batches that its folder has.
-START_ANEW = "start with a new checkpointLocation, and with a new folder where a file sink writes"
+START_ANEW = "start with a new checkpointLocation, and a new output folder for a file sink"
 
 
 def shown(text: object) -> str:
@@ -66,7 +66,7 @@ class MqError(Exception):
 
     @property
     def text(self) -> str:
-        """The text without the short name, for texts that quote it and have one of their own."""
+        """The text without the short name, for errors that quote it."""
         return shown(super().__str__())
 
     def __str__(self) -> str:
@@ -100,13 +100,13 @@ class OptionError(ConfigurationError):
 
 
 class SchemaError(ConfigurationError):
-    """The schema names a column or a type that the source does not have, or that no message has."""
+    """The schema names a column or type that the source, or a message, does not have."""
 
     short_name = "schema"
 
 
 class MissingExtraError(ConfigurationError, ImportError):
-    """A library that only some users need is not installed; the text has the pip command."""
+    """An optional library is not installed; the text has the pip command."""
 
     short_name = "missing-extra"
 
@@ -139,7 +139,7 @@ class RefusedError(BrokerError):
 
 
 class DestinationError(BrokerError):
-    """The queue or topic does not exist, was deleted, or is used exclusively by another."""
+    """The queue or topic does not exist, was deleted, or is another consumer's exclusively."""
 
     short_name = "destination"
 
@@ -160,7 +160,7 @@ class RowError(MqError):
 
 
 class MessageError(MqError):
-    """A message cannot be taken in. It stays unacknowledged in its queue."""
+    """A message cannot be received. It stays unacknowledged in its queue."""
 
     short_name = "message"
 
@@ -177,7 +177,7 @@ class DataLossError(MqError):
     Attributes:
         queue: the queue or stream they were read from.
         epoch: number of the epoch that planned them; 0 of a stream.
-        missing: the IDs that did not come back, in planned order; none of a stream.
+        missing: the IDs that did not come back, in planned order; empty for a stream.
     """
 
     short_name = "data-loss"

@@ -17,17 +17,17 @@ READINGS = ("unacked", "buffered", "carried", "remembered", "backlog")
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Counts since this process started, and five readings of this moment.
+    """Counts since this process started, and five current gauges.
 
     Attributes:
         received: deliveries taken in, first or again, without rejected ones.
         redelivered: deliveries that the broker flagged as redelivered.
         duplicates_dropped: deliveries not emitted because their ID was known: redeliveries and producers' duplicates.
-        reused_ids: first deliveries among those, which nothing marks as redelivered: a producer used the ID again.
+        reused_ids: those of them not marked as redelivered: a producer reused the ID.
         rebound: planned messages of a replay that came back and got their payload.
         planned: messages cut into epochs by this process.
         settled: deliveries whose acknowledgement was confirmed; `settleGrace` is not waited for.
-        returned: buffered deliveries that went back to the broker with the end of a session.
+        returned: buffered deliveries returned to the broker when a session ended.
         ambiguous: deliveries without an ID, emitted though they may be redeliveries of others with an equal content.
         nameless: deliveries without an ID, emitted as often as they come (`onMissingMessageId=row`).
         rejected: messages refused for having no ID, or because they cannot be decoded.

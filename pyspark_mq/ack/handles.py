@@ -28,7 +28,7 @@ class SessionAcks:
         upto: every open delivery with a tag not above this may be acknowledged at once;
             0 if there is none.
         singles: tags above `upto`, ascending, to be acknowledged one by one.
-        deliveries: how many that are.
+        deliveries: number of them.
     """
 
     session: int
@@ -72,7 +72,7 @@ class Handles(Generic[K]):
 
     @property
     def bound(self) -> float:
-        """The lowest tag that others keep from being acknowledged cumulatively; infinity for none."""
+        """The lowest tag that may not be acknowledged cumulatively; infinity for none."""
         held = self._tags[self._start] if len(self) else math.inf
         return held if self.cumulative_below is None else min(held, self.cumulative_below)
 

@@ -43,7 +43,7 @@ class InFlightTable(Generic[K, P]):
     """Deliveries and their two phases, for one queue. One thread calls it.
 
     Args:
-        grace_s: seconds after a confirmation from which on an answer settles (`settleGrace`).
+        grace_s: seconds after a confirmation before an answer settles (`settleGrace`).
         memory: knows committed messages. None for the lower guarantees: keys are then serial numbers of deliveries, and
             nothing is kept of a committed epoch.
         matcher: identifies messages without an ID, by keys of its own; None where there are none.

@@ -22,7 +22,7 @@ The coordinator of the two-phase commit is Spark's checkpoint:
 * phase two is the acknowledgement that COMMIT causes. The broker may take it, or forget that it did: every delivery
   with the ID of a committed message is acknowledged again.
 
-A crash is no event. The next process finds the IDs of committed epochs in files: these are COMMITTED from the
+A crash is not an event. The next process finds the IDs of committed epochs in files: these are COMMITTED from the
 beginning. Messages received or planned before the files were read meet RESTORE_COMMITTED, those of the open epoch
 RESTORE_PLANNED. The loss of a session (LOSE) voids handles and leaves PLANNED and COMMITTED as they are. A message that
 is only RECEIVED is forgotten, because the broker redelivers it, perhaps to somebody else.

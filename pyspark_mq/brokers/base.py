@@ -195,30 +195,30 @@ class Broker:
         virtual_hosts: does the path of a URL name one? Over STOMP the header `host` does then.
         durable_topics: protocols over which a topic has durable subscriptions.
         shared_topics: those over which several sessions can take turns with one.
-        counts_drops: does the end of a session count as a delivery of all it was handed?
+        counts_drops: does the end of a session count as a delivery of every message it received?
         half_open_s: protocol -> how long the broker may keep the messages of a connection that has
             died without it noticing, where it decides that alone.
-        ids_by_protocol: is the ID of one message another text over another protocol?
-        stranded_s: for how long it may keep at worst what it had handed out through a node that the cluster has lost.
+        ids_by_protocol: does a message's ID differ between protocols?
+        stranded_s: the longest it may keep messages handed out through a node that the cluster has lost.
         stranded_note: what an operator does about it; shown with data-loss errors.
         delivery_limit_note: what an operator has to know about messages that are handed out
             again and again; shown with data-loss errors.
-        node_lost_s: how long the nodes of a cluster take one for alive that is not, and with it its clients.
+        node_lost_s: how long a cluster considers a dead node, and its clients, alive.
         unavailable_reasons: what it says, except "not found", of a queue that nobody can use now, as the node that has
             it is not there.
         listing: how it lists the names of its queues.
-        remedies: a setting that bites who acknowledges late -> what an operator does about it. What is not among them
-            does not apply to this broker. Names: :mod:`pyspark_mq.admin.checks`.
+        remedies: a setting that breaks late acknowledgement -> what an operator does about it. Others
+            do not apply to this broker. Names: :mod:`pyspark_mq.admin.checks`.
         replaced_prefetch: one that the broker takes for its own default and replaces by what a policy says; None if
             it takes all as they are.
-        delays_drops: does a redelivery delay hold back what the end of a session returns, every time?
+        delays_drops: does a redelivery delay apply whenever the end of a session returns messages?
         by_priority: are messages of any queue handed out by their priority?
         flaws: protocol -> first version, major and minor, without a flaw that bites who acknowledges late, and what
             that is.
         proves_new: a delivery that is not flagged as redelivered, of a message that was never dead-lettered, is the
             first of its message.
-        copies: protocols over which a queue can be looked through without taking anything.
-        meant_in_names: characters by which a name is several destinations, or has parameters.
+        copies: protocols over which a queue can be browsed.
+        meant_in_names: characters that make a name several destinations, or add parameters.
         header_properties: properties that it takes for headers -> why a write has none of that name.
         stomp, amqp10: how it speaks a protocol where the specification leaves it to the broker;
             None if it does not speak it.

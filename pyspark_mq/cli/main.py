@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The words of a call; options of the source may stand anywhere among them, which argparse does not know."""
+    """Parse the arguments; options of the source may stand anywhere, which argparse does not support."""
     parser = _parser()
     given, rest = parser.parse_known_args(arguments)
     if rest and (not hasattr(given, "options") or any(word.startswith("-") for word in rest)):
@@ -71,21 +71,21 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="pyspark-mq", description="Look into checkpoints and queues of the Spark source 'mq'."
+        prog="pyspark-mq", description="Inspect checkpoints and queues of the Spark source 'mq'."
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    one = commands.add_parser("inspect", help="what a checkpoint says, and what a restart would wait for")
+    one = commands.add_parser("inspect", help="show a checkpoint, and what a restart would wait for")
     one.add_argument("checkpoint", help="the checkpointLocation: a path, or a URI such as s3://bucket/folder")
-    one.add_argument("--ids", action="store_true", help="with all message IDs")
+    one.add_argument("--ids", action="store_true", help="list all message IDs")
     _add_sink(one)
     _add_id_log(one)
     one.add_argument("--json", action="store_true", help="for machines")
     one.set_defaults(command=_inspect)
 
     one = commands.add_parser(
-        "peek", help="the next messages of a queue, which are given back (on quorum queues and Artemis a delivery each)"
+        "peek", help="show a queue's next messages and return them (quorum queues and Artemis count a delivery each)"
     )
     _add_options(one)
     one.add_argument("-n", "--messages", type=_count, default=10, help="of each queue (10)")
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     one.set_defaults(command=_peek)
 
     one = commands.add_parser(
-        "release", help="let the next start of a query go on without planned messages that do not come back"
+        "release", help="let the next start of a query go on without planned messages that do not return"
     )
     one.add_argument("checkpoint", help="the checkpointLocation; no query may run with it")
     _add_options(one)
@@ -101,23 +101,23 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--yes", action="store_true", help="do not ask")
     one.set_defaults(command=_release)
 
-    one = commands.add_parser("repair", help="a checkpoint on the disk of a machine that has lost power")
+    one = commands.add_parser("repair", help="repair a checkpoint on local disk after a power loss")
     one.add_argument("checkpoint", help="the checkpointLocation; no query may run with it")
     one.add_argument(
         "--sink", metavar="FOLDER", required=True,
-        help="of a file sink: what it has of a batch that is run again goes; 'none' for another sink",
+        help="a file sink's folder: its files of a batch to rerun are removed; 'none' for other sinks",
     )  # fmt: skip
     _add_id_log(one)
     one.add_argument("--yes", action="store_true", help="do not ask")
     one.set_defaults(command=_repair)
 
     one = commands.add_parser(
-        "doctor", help="what is wrong with this machine, the broker and the queue for a query that acknowledges late"
+        "doctor", help="check this machine, the broker and the queue for a query that acknowledges late"
     )
     _add_options(one)
     one.add_argument("-n", "--messages", type=_count_or_none, default=20, help="to look at, of each queue (20)")
     one.add_argument(
-        "--write", action="store_true", help="the options are of a write: whether the user may write there"
+        "--write", action="store_true", help="options are of a write: check that the user may write there"
     )
     _add_sink(one)
     one.add_argument("--json", action="store_true", help="for machines")
@@ -129,12 +129,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "options", nargs="*", metavar="NAME=VALUE", help="options of the source: broker=… url=… queue=…"
     )
-    parser.add_argument("--from", dest="file", metavar="FILE", help="a JSON object with options of the source")
+    parser.add_argument("--from", dest="file", metavar="FILE", help="a JSON file with options of the source")
     parser.add_argument("--wait", type=float, default=3.0, metavar="SECONDS", help="for the next message (3)")
 
 
 def _add_sink(parser: argparse.ArgumentParser) -> None:
-    text = "of a file sink or a Delta table, which is compared with the checkpoint"
+    text = "a file sink or Delta table to compare with the checkpoint"
     parser.add_argument("--sink", metavar="FOLDER", help=text)
 
 
@@ -201,7 +201,7 @@ def _release(given: argparse.Namespace) -> None:
 def _repair(given: argparse.Namespace) -> None:
     sink = None if given.sink == "none" else given.sink
     found = find_damage(given.checkpoint, sink, given.id_log or below(given.checkpoint, ID_FOLDER))
-    _say(*(map(str, found.damages) if found.damages else ["nothing is to be removed"]))
+    _say(*(map(str, found.damages) if found.damages else ["nothing to remove"]))
     if not found.damages or given.yes or _agreed("Remove these files?"):
         found.carry_out()
         _say("the query may be started" if found.damages else "the query may be started as it is")
@@ -211,7 +211,7 @@ def _repair(given: argparse.Namespace) -> None:
 
 def _agreed(question: str) -> bool:
     if not sys.stdin.isatty():
-        raise OptionError("--yes", "is needed where nobody can be asked")
+        raise OptionError("--yes", "is required without a terminal")
     try:
         return input(f"{question} No query may be running. [y/N] ").strip().lower() in {"y", "yes"}
     except (EOFError, KeyboardInterrupt):
@@ -243,11 +243,11 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 def _options_of_queues(given: argparse.Namespace) -> dict[str, str]:
-    """Options for a command that a stream has no use for: it is read as often as one likes, and plans nothing."""
+    """Options for a command that makes no sense for a stream, which can be reread and plans nothing."""
     options = _options(given)
     if is_stream(options):
         advice = 'read it with spark.read.format("mq"), as often as you like'
-        raise OptionError("url", f"names a stream, which this command does not know; {advice}")
+        raise OptionError("url", f"names a stream, which this command does not support; {advice}")
     return options
 
 
@@ -260,7 +260,7 @@ def _options(given: argparse.Namespace) -> dict[str, str]:
         except (OSError, ValueError) as failed:
             raise OptionError("--from", f"{given.file!r} cannot be read: {failed}") from None
         if not isinstance(found, dict):
-            raise OptionError("--from", f"{given.file!r} is no JSON object of options")
+            raise OptionError("--from", f"{given.file!r} is not a JSON object of options")
         options |= {str(name): str(value) for name, value in found.items()}
     for text in given.options:
         name, is_one, value = text.partition("=")
@@ -281,7 +281,7 @@ def _say_json(value: object, indent: int | None = None) -> None:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with text for what JSON has not."""
+    """The row with text for types that JSON lacks."""
     try:
         body = row["body"].decode("utf-8")
     except UnicodeDecodeError:

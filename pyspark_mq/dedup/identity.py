@@ -150,7 +150,7 @@ def as_text_keys(keys: Iterable[Any]) -> TextKeys | None:
         return None
     try:
         return TextKeys([pa.array(every, pa.string())])
-    except UnicodeEncodeError:  # half a surrogate pair, as in JSON
+    except UnicodeEncodeError:  # a lone surrogate, as in JSON
         return None
 
 

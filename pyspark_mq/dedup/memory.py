@@ -7,10 +7,10 @@ IDs only leave at the old end, and only contents use a clock:
 *window*       settled epochs, as many as have the newest `dedupWindow` IDs
 *left*         distinct IDs whose acknowledgement the end of a session or of a process has cut off, in the order in
                which they were left first, the newest `remember_left`. One that comes again stays where it is
-*contents*     the same of messages without an ID, by digests. One goes when it has come and that is settled; else after
+*contents*     the same for messages without an ID, by digests. One leaves once redelivered and settled; else after
                half a million others, or an hour of being connected: the broker may have taken its acknowledgement, and
                an equal message must not be taken for it for ever. Settled ones are in the window
-*repeats*      contents of which two messages were met, the newest. Nothing that has one is taken for what was left
+*repeats*      the newest contents seen in two messages. A message with one is never taken for a left one
 =============  =======================================================================================================
 
 The file of an epoch has the changes since the previous file. It names the files that a load reads: *parts* of the
@@ -53,10 +53,10 @@ FOLLOWING_MAX, _FOLLOWING_MESSAGES_MAX = 32, 500_000
 #: Contents are forgotten after this many connected seconds, or when this many were left after them.
 _CONTENTS_LEFT_S = 3_600.0
 _CONTENTS_LEFT = 500_000
-#: Contents that are known to repeat: the newest.
+#: Most repeating contents remembered, the newest.
 _REPEATS_MAX = 65_536
 _NOTHING = from_bytes(b"")
-#: In place of the content of what is not distinguished from others.
+#: The content digest of messages that are not told apart.
 _NAMELESS = bytes(CONTENT_DIGEST_BYTES)
 
 
@@ -163,13 +163,13 @@ class Memory:
         return settled
 
     def leave(self, keys: Mapping[str, Collection[Key]]) -> None:
-        """Record that committed messages were left open. One that was before stays where it was."""
+        """Record that committed messages were left open. One left before keeps its place."""
         for queue, some in keys.items():
             if self._left is not None:
                 self._left.setdefault(queue, {}).update(dict.fromkeys(some))
             ids, contents = self._digests(queue, some)
             self._leave(ids)
-            # Of what repeats each counts; and what came is about to be taken out.
+            # Each repetition counts; contents that came are about to be removed.
             left = set(self.ids.find(contents, self.contents))
             counts = [
                 place not in left or text in self.repeats or text in self.came

@@ -37,7 +37,7 @@ _TURN_BYTES = 256 << 10
 _TURN_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
 _COPIES = "which RabbitMQ takes for further routing keys, and refuses as a text"
-#: Of a frame that is no body (AMQP 0-9-1, 4.2.3).
+#: Overhead of a body frame (AMQP 0-9-1, 4.2.3).
 _AROUND_BYTES = 8
 #: Reply codes of a channel that the broker closes (AMQP 0-9-1, "reply-code").
 _REFUSED, _NOT_FOUND, _LOCKED, _PRECONDITION = 403, 404, 405, 406
@@ -117,7 +117,7 @@ class Amqp091Publisher(Publisher):
 
     def probe(self, place: Place, deadline: float) -> None:
         self._check(place, deadline)
-        # Permissions are checked first, then this, which is no number (`rabbit_channel.erl`).
+        # RabbitMQ checks permissions first, then this invalid expiration (`rabbit_channel.erl`).
         properties = BasicProperties(expiration="none")
         exchange, key = (place.name, place.key) if place.kind == "exchange" else ("", place.name)
         self._channel.basic_publish(exchange, key, b"", properties, mandatory=True)
@@ -143,7 +143,7 @@ class Amqp091Publisher(Publisher):
         self._loop.stop()
 
     def _until(self, done: Callable[[], bool], deadline: float) -> bool:
-        """Run the loop until something holds; False if the connection ends or the time is over before."""
+        """Run the loop until `done()`; False if the connection ends or time runs out first."""
         while not done():
             left_s = deadline - time.monotonic()
             if self._end is not None or left_s <= 0:
@@ -198,7 +198,7 @@ class Amqp091Publisher(Publisher):
             parts.append(frames)
             written += len(frames)
         if parts:
-            # One piece is one call of the kernel, where pika has three for a message.
+            # One piece is one system call, where pika makes three per message.
             self._connection._output_marshaled_frames([b"".join(parts)])  # noqa: SLF001 - it has no other name
             if not self._exhausted:
                 self._loop.add_callback_threadsafe(self._fill)

@@ -1,6 +1,6 @@
 """Messages of AMQP 0-9-1 as frames. Pure but for the clock of times to live.
 
-By hand, as the client library takes longer for this than for all the rest of a message.
+Encoded by hand, as the client library spends longer on this than on the rest of a message.
 """
 
 from __future__ import annotations

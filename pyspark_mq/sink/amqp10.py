@@ -1,4 +1,4 @@
-"""Publishing over AMQP 1.0 by proton's engine, as the source uses it: the socket is ours, and so is the loop.
+"""Publishing over AMQP 1.0 with proton's engine; as in the source, socket and loop are ours.
 
 A message is confirmed when the broker has accepted it (AMQP 1.0, 3.4.2). RabbitMQ 4 releases what it cannot route, and
 rejects what a full queue refuses; both ActiveMQs reject or end the link. Each destination has a link, of which a broker
@@ -41,11 +41,11 @@ from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, h
 __all__ = ["Amqp10Publisher"]
 
 _READ_BYTES = 256 << 10
-#: Messages that are written down before the socket has its turn.
+#: Messages handed to proton before the socket has its turn.
 _TURN_MESSAGES = 200
 _TURN_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
-#: Links that are open at a time. Rows may name any number of destinations.
+#: Most open links: rows may name any number of destinations.
 _LINKS_MAX = 100
 _PRIORITY_MAX = 9
 _NO_CREDIT = "it gives no credit to send more"
@@ -69,7 +69,7 @@ class Amqp10Publisher(Publisher):
         self._end = ""
         self._cause: BaseException | None = None
         self._failed: MqError | None = None
-        #: What is under way: its delivery, where it goes, and its ID.
+        #: Unconfirmed messages: delivery, destination and ID.
         self._sent: dict[str, tuple[Delivery, Place, str]] = {}
 
     # -- opening
@@ -102,7 +102,7 @@ class Amqp10Publisher(Publisher):
             raise OptionError(
                 "protocol",
                 f"'amqp-1.0' cannot write to RabbitMQ {version} at {self.url}: before version 4 it does not report "
-                "what no queue has taken. Use 'amqp-0-9-1', which is the default",
+                "unroutable messages. Use 'amqp-0-9-1', which is the default",
             )
 
     def probe(self, place: Place, deadline: float) -> None:
@@ -234,12 +234,12 @@ class Amqp10Publisher(Publisher):
         reason = f"{condition.name}: {condition.description}" if condition is not None else f"{state or 'no outcome'}"
         if state in (Delivery.RELEASED, Delivery.MODIFIED):
             return WriteError(
-                f"{self.url}: no queue has taken the message with messageId '{message_id}' for {place} ({reason}): "
+                f"{self.url}: no queue accepted the message with messageId '{message_id}' for {place} ({reason}): "
                 f"declare or bind a queue, or correct option or column '{place.kind}'"
             )
         return WriteError(
-            f"{self.url}: {place} rejected the message with messageId '{message_id}' ({reason}): it is full, or takes "
-            "no such message; make room, or see the broker's log"
+            f"{self.url}: {place} rejected the message with messageId '{message_id}' ({reason}): it is full, or refuses "
+            "such messages; make room, or see the broker's log"
         )
 
     def _link_error(self, place: Place, link: Any) -> MqError:
@@ -253,7 +253,7 @@ class Amqp10Publisher(Publisher):
         condition = self._condition()
         if condition is None:
             return self.lost(self._end)
-        # RabbitMQ ends the session for what it refuses of a link.
+        # RabbitMQ ends the session if it refuses a link.
         place = self.settings.place
         where, kind = ("a destination of the rows", "queue") if place is None else (str(place), place.kind)
         return self._refusal(where, kind, *condition)

@@ -1,6 +1,6 @@
-"""Columns of a write: which there are, and how a row becomes a message.
+"""Columns of a write, and how a row becomes a message.
 
-Columns have the names of the source's, so what was read can be written. What a source says of a delivery is left out,
+Columns have the source's names, so rows can be written back. Columns about a delivery are left out,
 and so are headers that brokers add. Names and types are checked before anything is published.
 """
 
@@ -42,25 +42,25 @@ COLUMNS: Mapping[str, _WriteColumn] = {
                     "never null"),
     "messageId": _WriteColumn(0, (_TEXT,), "the ID; a row without one gets a [stable ID](#ids)"),
     "correlationId": _WriteColumn(3, (_TEXT,), "pairs answers with requests"),
-    "replyTo": _WriteColumn(4, (_TEXT,), "where an answer is wanted"),
+    "replyTo": _WriteColumn(4, (_TEXT,), "where to send the reply"),
     "contentType": _WriteColumn(5, (_TEXT,), "MIME type of the body"),
-    "contentEncoding": _WriteColumn(6, (_TEXT,), "how the body is encoded; it is not encoded here"),
+    "contentEncoding": _WriteColumn(6, (_TEXT,), "how the body is encoded; it is sent as is"),
     "type": _WriteColumn(7, (_TEXT,), "what the producer calls this kind of message; over AMQP 1.0 the subject"),
     "priority": _WriteColumn(8, ("int", "bigint", "smallint", "tinyint"), "0 to 255, on the ActiveMQs to 9"),
-    "timestamp": _WriteColumn(9, ("timestamp",), "when it was made; over AMQP 0-9-1 in whole seconds"),
-    "expiration": _WriteColumn(0, ("timestamp",), "when it ends: a time to live, counted when it is sent"),
+    "timestamp": _WriteColumn(9, ("timestamp",), "creation time; over AMQP 0-9-1 in whole seconds"),
+    "expiration": _WriteColumn(0, ("timestamp",), "when it expires; sent as a time to live"),
     "appId": _WriteColumn(10, (_TEXT,), "the application"),
     "groupId": _WriteColumn(11, (_TEXT,), "the group of messages it belongs to"),
     "groupSequence": _WriteColumn(12, ("bigint", "int"), "its number within the group"),
-    "persistent": _WriteColumn(13, ("boolean",), "false: the broker may lose it with a restart. Null is true"),
+    "persistent": _WriteColumn(13, ("boolean",), "false: a broker restart may lose it. Null means true"),
     "properties": _WriteColumn(14, (_MAP,), "headers or application properties, as texts"),
     "queue": _WriteColumn(0, (_TEXT,), "the row's own queue, where no option names a destination"),
     "exchange": _WriteColumn(0, (_TEXT,), "RabbitMQ: the row's own exchange, the same"),
-    "routingKey": _WriteColumn(0, (_TEXT,), "RabbitMQ: its routing key, unless an option says it"),
+    "routingKey": _WriteColumn(0, (_TEXT,), "RabbitMQ: its routing key, unless an option sets it"),
 }  # fmt: skip
 #: Codes of the other fields: a body in bytes, where the message goes, and an ID that the row has.
 _BYTES_BODY, _PLACE, _GIVEN = 2, 20, 21
-#: What sources say of a delivery, and of a place in a stream.
+#: Source columns about a delivery, and a place in a stream.
 LEFT_OUT = frozenset(
     {"destination", "redelivered", "deliveryCount", "userId", "partition", "streamOffset", "chunkTimestamp"}
 )
@@ -81,7 +81,7 @@ class ColumnPlan:
         settings: what options say of the destination.
 
     Raises:
-        SchemaError: a column or a type is none, or the body or a destination is missing.
+        SchemaError: a column or type is unknown, or the body or a destination is missing.
     """
 
     def __init__(self, fields: Sequence[tuple[str, str]], settings: SinkSettings) -> None:

@@ -1,12 +1,12 @@
 """Stable IDs: a row gets the same one however often Spark runs its task, also in another order.
 
-An ID is a digest of what writes (a query and its batch, or the ID of a write), the partition, the destination and the
+An ID is a digest of the writer (a query and its batch, or the ID of a write), the partition, the destination and the
 row's columns, with its number among equal rows of the partition. **The format is frozen** by the vectors in
 tests/unit/test_sink_ids.py: a retry after an upgrade has to give the same IDs.
 
-Each field is a code, its length in four bytes, and its bytes; what is null is left out, so null is not empty, and a
-column of nulls changes nothing. Entries of a map are sorted. The expiration is no part of it: it is a moment that
-follows from the time of a run in many jobs.
+Each field is a code, its length in four bytes, and its bytes; nulls are left out, so null differs from empty, and a
+column of nulls changes nothing. Entries of a map are sorted. Expiration is excluded: in many jobs it is a moment that
+depends on the time of the run.
 
 Equal rows are counted by 64 bits of their digests in sorted arrays, 12 bytes a row. Two different rows with the same 64
 bits only share a count.
@@ -53,7 +53,7 @@ class Identity:
     """IDs of the rows of one task.
 
     Args:
-        writer: what writes, as texts: a query and its batch, or the ID of a write.
+        writer: identifies the write, as texts: a query and its batch, or its ID.
         partition: number of the task's partition.
     """
 
@@ -69,7 +69,7 @@ class Identity:
 
     @staticmethod
     def text(digest: bytes, number: int) -> str:
-        """The ID of the row that is this one among equal ones, in the form of a UUID (RFC 9562, version 8)."""
+        """The ID of the row with this number among equal ones, as a UUID (RFC 9562, version 8)."""
         if number:
             digest = blake2b(digest + number.to_bytes(8, "big"), digest_size=16, person=_PERSON).digest()
         bits = int.from_bytes(digest, "big") & ~(0xF << 76) & ~(3 << 62) | 8 << 76 | 2 << 62
@@ -123,7 +123,7 @@ class Seen:
         return [int(number) for number in numbers]
 
     def differing(self, names: Sequence[bytes], contents: Sequence[bytes]) -> int | None:
-        """Find the first name that has come with other contents before; None if there is none.
+        """Find the first name seen before with other contents; None if there is none.
 
         Beyond as many as are kept, nothing is found.
         """

@@ -1,7 +1,7 @@
 """The contract of a publisher, one connection for one task, and the write of a task with it.
 
-A publisher sends what it is given and returns when the broker has confirmed all of it. It never connects again: what
-was not confirmed may be in the queue or not, so the task fails, Spark runs it again, and the copies have equal IDs.
+A publisher sends messages and returns once the broker has confirmed all of them. It never reconnects: one that
+was not confirmed may be in the queue or not, so the task fails, Spark retries it, and the copies have equal IDs.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = ["PUBLISHERS", "Publisher", "SendWindow", "publisher_class", "write_ro
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Messages and bytes under way. Bytes are for large messages; a larger one goes alone.
+#: Most unconfirmed messages, and bytes of them. A larger message goes alone.
 WINDOW_MESSAGES, WINDOW_BYTES = 4_000, 8 << 20
 #: After this time, or half a heartbeat, without a message the connection is not used again: nobody has answered the
 #: broker's heartbeats meanwhile. ActiveMQ Classic gives up an idle one after 30 s.
 _GAP_S = 10.0
-#: Time after which a write that the broker blocks logs that.
+#: A blocked write logs a warning after this time.
 _BLOCKED_S = 30.0
 _PAUSE_S = 0.5
-#: Of a batch that is made into messages at a time.
+#: Bytes of a batch converted to messages at a time.
 _COPIED_BYTES = 64 << 20
 
 #: protocol -> (module, class, what to install for it)
@@ -72,7 +72,7 @@ class SendWindow:
         return len(self.open) >= WINDOW_MESSAGES or self.bytes >= WINDOW_BYTES
 
     def sent(self, key: Any, size: int) -> None:
-        """A message is under way."""
+        """Record a sent message."""
         if not self.open:
             self._moved()
         self.open[key] = size
@@ -93,7 +93,7 @@ class SendWindow:
         self._moved_s, self._warned = self._now_s(), False
 
     def check(self) -> None:
-        """Look at the clock while something is awaited.
+        """Check for a timeout while messages are unconfirmed.
 
         Raises:
             WriteError: nothing was confirmed for too long, and the broker does not say that it is blocked.
@@ -101,7 +101,7 @@ class SendWindow:
         waited_s = self._now_s() - self._moved_s
         if self.blocked and waited_s >= _BLOCKED_S and not self._warned:
             self._warned = True
-            _LOG.warning("%s: the broker takes no messages for now (%s); the write waits", self._where, self.blocked)
+            _LOG.warning("%s: the broker accepts no messages now (%s); the write waits", self._where, self.blocked)
         if not self.blocked and waited_s >= self._timeout_s:
             raise WriteError(
                 f"{self._where}: no confirmation of {len(self.open)} message(s) for sendTimeout={self._timeout_s:g}s. "
@@ -117,7 +117,7 @@ class Publisher(ABC):
         attempt: attempts at its URL that failed before; see :attr:`.SessionOptions.attempt`.
     """
 
-    #: Names of properties that the protocol gives another meaning, each with the reason.
+    #: Property names reserved by the protocol, each with the reason.
     never: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, settings: SinkSettings, url: BrokerUrl, attempt: int = 0) -> None:
@@ -136,9 +136,9 @@ class Publisher(ABC):
 
     @abstractmethod
     def probe(self, place: Place, deadline: float) -> None:
-        """Find out whether this user may write there, without a message that anybody sees.
+        """Check whether this user may write there, without a visible message.
 
-        Where the broker makes what is missing, that is made. Nothing is sent afterwards.
+        A broker that creates missing destinations creates it. Send nothing afterwards.
 
         Raises:
             DestinationError: it is missing, or not for this user.
@@ -184,7 +184,7 @@ def publisher_class(protocol: str) -> type[Publisher]:
 def connect(settings: SinkSettings) -> Publisher:
     """Return an open publisher at the first URL that answers within `connectTimeout`.
 
-    An address that is silent, such as one of a host without power, takes only its share of that time.
+    A silent address, such as one of a host without power, takes only its share of that time.
 
     Raises:
         BrokerUnavailableError: none has answered; the error of the last one.
@@ -212,16 +212,16 @@ def connect(settings: SinkSettings) -> Publisher:
 
 
 def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches in parts that may be copied: rows of large bodies come by the ten thousand."""
+    """Batches in parts small enough to copy: Spark's may hold ten thousand large bodies."""
     for batch in batches:
         rows = max(1, batch.num_rows * _COPIED_BYTES // max(batch.nbytes, _COPIED_BYTES))
         yield from (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
 
 
 def write_rows(batches: Iterable[pa.RecordBatch], settings: SinkSettings, plan: ColumnPlan, identity: Identity) -> int:
-    """Publish the rows of one task; returns how many, when the broker has confirmed all of them.
+    """Publish the rows of one task; return their number once all are confirmed.
 
-    The connection is opened for the first row, and closed at the end. Nothing is under way between two batches.
+    The connection is opened for the first row, and closed at the end. Nothing is unconfirmed between two batches.
     """
     kind = publisher_class(settings.endpoint.protocol)
     reader = RowReader(plan, identity, {**kind.never, **settings.endpoint.broker.header_properties})

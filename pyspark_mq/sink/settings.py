@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One message as its row says it. What is None is not written.
+    """One message, from a row. Fields that are None are not written.
 
     Attributes:
         is_text: a text message, with its body in UTF-8; otherwise a bytes message.
@@ -90,5 +90,5 @@ class SinkSettings:
 
 
 def lifetime_ms(expiration_us: int) -> int:
-    """Milliseconds until then, at least one: what has ended is written, and ends at once."""
+    """Milliseconds until then, at least one: an expired message is written, and expires at once."""
     return max(1, expiration_us // 1000 - time.time_ns() // 1_000_000)

@@ -35,7 +35,7 @@ _CLOSE_TIMEOUT_S = 1.0
 _PRIORITY_MAX = 9
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", ":": "\\c", "\r": "\\r"})
 _OWN = "which is a header of STOMP itself: the columns of that meaning set it"
-#: Headers with a meaning (STOMP 1.2, and what the brokers add): as properties they would be that.
+#: Reserved headers (STOMP 1.2, and brokers' own): a property of that name would act as one.
 _MEANT = (
     "accept-version", "ack", "amq-msg-type", "content-encoding", "content-length", "content-type", "correlation-id",
     "destination", "destination-type", "expires", "heart-beat", "host", "id", "login", "message-id", "passcode",
@@ -67,7 +67,7 @@ class StompPublisher(Publisher):
         self._number = 0
         self._ids: dict[str, str] = {}
         self._end = ""
-        #: The end is the broker's word.
+        #: Whether the broker stated the end.
         self._stated = False
         self._cause: OSError | None = None
         self._send_every_s = self._silence_s = float("inf")
@@ -99,7 +99,7 @@ class StompPublisher(Publisher):
         endpoint.check_product(url, self._server)
 
     def probe(self, place: Place, deadline: float) -> None:
-        """By a message of a transaction that is given up."""
+        """Send a message in a transaction, and abort that."""
         receipt, headers, body = self.encode(Message(place, "probe", b"", is_text=False))
         transaction = {"transaction": "probe"}
         self._protocol.send_frame("BEGIN", transaction)

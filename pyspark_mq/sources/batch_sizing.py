@@ -157,7 +157,7 @@ class BatchSizing:
 
         Args:
             limit: how many it may take; None for all that there are.
-            left: how many are still to be had, of a run with an end; infinity where that is not known.
+            left: messages a bounded run may still take; infinity if unknown.
             all_: it is the one epoch of a run.
         """
         timing, queues = self._timing, self._queues
@@ -223,8 +223,8 @@ class BatchSizing:
         """Share the next epoch: messages of each queue, at least one if there is any.
 
         Args:
-            limit: messages over all of them; None for all that there are.
-            some: how many are there of each.
+            limit: messages over all queues; None for no limit.
+            some: buffered messages of each.
         """
         names = list(some)
         turn = self._turn % len(names) if names else 0
@@ -235,12 +235,12 @@ class BatchSizing:
         if self._queues.buffered_bytes > max_bytes:
             rooms = fair_shares(max_bytes, [queue.view.size_bytes for queue in queues])
             sizes = {queue: _fitting(queue, sizes[queue], room) for queue, room in zip(queues, rooms, strict=True)}
-            if queues:  # the first in turn, so that a message which is larger than any share gets on
+            if queues:  # the first in turn, so that a message larger than any share makes progress
                 sizes[queues[0]] = max(1, sizes[queues[0]])
         return {queue: sizes[queue] for queue in names if sizes.get(queue)}
 
     def _worth_it(self, size: int, limit: int | None) -> bool:
-        """Whether a small epoch has to wait (`minMessagesPerTrigger`, `maxTriggerDelay`), as long as more can come.
+        """Whether to plan this epoch now, or wait a moment for more (`minMessagesPerTrigger`, `maxTriggerDelay`).
 
         A run of one epoch (`Trigger.Once`) does not wait, as with Spark's Kafka source (KafkaMicroBatchStream).
         """
@@ -281,9 +281,9 @@ def _fitting(queue: QueueReader, maximum: int, max_bytes: int) -> int:
 
 
 def fair_shares(total: int, wants: Sequence[int]) -> list[int]:
-    """Share `total` so that nobody gets more than it wants, and who gets less than it wants has no less than others.
+    """Share `total` so that none gets more than it wants, and one that gets less gets at least as much as any other.
 
-    What is left over by less than one each goes to the first of those that want it. (Max-min fairness:
+    A remainder of less than one each goes to the first that want it. (Max-min fairness:
     Bertsekas and Gallager, Data Networks, section 6.5.2.)
     """
     shares = [0] * len(wants)

@@ -1,6 +1,6 @@
 """Spark's calls: whether one may come now, and what it does. Two coupled tables, call x state. Pure.
 
-Two rules for this file. Everything that decides what a call does stands in ``SHOWING`` and ``EPOCHS``; and nothing here
+Two rules for this file. Everything that decides what a call does is in ``SHOWING`` and ``EPOCHS``; and nothing here
 knows about queues, files or time. :class:`.EpochSource` does what the tables say, and
 ``tests/unit/test_call_mutations.py`` has each change of a row noticed.
 
@@ -88,7 +88,7 @@ class EpochPlace(Enum):
 class Act(Enum):
     """An act upon the epoch that a call is about."""
 
-    NOTHING = "nothing"  #: the answer is what it was: an epoch stays as it was written
+    NOTHING = "nothing"  #: repeat the previous answer: an epoch stays as it was written
     PLAN = "plan"  #: the next one, if there is something for it
     REPLAY = "replay"  #: begin it as soon as its messages are here
     BEGIN = "begin"  #: keep what it emits until it is committed

@@ -109,7 +109,7 @@ class Endpoint:
     shared: bool = False
     #: Secrets read from `password_file` in this process, the newest ones.
     secrets_read: deque[str] = field(default_factory=lambda: deque(maxlen=_SECRETS_KEPT), compare=False, repr=False)
-    #: Users whom a broker's management refused an answer over the protocol, so that nobody asks again.
+    #: Users refused by a broker's management over the protocol, so as not to ask again.
     refused: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @property
@@ -197,7 +197,7 @@ def _secret_in(file: str) -> str:
 def exclusive_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> DestinationError | None:
     """The error for a queue that is exclusive to somebody else; None for another reason.
 
-    No session of this package is exclusive, so it is none of ours and waiting is useless. RabbitMQ words this alike
+    No session of this package is exclusive, so the holder is foreign and waiting is useless. RabbitMQ words this alike
     over each protocol (3.10, 4.3).
     """
     if "exclusive use" in reason:

@@ -133,7 +133,7 @@ class EpochSource:
 
         Args:
             start: the last committed position; None where Spark does not pass it (:mod:`.without_start`).
-            limit: the most messages to take; None for all that can be had now.
+            limit: the most messages to take; None for all available now.
 
         Returns:
             The end of a new epoch, or the last position if there is nothing new.
@@ -327,7 +327,7 @@ class EpochSource:
         self._hold(end)
 
     def _hold(self, end: Position) -> None:
-        """Keep what an epoch emits until it is committed: Spark may ask for it again."""
+        """Keep an epoch's rows until it is committed: Spark may ask for them again."""
         self._memory.plan_beside(end, self._queues.in_flight_tables)
         queues = self._queues.with_ended()
         self._begun[end.epoch] = list(dict.fromkeys([*self._memory.queues(end), *(queue.name for queue in queues)]))

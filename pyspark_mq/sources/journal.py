@@ -247,7 +247,7 @@ class Journal:
         if self.forgotten > forgotten:
             _LOG.warning(
                 "%s: the IDs of %d messages that ends of connections had left open are forgotten, as %s others were "
-                "left after them. One that comes now counts as new",
+                "left after them. If redelivered, they count as new",
                 self._destination, self.forgotten - forgotten, f"{memory.left.maximum:,}",
             )  # fmt: skip
         # A begun epoch's file goes by this list, too: the next process may load this file, and knows no other list.
@@ -417,8 +417,8 @@ class NoJournal:
         """Warn about IDs that are not used."""
         if start.file:
             _LOG.warning(
-                "%s: the checkpoint has message IDs, and guarantee '%s' does not use them: what the former query had "
-                "committed and not acknowledged yet comes again",
+                "%s: the checkpoint has message IDs, and guarantee '%s' does not use them: messages the former query had "
+                "committed but not acknowledged come again",
                 self._destination, self._settings.guarantee.value,
             )  # fmt: skip
         return Recent({}, {}, {})

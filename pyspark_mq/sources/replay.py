@@ -87,7 +87,7 @@ class Replay:
         why = self._may_go_on(end)
         if why is None:
             raise CheckpointError(
-                f"{text}Read them once more until that epoch is committed, and leave them away then; or go on without "
+                f"{text}Read them again until that epoch is committed, then drop them; or go on without "
                 f"those messages: {_WAYS_ON}"
             )
         self._memory.abandon(end, gone)
@@ -134,7 +134,7 @@ class Replay:
         broker = settings.endpoint.broker
         notes = "; ".join(note for note in (broker.delivery_limit_note, broker.stranded_note) if note)
         text = (
-            f"{what}. Likely reasons: they expired, were dead-lettered, purged, or are held by another consumer "
+            f"{what}. Likely causes: they expired, were dead-lettered, purged, or are held by another consumer "
             f"of the queue; {notes}. "
         )
         why = self._may_go_on(end)

@@ -21,12 +21,12 @@ from pyspark_mq.spark_source.stream_reader import StreamBatchReader, StreamReade
 __all__ = ["MqDataSource"]
 
 _NO_TABLE = (
-    "a table of format 'mq' cannot be created like this: when a query starts Spark does not hand the OPTIONS or "
+    "a table of format 'mq' cannot be created like this: when a query starts Spark does not pass the OPTIONS or "
     "TBLPROPERTIES of a table to a source in Python. Use spark.readStream.format('mq') with options; or create the "
     "table with its columns and without options, and give those to spark.readStream.options(...).table(...)"
 )
 _NO_OPTIONS = (
-    "is required, and no option was given at all. Those of a SQL table do not reach a source in Python: give them to "
+    "is required, and no options were given. Options of a SQL table do not reach a Python source: pass them to "
     "spark.readStream.options(...).table(...)"
 )
 
@@ -35,7 +35,7 @@ class MqDataSource(DataSource):
     """Messages of a queue as an unbounded table, and rows written to one.
 
     Options and columns are in ``docs/options.md``. With the default guarantee every message is in
-    the output of the query once, whatever is killed and whenever, provided that the sink is
+    the query's output exactly once, whatever is killed and whenever, if the sink is
     idempotent by batch (file sinks, Delta, ``foreachBatch`` keyed by the batch ID).
 
     Raises
@@ -96,7 +96,7 @@ class MqDataSource(DataSource):
             return StreamBatchReader(parse_stream_options(self.options).batch, schema)
         self._checked()
         raise ConfigurationError(
-            "spark.read takes streams of RabbitMQ ('rabbitmq-stream://'), and no queue: use spark.readStream; to read "
+            "spark.read supports RabbitMQ streams ('rabbitmq-stream://'), not queues: use spark.readStream; to read "
             "what the queue holds now and stop, use .trigger(availableNow=True)"
         )
 

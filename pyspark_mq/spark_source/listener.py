@@ -1,4 +1,4 @@
-"""A listener that shows what queries on queues and streams do: a line a minute, metrics and traces.
+"""A listener for queries on queues and streams: a log line a minute, metrics and traces.
 
 .. code-block:: python
 
@@ -64,7 +64,7 @@ class _Watched:
 
 
 class QueueListener(StreamingQueryListener):
-    """Logs what queries on queues and streams do, and exports it to OpenTelemetry where that is installed.
+    """Logs the activity of queries on queues and streams, and exports it to OpenTelemetry if installed.
 
     Lines go to the logger ``pyspark_mq.listener`` at level INFO (WARNING where a message was lost or rejected). If
     logging has not been set up, they go to standard error.
@@ -73,14 +73,14 @@ class QueueListener(StreamingQueryListener):
     program has set them. Their names are in docs/monitor.md.
 
     Args:
-        log_every_s: seconds between two lines of a query; 0 for a line each trigger, None for none.
-        prometheus: ``host:port`` to serve metrics on for Prometheus. Needs ``pip install 'pyspark-mq[otel]'``.
+        log_every_s: seconds between log lines of a query; 0 for one per trigger, None for none.
+        prometheus: ``host:port`` to serve Prometheus metrics on. Needs ``pip install 'pyspark-mq[otel]'``.
         meter_provider: for metrics; not together with `prometheus`.
         tracer_provider: for spans.
 
     Raises:
         MissingExtraError: `prometheus` is given, and its exporter is not installed.
-        ConfigurationError: `prometheus` is no address, or a meter provider is given as well.
+        ConfigurationError: `prometheus` is not an address, or comes with a meter provider.
     """
 
     def __init__(

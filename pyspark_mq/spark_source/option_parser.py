@@ -23,32 +23,32 @@ _SECRET = frozenset({"password", "username"})
 _ON_ONE_LINE = frozenset({"password", "username", "subscription"})
 #: What may have a password in it.
 _URLS = frozenset({"url", "managementUrl", "dedupStore", "idLog", "checkpointLocation"})
-#: What may have a URL in it that is none of the source's: a selector may compare with one.
+#: Options that may hold any URL: a selector may compare with one.
 _ANY = frozenset({*_URLS, *_SECRET, "selector"})
 
 _SHORT_STRING_BYTES, _SHOWN_CHARACTERS = 255, 60
 _IN_URL = "is a part of 'url', for example amqp://user:password@host:5672/vhost"
-_URL = "its name here is 'url'; several addresses have commas between them"
-_NO_GROUPS = "there are no consumer groups: a query goes on where its checkpoint is; leave it out"
+_URL = "use 'url'; several addresses are comma-separated"
+_NO_GROUPS = "there are no consumer groups: a query resumes from its checkpoint; leave it out"
 #: Names of other sources and of clients, in lower case -> what to write here.
 _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("host", "hostname", "port", "vhost", "virtualhost", "virtual_host"), _IN_URL),
     **dict.fromkeys(("brokerurl", "addresses", "uri", "kafka.bootstrap.servers"), _URL),
     **dict.fromkeys(("groupidprefix", "group.id", "kafka.group.id"), _NO_GROUPS),
     "user": "its name here is 'username'",
-    "ssl": "the URL says it, as amqps:// does, with 'tls.caFile' and 'tls.verify'",
+    "ssl": "use a TLS URL such as amqps://, with 'tls.caFile' and 'tls.verify'",
     "includeheaders": "headers are in column 'properties'; 'includeMetadata' adds all columns",
 }
 
 
 class OptionParser:
-    """The texts that a user gave, each checked by itself.
+    """A user's options as text, each checked by itself.
 
     Args:
         given: names in any case, values as text.
 
     Raises:
-        OptionError: a name is unknown, or a value can be no text.
+        OptionError: a name is unknown, or a value cannot be text.
     """
 
     #: By name, as documented.
@@ -69,7 +69,7 @@ class OptionParser:
     def elsewhere(self, name: str, value: str) -> str:
         """Return what to do about an option that is none of these but of something else; empty if it is unknown."""
         del value
-        kafka = "is of Kafka's clients; of a broker's 'url', 'username' and 'tls.*' say it"
+        kafka = "is a Kafka client option; here use 'url', 'username' and 'tls.*'"
         return _ELSEWHERE.get(name, kafka if name.startswith("kafka.") else "")
 
     def _unknown(self, name: str) -> str:
@@ -150,7 +150,7 @@ class OptionParser:
     def _check_credentials(self, endpoint: Endpoint) -> None:
         """Check that user and password go together, for all URLs alike, and that a file of the password can be read."""
         if endpoint.password is not None and endpoint.password_file is not None:
-            raise OptionError("passwordFile", "is set, and 'password' too: give one of them")
+            raise OptionError("passwordFile", "is set as well as 'password': give one of them")
         secret = "password" if endpoint.password_file is None else "passwordFile"
         if self._text(secret) is not None and endpoint.user(endpoint.urls[0]) is None:
             raise OptionError(secret, "is set without 'username', and 'url' names no user")
@@ -168,7 +168,7 @@ class OptionParser:
 
 @contextmanager
 def redacting(given: Mapping[str, str]) -> Iterator[None]:
-    """Take passwords out of the errors of options: a URL may have been given as any of them, or as the name of one."""
+    """Remove passwords from option errors: a URL may have been given as any value, or even as a name."""
     try:
         yield
     except OptionError as wrong:
@@ -187,12 +187,12 @@ def check_short(names: Iterable[tuple[str, str | None]]) -> None:
     """Refuse values of options that are no short strings of AMQP 0-9-1 (section 4.2.5.3)."""
     for option, name in names:
         if name is not None and (size := len(name.encode())) > _SHORT_STRING_BYTES:
-            maximum = f"has {size} bytes, and a name has at most {_SHORT_STRING_BYTES} in AMQP 0-9-1"
+            maximum = f"has {size} bytes, and AMQP 0-9-1 allows {_SHORT_STRING_BYTES} in a name"
             raise OptionError(option, f"'{name[:_SHOWN_CHARACTERS]}...' {maximum}; correct it")
 
 
 def check_characters(name: str, value: str) -> None:
-    """Refuse characters that end a text or a line of a protocol: they would add to it what nobody has meant.
+    """Refuse characters that end a string or a protocol line: they would inject content.
 
     A secret is not shown in the error.
     """
@@ -201,11 +201,11 @@ def check_characters(name: str, value: str) -> None:
         # Taken for a name it would be in offsets and in errors, whole or in pieces.
         raise OptionError(name, f"{redact(value)!r} is a URL with a user: give it as 'url'")
     if "\0" in value:
-        raise OptionError(name, f"{shown}has a NUL, which ends a text; leave it out")
+        raise OptionError(name, f"{shown}has a NUL, which ends a string; leave it out")
     if name in _ON_ONE_LINE and CONTROL.search(value):
         problem = f"{shown}has a line feed or another control character, such as the end of the file it was read from"
         raise OptionError(name, f"{problem}; leave it out")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise OptionError(name, f"{shown}cannot be written in UTF-8: it has half of a surrogate pair") from None
+        raise OptionError(name, f"{shown}cannot be encoded in UTF-8: it has a lone surrogate") from None

@@ -75,7 +75,7 @@ _TABLE = (
     Option(
         "password",
         _READ,
-        "wins over the one in the URL; an error with no user anywhere. Never shown, and in no checkpoint",
+        "overrides the URL's; an error if no user is named. Never shown, and in no checkpoint",
         unset="from the URL",
     ),
     Option(
@@ -87,7 +87,7 @@ _TABLE = (
     Option(
         "queue",
         _READ,
-        "the queue, or several with commas between them, see [several queues](#several-queues); a comma in a name is "
+        "the queue, or several, comma-separated, see [several queues](#several-queues); a comma in a name is "
         "written `\\,`. One of `queue`, `queuePattern` and `topic` is required. RabbitMQ needs an existing one; "
         "ActiveMQ Classic and Artemis create it, unless configured not to",
     ),
@@ -101,7 +101,7 @@ _TABLE = (
     Option(
         "queuePatternInterval",
         _READ,
-        "how often they are looked up, at least `1s`. A run of `Trigger.AvailableNow` keeps to those it began with",
+        "how often queues are looked up, at least `1s`. A run of `Trigger.AvailableNow` keeps to those it began with",
         default="1m",
         kind=duration_s(1),
         sets="pattern_interval_s",
@@ -113,7 +113,7 @@ _TABLE = (
         "command [`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it): the HTTP API of RabbitMQ "
         "(`http://host:15672`, plugin `rabbitmq_management`), "
         "or Jolokia of the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or Artemis "
-        "(`http://host:8161/console/jolokia`). User and password are those in it, or else those of the connection; "
+        "(`http://host:8161/console/jolokia`). User and password are its own, or else the connection's; "
         "with `https` the options `tls.*` count, whatever `url` is. Redirects are not followed, and no proxy of the "
         "environment (`http_proxy`) is used. An answer has 30 s from connecting to its last byte, 32 MiB and two "
         "million values",
@@ -143,7 +143,7 @@ _TABLE = (
     Option(
         "includeMetadata",
         _READ,
-        "`true`: the columns `routingKey` to `groupSequence` as well, which otherwise are there where a schema names "
+        "`true`: adds the columns `routingKey` to `groupSequence`, otherwise present only if a schema names "
         "them; see [below](#columns)",
         default="false",
         kind=FLAG,
@@ -168,9 +168,9 @@ _TABLE = (
     Option(
         "onMissingMessageId",
         _IDENTITY,
-        "for messages without an ID, with `exactly-once` only. `content`: they are known by their contents, and equal "
+        "for messages without an ID, with `exactly-once` only. `content`: their contents identify them, and equal "
         "ones are counted, see [message IDs](message-ids.md#contents). `fail`: the query fails, the message stays in "
-        "the queue, and a restart meets it again. `row`: emitted as often as it comes, so at least once. `reject`: "
+        "the queue, and a restart meets it again. `row`: emitted at each delivery, so at least once. `reject`: "
         "refused for good. "
         "RabbitMQ dead-letters it if the queue has a dead-letter exchange and **drops** it if not. Over STOMP "
         "ActiveMQ Classic moves it to the dead-letter queue and Artemis **drops** it; over AMQP 1.0 they get the "
@@ -182,11 +182,11 @@ _TABLE = (
     Option(
         "onUnreadableMessage",
         _IDENTITY,
-        "for messages that cannot be decoded, for example as a header is nested a thousand times. `fail`: the query "
+        "for messages that cannot be decoded, such as a header nested a thousand deep. `fail`: the query "
         "fails with an error that names the message, and it stays in the queue. `reject`: refused for good, as with "
-        "`onMissingMessageId`; what is around it is emitted. `row`: a row with the bytes that could not be read as "
+        "`onMissingMessageId`; its neighbours are emitted. `row`: a row with the bytes that could not be read as "
         "its body, the reason in `properties` under `unreadable`, and null where nothing is known; without a readable "
-        "ID it is known by its bytes",
+        "ID its bytes identify it",
         default="fail",
         kind=member(OnUnreadable),
         sets="on_unreadable",
@@ -194,7 +194,7 @@ _TABLE = (
     Option(
         "maxMessagesPerTrigger",
         _SIZE,
-        "messages in an epoch, at most; also never more than `prefetch` times `consumers` (times queues, with a "
+        "most messages in an epoch; also never more than `prefetch` times `consumers` (times queues, with a "
         "`prefetch` of your own), which is cut into equal epochs",
         unset="`50000`, of which one consumer on RabbitMQ makes 32,768; ActiveMQ Classic `10000`",
         kind=count(1),
@@ -221,7 +221,7 @@ _TABLE = (
     Option(
         "minMessagesPerTrigger",
         _SIZE,
-        "wait for so many, unless `maxTriggerDelay` is over or `maxBytesPerTrigger` is reached. An error if above "
+        "wait for this many, until `maxTriggerDelay` or `maxBytesPerTrigger` is reached. An error if above "
         "what an epoch can hold. Not applied by `Trigger.AvailableNow`",
         default="1",
         kind=count(1),
@@ -237,14 +237,14 @@ _TABLE = (
     Option(
         "prefetch",
         _SIZE,
-        "unacknowledged messages each connection may be handed. At most 65535 on RabbitMQ, 20000 on ActiveMQ Classic, "
+        "unacknowledged messages per connection. At most 65535 on RabbitMQ, 20000 on ActiveMQ Classic, "
         "100000 on Artemis. Artemis counts bytes over STOMP, so there it is approximate",
         unset="twice `maxMessagesPerTrigger`, within the maximum",
     ),
     Option(
         "consumers",
         _SIZE,
-        "connections, 1 to 64. With more than one, the order among messages is not the queue's. For a `topic` see "
+        "connections, 1 to 64. With more than one, queue order is not kept. For a `topic` see "
         "[above](#topics)",
         default="1",
         kind=count(1, 64),
@@ -254,14 +254,14 @@ _TABLE = (
         _SIZE,
         "input partitions of an epoch, 1 to 10,000; never more than messages. Whatever is set, a partition over 32 "
         "MiB is split",
-        unset="cores of the driver's machine, fewer if that were under 2,000 messages each",
+        unset="cores of the driver's machine, fewer if each got under 2,000 messages",
         kind=count(1, 10_000),
     ),
     Option(
         "dedupWindow",
         _IDENTITY,
-        "settled IDs that are remembered, over restarts too: what a producer sends again after fewer messages than "
-        "that is dropped; 0 to 1,000,000,000. With Redis, also the size of the shared set",
+        "settled IDs that are remembered, across restarts too: a message that a producer repeats within "
+        "that many is dropped; 0 to 1,000,000,000. With Redis, also the size of the shared set",
         default="100000",
         kind=count(0),
         sets="dedup_window",
@@ -279,8 +279,8 @@ _TABLE = (
     Option(
         "settleAfter",
         _IDENTITY,
-        "`committed`: an epoch is acknowledged once Spark has committed it. `synced`: and once what this machine has "
-        "written is on its disks, checkpoint and sink, so that a loss of power loses nothing. For a checkpoint on a "
+        "`committed`: an epoch is acknowledged once Spark has committed it. `synced`: and once this machine's "
+        "writes, checkpoint and sink, are on disk, so that a power loss loses nothing. For a checkpoint on a "
         "disk of the driver's machine, given as `checkpointLocation`; see [loss of power](operate.md#loss-of-power)",
         default="committed",
         kind=choice({"committed": False, "synced": True}),
@@ -298,10 +298,10 @@ _TABLE = (
         _IDENTITY,
         "the same as the writer's: message IDs are kept in its folder `mq-ids`. Required with `exactly-once`, unless "
         "`idLog` is set; an absolute path, or a URI that `pyarrow.fs` opens (`s3://` and `s3a://`, `gs://`, "
-        "`abfss://`, `hdfs://`); each character of a name is itself, as for Spark: `%20` is no space; see "
+        "`abfss://`, `hdfs://`); names are taken literally, as by Spark: `%20` is not a space; see "
         "[the checkpoint](operate.md#the-checkpoint)",
     ),
-    Option("idLog", _IDENTITY, "another folder for them, written as there"),
+    Option("idLog", _IDENTITY, "another folder for these IDs, same syntax"),
     Option(
         "failOnDataLoss",
         _IDENTITY,
@@ -339,7 +339,7 @@ _TABLE = (
     Option(
         "reconnectTimeout",
         _CONNECTION,
-        "for a lost connection; past it the query fails; from 0.1 s",
+        "to restore a lost connection, else the query fails; from 0.1 s",
         default="10m",
         kind=duration_s(0.1),
         sets="reconnect_timeout_s",

@@ -39,10 +39,10 @@ T = TypeVar("T")
 _COMMA = re.compile(r"(?<!\\),")
 _ESCAPED = re.compile(r"\\(,)")
 _NO_OFFSETS = (
-    "a queue has no offsets: a query reads what waits in it, and goes on where its checkpoint is. RabbitMQ's streams "
+    "a queue has no offsets: a query reads the messages waiting, and resumes from its checkpoint. RabbitMQ's streams "
     "have offsets and can be read again (docs/streams.md)"
 )
-_SIZE = "its name here is 'maxMessagesPerTrigger'"
+_SIZE = "use 'maxMessagesPerTrigger'"
 _BIND = "a query reads a queue: bind one to the exchange, and name it as 'queue'"
 #: Names of other sources, in lower case -> what to write of a queue.
 _ELSEWHERE: Mapping[str, str] = {
@@ -52,7 +52,7 @@ _ELSEWHERE: Mapping[str, str] = {
     ),
     **dict.fromkeys(("maxoffsetspertrigger", "maxrecordspertrigger", "batchsize"), _SIZE),
     **dict.fromkeys(("exchange", "routingkey", "routing_key"), _BIND),
-    "subscribe": "its name here is 'queue', or 'topic' for a durable subscription",
+    "subscribe": "use 'queue', or 'topic' for a durable subscription",
     "subscribepattern": "its name here is 'queuePattern'",
     "assign": "a queue has no partitions: name it as 'queue'",
     "minoffsetspertrigger": "its name here is 'minMessagesPerTrigger'",
@@ -70,10 +70,10 @@ class Options:
     """All options of a query, typed.
 
     Attributes:
-        num_partitions: input partitions of an epoch; None if the user left it to the source.
+        num_partitions: input partitions of an epoch; None to let the source choose.
         dedup_store: ``checkpoint`` or a ``redis://`` URL; not in the repr, as it may hold a password.
         id_log: a folder, path or URI; None where none is named. Not in the repr, for the same reason.
-        management: where the broker is asked for its queues and for what is set for them; None if nobody said.
+        management: where to ask the broker for its queues and their settings; None if not given.
         include_metadata: all columns, where the user gives no schema.
     """
 
@@ -154,9 +154,9 @@ class _QueueOptionParser(OptionParser):
         if settings.syncs and (id_log is None or is_uri(id_log) or self._text("idLog") is not None):
             raise OptionError(
                 "settleAfter",
-                "'synced' is for a checkpoint on a disk of this machine, beside which it is noted: set "
-                "'checkpointLocation' to the path that the writer has, and no 'idLog'. A store elsewhere has what it "
-                "has answered for",
+                "'synced' is for a checkpoint on this machine's disk, next to which it keeps a note: set "
+                "'checkpointLocation' to the writer's path, and no 'idLog'. Writes to another store are durable once it "
+                "answers",
             )
         if settings.syncs and sys.platform != "linux":
             raise OptionError("settleAfter", f"'synced' needs Linux, whose sync(2) waits; this is {sys.platform}")
@@ -190,22 +190,22 @@ class _QueueOptionParser(OptionParser):
                 warnings.simplefilter("error", FutureWarning)
                 re.compile(text)
         except (re.error, ValueError, OverflowError, RecursionError, FutureWarning) as wrong:
-            problem = f"{text!r} is no regular expression ({wrong}); accepted is one of Python, for a whole name"
+            problem = f"{text!r} is not a regular expression ({wrong}); use Python's syntax, for a whole name"
             raise OptionError("queuePattern", problem) from None
         return text
 
     def _management(self, endpoint: Endpoint) -> Management | None:
         management, given = None, self._text("managementUrl")
         if given is not None:
-            # It loads the web client of the standard library, for who asks for it.
+            # It loads the standard library's HTTP client, so import it on demand.
             from pyspark_mq.admin.http import Management  # noqa: PLC0415
 
             management = Management.of(given, endpoint)
         if management is None and "managementInterval" in self._values:
-            raise OptionError("managementInterval", "is set, and goes with 'managementUrl', which is not")
+            raise OptionError("managementInterval", "is set, but needs 'managementUrl', which is not")
         if self._pattern() is None:
             if "queuePatternInterval" in self._values:
-                raise OptionError("queuePatternInterval", "is set, and goes with 'queuePattern', which is not")
+                raise OptionError("queuePatternInterval", "is set, but needs 'queuePattern', which is not")
         elif management is None:
             problem = "is required with 'queuePattern': the queues are looked up there"
             raise OptionError("managementUrl", f"{problem}, for example {endpoint.broker.listing.url}")
@@ -230,7 +230,7 @@ class _QueueOptionParser(OptionParser):
         if endpoint.protocol not in broker.shared_topics:
             problem = f"{consumers} cannot share a subscription of broker '{broker.name}' over {endpoint.protocol}"
             raise OptionError("consumers", f"{problem}; leave it at 1")
-        # Over AMQP 1.0 a shared subscription is another one than one that is not.
+        # Over AMQP 1.0 a shared subscription differs from an unshared one.
         return replace(endpoint, shared=endpoint.protocol == AMQP_1_0)
 
     def _min_messages(self, maximum: int) -> int:
@@ -260,7 +260,7 @@ class _QueueOptionParser(OptionParser):
         if pattern is not None:
             other = "queue" if queue is not None else "topic" if topic is not None else None
             if other is not None:
-                raise OptionError("queuePattern", f"'{pattern}' and '{other}' are both set; a query reads by one")
+                raise OptionError("queuePattern", f"'{pattern}' and '{other}' are both set; use one")
             queue = pattern
         subscription, selector = self._text("subscription"), self._text("selector")
         if queue is None and topic is None:
@@ -280,7 +280,7 @@ class _QueueOptionParser(OptionParser):
             others = " or ".join(sorted(broker.durable_topics))
             raise OptionError(
                 "subscription",
-                f"'{subscription}': broker '{broker.name}' makes no durable subscriptions over {protocol}; bind a "
+                f"'{subscription}': broker '{broker.name}' has no durable subscriptions over {protocol}; bind a "
                 f"durable queue to '{topic}' and read it with 'queue', or use {others}",
             )
         if selector is not None and not broker.selectors:

@@ -1,4 +1,4 @@
-"""Types for what the progress of a query says of its sources of format `mq`."""
+"""Typed progress of a query's sources of format `mq`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Reading:
     Attributes:
         source: its place in the query.
         reads: the queues, the topic or the streams, as errors call them.
-        counters: of its process since that was started. Of streams `planned`, `lost` and `backlog`.
-        partitions: offsets that were there and not planned yet, by partition; None of queues.
+        counters: those of its process since it started. For streams `planned`, `lost` and `backlog`.
+        partitions: offsets available but not planned, by partition; None for queues.
         planned: the last planned epoch: `epoch`, `messages`, `bytes`, `askedAtMs` (since 1970), `receiveMs`, `planMs`.
             None before the first.
         confirmed: the last epoch whose acknowledgements were confirmed: `epoch`, `confirmedAtMs` (since 1970),
@@ -39,7 +39,7 @@ def readings(progress: Any) -> list[Reading]:
     """The sources of format `mq` in a progress.
 
     Args:
-        progress: a `StreamingQueryProgress`, or the mapping that `query.lastProgress` is; None before the first.
+        progress: a `StreamingQueryProgress`, or the mapping `query.lastProgress`; None before the first.
 
     Returns:
         one for each source that reports. Empty before Spark 4.2 and for a replayed batch.

@@ -48,10 +48,10 @@ COLUMNS: Mapping[str, _Column] = {
         "the ID as `messageIdFrom` says, in full. Null without an ID: do not merge by it unless all messages have one",
     ),
     "body": _Column(BinaryType(), "the payload"),
-    "destination": _Column(StringType(), "the `queue` (or `topic`) that is read, not what it was published with"),
+    "destination": _Column(StringType(), "the `queue` (or `topic`) read from, not the one published to"),
     "properties": _Column(MapType(StringType(), StringType()), "as text; an empty map if there are none"),
     "correlationId": _Column(StringType(), "what a producer set to pair answers with requests"),
-    "replyTo": _Column(StringType(), "where an answer is wanted"),
+    "replyTo": _Column(StringType(), "where to send the reply"),
     "contentType": _Column(StringType(), "MIME type of the body, if the producer says it"),
     "type": _Column(StringType(), "what the producer calls this kind of message"),
     "priority": _Column(IntegerType(), "as the broker sorts by it"),
@@ -59,7 +59,7 @@ COLUMNS: Mapping[str, _Column] = {
     "expiration": _Column(TimestampType(), "null if absent. A time to live of the queue or a policy is not seen"),
     "redelivered": _Column(
         BooleanType(),
-        "what the broker says of this delivery. Brokers leave it out at times; nothing is decided by it",
+        "the broker's flag for this delivery. Brokers omit it at times; nothing depends on it",
     ),
     "deliveryCount": _Column(
         IntegerType(),
@@ -68,11 +68,11 @@ COLUMNS: Mapping[str, _Column] = {
     "routingKey": _Column(StringType(), "what it was published with", asked_for=True),
     "exchange": _Column(StringType(), "where it was published; empty for the default exchange", asked_for=True),
     "userId": _Column(StringType(), "who published it, as far as the broker checks or sets it", asked_for=True),
-    "appId": _Column(StringType(), "the application that published it, as that calls itself", asked_for=True),
+    "appId": _Column(StringType(), "the publishing application, by its own name", asked_for=True),
     "contentEncoding": _Column(
         StringType(), "how the body is encoded, `gzip` for example; it is not decoded", asked_for=True
     ),
-    "persistent": _Column(BooleanType(), "was the broker to keep it over a restart?", asked_for=True),
+    "persistent": _Column(BooleanType(), "whether it should survive a broker restart", asked_for=True),
     "groupId": _Column(StringType(), "the group of messages it belongs to", asked_for=True),
     "groupSequence": _Column(LongType(), "its number within the group", asked_for=True),
 }
@@ -80,7 +80,7 @@ COLUMNS: Mapping[str, _Column] = {
 #: All columns, in the documented order.
 ALL_COLUMNS = StructType([StructField(name, column.kind) for name, column in COLUMNS.items()])
 
-#: Those of a query that says nothing of columns.
+#: Columns of a query without a schema.
 SCHEMA = StructType([field for field in ALL_COLUMNS if not COLUMNS[field.name].asked_for])
 
 _ARROW: Mapping[type[DataType], pa.DataType] = {

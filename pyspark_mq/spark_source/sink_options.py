@@ -23,26 +23,26 @@ _SHARED = (
     "tls.certFile", "tls.keyFile", "tls.verify",
 )  # fmt: skip
 _TABLE = (
-    Option("queue", _WRITTEN, "the queue that all rows go to. RabbitMQ needs an existing one, the ActiveMQs make it. "
+    Option("queue", _WRITTEN, "the queue for all rows. RabbitMQ needs an existing one, the ActiveMQs create it. "
            "Wins over the columns of destinations", unset="a row's column `queue`"),
     Option("topic", _WRITTEN, "ActiveMQ Classic and Artemis: a topic instead"),
     Option("exchange", _WRITTEN, "RabbitMQ: an existing exchange instead", unset="a row's column `exchange`"),
     Option("routingKey", _WRITTEN, "RabbitMQ: with `exchange`, the routing key of all rows",
            unset="a row's column `routingKey`, or empty"),
-    Option("writeId", _WRITTEN, "batch only: names this one write, so that it has the same [IDs](#ids) when it is "
-           "run again, in `foreachBatch` for example by query, batch and destination. Under the name of another write "
+    Option("writeId", _WRITTEN, "batch only: names this write, so that a rerun has the same [IDs](#ids); "
+           "in `foreachBatch`, for example, by query, batch and destination. Under the name of another write "
            "equal rows are taken for copies", unset="random"),
-    Option("sendTimeout", _SENDING, "longest wait for a confirmation, from 1 s. A broker that says it is blocked is "
-           "waited for", default="2m", kind=duration_s(1)),
+    Option("sendTimeout", _SENDING, "longest wait for a confirmation, from 1 s; longer while the broker says it is "
+           "blocked", default="2m", kind=duration_s(1)),
     Option("checkpointLocation", _SENDING, "of a streaming write: Spark's own, not checked here"),
 )  # fmt: skip
 #: By name.
 SINK_OPTIONS: Mapping[str, Option] = {option.name: option for option in _TABLE} | {
     name: OPTIONS[name] for name in _SHARED
 }
-_READING = "is of reading, and means nothing for a write; leave it out"
+_READING = "is for reading, not for a write; leave it out"
 _STREAM = (
-    "streams are not written to by their own protocol: give a URL amqp://…, and name the stream as 'queue'; it takes "
+    "writes do not use the stream protocol: give a URL amqp://…, and name the stream as 'queue'; it accepts "
     "messages like one"
 )
 
@@ -91,7 +91,7 @@ class _SinkOptionParser(OptionParser):
         if protocol == AMQP_0_9_1:
             check_short({"queue": queue, "exchange": exchange, "routingKey": key, "url": urls[0].virtual_host}.items())
         if streaming and self._text("writeId") is not None:
-            raise OptionError("writeId", "is of a batch write: a query has its checkpoint and numbers its batches")
+            raise OptionError("writeId", "is for batch writes: a query has its checkpoint and numbers its batches")
         return SinkSettings(
             endpoint=self._endpoint_at(
                 urls, secured=urls[0].tls, broker=broker, protocol=protocol, queue=queue, topic=topic or exchange
@@ -111,12 +111,12 @@ class _SinkOptionParser(OptionParser):
         for name, value, known in (("topic", topic, not of_rabbitmq), ("exchange", exchange, of_rabbitmq)):
             if value is not None and not known:
                 instead = "RabbitMQ has exchanges: use 'exchange'" if of_rabbitmq else "it has topics: use 'topic'"
-                raise OptionError(name, f"'{value}' is nothing of broker '{broker.name}'; {instead}, or 'queue'")
+                raise OptionError(name, f"'{value}' is not for broker '{broker.name}'; {instead}, or 'queue'")
         named = [
             name for name, value in (("queue", queue), ("topic", topic), ("exchange", exchange)) if value is not None
         ]
         if len(named) > 1:
-            raise OptionError(named[1], f"is set, and '{named[0]}' too: a write has one destination, or columns for it")
+            raise OptionError(named[1], f"is set as well as '{named[0]}': a write has one destination, or columns for it")
         for name, value in (("queue", queue), ("topic", topic)):
             if not broker.meant_in_names.isdisjoint(value or ""):
                 meant = " ".join(sorted(broker.meant_in_names))

@@ -59,7 +59,7 @@ class Written(WriterCommitMessage):
 
 
 class _Writer:
-    """Part of both writers."""
+    """Base of both writers."""
 
     def __init__(self, settings: SinkSettings, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
@@ -107,7 +107,7 @@ class BatchWriter(_Writer, _OfBatch):  # type: ignore[misc]
         return Written(count, task.getLocalProperty(_QUERY) is not None)
 
     def commit(self, messages: Sequence[Written | None]) -> None:
-        """Say what was written."""
+        """Log what was written."""
         done = [one for one in messages if one is not None]
         if self._settings.write_id is None and any(one.within for one in done):
             _LOG.warning(_UNNAMED)
@@ -126,7 +126,7 @@ class StreamWriter(_Writer, _OfStream):  # type: ignore[misc]
         query, batch = (task.getLocalProperty(name) for name in (_QUERY, _BATCH))
         if query is None or batch is None:
             raise InternalError(
-                f"Spark does not say which batch a task is of: {_QUERY} is {query}, {_BATCH} is {batch}"
+                f"Spark does not say which batch a task belongs to: {_QUERY} is {query}, {_BATCH} is {batch}"
             )
         return Written(self._write(iterator, ("query", query, batch), task), within=True)
 

@@ -156,7 +156,7 @@ class TaskTransport:
         return self._mark is not None and os.pread(self._mark.file, len(_CONFIRMED), 0) == _CONFIRMED
 
     def begin_epoch(self) -> Self:
-        """Partitions of another epoch follow: those of the one before are not needed any more."""
+        """Begin another epoch: partitions of the one before are no longer needed."""
         for memory in self._kept:
             memory.close()
         self._kept.clear()

@@ -25,7 +25,7 @@ __all__ = ["connect_error", "handshake_hint", "queue_error", "reason_of", "was_s
 
 #: AMQP 0-9-1, "reply-code": an operator intervened to close the connection.
 _CONNECTION_FORCED = 320
-#: pika's error for a connection that ended without a word of the broker, as it quotes it in others.
+#: pika's error for a connection that ended without a reason, as other errors quote it.
 _LOST = StreamLostError.__name__
 _TLS_ALERT = re.compile(r"\[SSL: (\w*ALERT\w*)\]")
 
@@ -56,7 +56,7 @@ def reason_of(error: object) -> str:
 
 
 def was_stated(error: object) -> bool:
-    """Whether the broker gave a reason that may hold again. A shutdown (320, connection-forced) is none."""
+    """Whether the broker gave a reason that may recur. A shutdown (320, connection-forced) is not one."""
     said = [cause for cause in _causes(error) if isinstance(cause, ConnectionClosedByBroker | ChannelClosedByBroker)]
     return any(cause.reply_code != _CONNECTION_FORCED for cause in said)
 
@@ -94,7 +94,7 @@ def _closed_with(cause: BaseException, code: int) -> bool:
 
 
 def handshake_hint(causes: Sequence[BaseException], url: BrokerUrl) -> str:
-    """A hint at what else the port may be, if these are why a connection was not made."""
+    """A hint at what else the port may speak, if these causes ended an attempt."""
     refused = any(isinstance(cause, ConnectionRefusedError | socket.gaierror) for cause in causes)
     if refused or url.tls:
         return ""
@@ -119,7 +119,7 @@ def queue_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
                 f"declare it first, or correct the option ({reason})"
             )
         if cause.reply_code == 403:
-            return DestinationError(f"{destination} at {url} is not for this user ({reason})")
+            return DestinationError(f"{destination} at {url} is denied to this user ({reason})")
         if cause.reply_code == 406:
             return DestinationError(
                 f"{destination} at {url} exists with other properties; delete it or use "

@@ -115,7 +115,7 @@ class Amqp091Session(Session):
             if secret != self._secret and self._pika is not None and self._pika.is_open:
                 self._secret = secret
                 self._pika.update_secret(secret, "passwordFile has another one", callback=lambda _: None)
-                _LOG.info("%s: the broker was given the new secret of 'passwordFile'", url)
+                _LOG.info("%s: sent the broker the new secret from 'passwordFile'", url)
         self._loop.call_later(_SECRET_LOOK_S, partial(self._renew_secret, url))
 
     def _broker_id(self) -> str:
@@ -200,7 +200,7 @@ class Amqp091Session(Session):
         if not self._granted:  # from the first on, deliveries are taken out of the bytes before pika decodes them
             taken = self._pika.read_deliveries(self._channel.channel_number, self._deliver)
             if not taken:
-                _LOG.info("pika %s decodes each delivery here: it has no place to take bytes", pika.__version__)
+                _LOG.info("pika %s decodes each delivery itself: it has no hook for raw bytes", pika.__version__)
         while (part := min(window - self._window, maximum)) > 0:
             self._window += part
             self._granted += part

@@ -101,8 +101,8 @@ class Backoff:
             raise BrokerError(
                 f"{self._endpoint.destination}: the broker ended {self._ends} sessions in a row before anything was "
                 f"confirmed, the last with: {problem}. Nothing is lost: the messages stay in the queue. But each end "
-                "counts towards delivery limits, so the query stops here. The broker may fail to hand out a message "
-                f"over {self._endpoint.protocol}, then its log has why: take that message out, or read the queue with "
+                "counts towards delivery limits, so the query stops here. The broker may be unable to deliver a message "
+                f"over {self._endpoint.protocol}, then its log says why: remove that message, or read the queue with "
                 "another 'protocol'"
             ) from problem
 

@@ -40,7 +40,7 @@ __all__ = [
 _ALWAYS = pa.field("timestamp", pa.int64())
 #: Not of the delivery.
 _OF_THE_QUEUE = "destination"
-#: Batches of fewer rows are put together before they travel.
+#: Batches of fewer rows are merged before they travel.
 _BATCH_ROWS_MIN = 500
 _ID = "messageId"
 #: Types of columns that have more than a number.
@@ -208,7 +208,7 @@ def _ends(column: pa.Array) -> Any:
 
 
 class BlockRows:
-    """Rows of any blocks in order, as stretches of neighbours, so that each block is asked once.
+    """Rows of any blocks in order, as contiguous ranges, so that each block is read once.
 
     Args:
         stretches: a block each, and numbers of its rows; a range where those are in order without a gap.

@@ -1,4 +1,4 @@
-"""Memory that a socket is read into, and that blocks are made from without a copy.
+"""Receive memory of a socket, from which blocks are made without a copy.
 
 Batches refer to the memory they arrived in, so it is reused only when nobody refers to it. Otherwise new memory
 follows, and incomplete bytes move to it.
@@ -14,7 +14,7 @@ __all__ = ["ReadMemory"]
 
 #: An idle connection keeps the least. The most is what a block takes: enough for all reads between two blocks.
 _BYTES_MIN, _BYTES_MAX = 256 << 10, 4 << 20
-#: Smaller room is not read into.
+#: Least room to read into.
 _ROOM_MIN = 64 << 10
 #: References to a view held by this class alone: its attribute, and the argument of `getrefcount`.
 _OWN = 2

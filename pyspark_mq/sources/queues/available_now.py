@@ -133,7 +133,7 @@ class EndOfRun:
             self._said = True
             _LOG.warning(
                 "%s: the broker does not report how many messages wait, and those that come have no timestamp or one "
-                "from the future; after %.0f s the run takes no more of them, and what is left is for the next",
+                "from the future; after %.0f s the run takes no more of them, and leaves the rest to the next",
                 self._queue.destination, now_s - self._run_began_s,
             )  # fmt: skip
         return False

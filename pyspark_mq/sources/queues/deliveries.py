@@ -26,34 +26,34 @@ __all__ = ["Deliveries"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: What is kept of a block is copied if it is less than this part of it, in bytes.
+#: Kept rows of a block are copied if they are less than this fraction of its bytes.
 _KEPT_PARTS = 2
-#: Smaller blocks are put together once this many came: each has a fixed price of kilobytes.
+#: Smaller blocks are merged once this many have come: each has a fixed cost of kilobytes.
 _SMALL_ROWS = 64
 _SMALL_BYTES = 64 << 10
 _SMALL_BLOCKS = 64
 _NOTES = {
-    OnMissing.CONTENT: "They are known by their contents; of those that are equal some may come twice when a "
+    OnMissing.CONTENT: "Their contents identify them; of equal ones some may be duplicated when a "
     "connection or a process ends. An ID that the producer sets is better",
-    OnMissing.ROW: "They are emitted as often as they come",
+    OnMissing.ROW: "They are emitted at each delivery",
     OnMissing.REJECT: "They are refused for good",
-    OnMissing.FAIL: "Those that cannot be read are known by their bytes",
+    OnMissing.FAIL: "Unreadable ones are identified by their bytes",
 }
 
 
 class Deliveries:
-    """Takes in what sessions of one queue deliver: finds out which message each is, and has the in-flight table decide.
+    """Takes in the deliveries of one queue's sessions: identifies each message, and lets the in-flight table decide.
 
     Args:
         settings: the query's, with this queue as its endpoint.
         store: where committed IDs are shared, beyond the checkpoint.
         acknowledge: sends acknowledgements.
         matcher: distinguishes messages that have no ID; None where none are distinguished.
-        take_back_s: how long confirmations are waited for before what was skipped is asked for again.
+        take_back_s: how long to wait for confirmations before requesting skipped deliveries again.
 
     Attributes:
         taken_in: how many deliveries came in each open session.
-        counted: what nobody else counts, by the names of :class:`.Counters`.
+        counted: counts kept only here, by the names of :class:`.Counters`.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ class Deliveries:
         #: It was said that there are messages without an ID.
         self._noted = settings.id_source.kind == "content"
         self._serial = 1
-        #: Small blocks that came, and their rows with the keys: those that are still held are put together.
+        #: Small blocks received, and their rows with the keys: those still held are merged.
         self._small: list[tuple[ref[Block], list[tuple[Any, int]]]] = []
         #: The same of runs.
         self._small_runs: list[ref[MessageRun[Any, Row]]] = []
-        #: Deliveries that a replay had no use for, by session.
+        #: Deliveries skipped by a replay, by session.
         self._skipped: dict[int, int] = {}
         self._unconfirmed_since_s: float | None = None
         self.taken_in: dict[int, int] = {}
@@ -131,7 +131,7 @@ class Deliveries:
         if self._exact:
             if over_limit:
                 tags, keys, rows = self._only_known(session, tags, keys, rows, elsewhere)
-            # Those that are not known here and were committed by somebody else.
+            # Unknown here, and committed by another query.
             others = self._store.known(key for key in self._in_flight.unseen(keys) if not is_content(key))
             elsewhere = {*elsewhere, *others} if elsewhere else others
         in_flight = self._in_flight
@@ -156,7 +156,7 @@ class Deliveries:
         self._join_small(block, keys, rows)
 
     def _join_small(self, block: Block, keys: Sequence[Any], rows: Sequence[Row]) -> None:
-        """Take note of a block if it is small, and put many of those together."""
+        """Note a small block; merge them once there are many."""
         in_flight = self._in_flight
         if len(block) >= _SMALL_ROWS or block.batch.nbytes >= _SMALL_BYTES:
             return
@@ -171,7 +171,7 @@ class Deliveries:
                 self._join([(key, (held, row)) for one, pairs in small if (held := one()) for key, row in pairs])
 
     def _note_reused(self, keys: Sequence[Any], elsewhere: Collection[Any]) -> None:
-        """Take note of messages that were dropped for their IDs, and that the broker has handed out for the first time.
+        """Note first deliveries of messages that were dropped for their IDs.
 
         Args:
             keys: of deliveries that were dropped, and that the broker has not marked as redelivered.
@@ -187,15 +187,15 @@ class Deliveries:
         if not self.counted["reused_ids"]:
             _LOG.warning(
                 "%s: %d messages were dropped that the broker handed out for the first time, as messages with their "
-                "IDs came before, the first: %s. A scheduler that repeats a message, or who drives dead letters back, "
-                "uses an ID again. If they are new messages, set 'messageIdFrom' to 'content' or to a property that "
+                "IDs came before, the first: %s. A scheduler that repeats messages, or a tool that redrives dead letters, "
+                "reuses IDs. If they are new messages, set 'messageIdFrom' to 'content' or to a property that "
                 "distinguishes them, with a new checkpointLocation; counter reusedIds goes on counting",
                 self._destination, len(ids), key_text(ids[0]),
             )  # fmt: skip
         self.counted["reused_ids"] += len(ids)
 
     def _named(self, session: int, keys: Sequence[Any], not_redelivered: Sequence[bool]) -> tuple[list[Any], set[Any]]:
-        """Find out which messages those without an ID are, and which of them are committed."""
+        """Identify messages without an ID, and find which are committed."""
         matcher, in_flight = self._matcher, self._in_flight
         assert matcher is not None, "messages are distinguished, so there is a memory"
         if not self._noted:
@@ -218,14 +218,14 @@ class Deliveries:
         return named, committed
 
     def _join(self, pairs: Sequence[tuple[Any, Row]]) -> None:
-        """Hold rows of a block of their own in place of these, where they are held at all."""
+        """Replace these rows, if still held, by rows of a block of their own."""
         places = self._in_flight.held([key for key, _ in pairs], [row for _, row in pairs])
         if places:
             block = BlockRows.of(pairs[place][1] for place in places).joined()
             self._in_flight.exchange([pairs[place][0] for place in places], block.rows)
 
     def _join_runs(self) -> None:
-        """Make one run of small ones that are still held, and one block of theirs."""
+        """Merge small runs that are still held into one run and one block."""
         small, self._small_runs = {run for one in self._small_runs if (run := one())}, []
         self._in_flight.received.join(small, _joined)
 
@@ -260,14 +260,14 @@ class Deliveries:
     def _only_known(
         self, session: int, tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row], elsewhere: Collection[Any]
     ) -> tuple[Sequence[int], Sequence[Any], Sequence[Row]]:
-        """Keep what is planned, committed or here; the rest stays unacknowledged and is not examined again."""
+        """Keep planned, committed and held deliveries; the rest stay unacknowledged and are not examined again."""
         new = set(self._in_flight.unseen(keys)).difference(elsewhere)
         places = {place for place, key in enumerate(keys) if key in new}
         if not places:
             return tags, keys, rows
         if not self._skipped:
             _LOG.warning(
-                "%s: more than %d bytes came that the replay does not wait for; what else comes before its messages "
+                "%s: more than %d bytes came that the replay does not need; anything else before its messages "
                 "is asked for again later, which counts as a delivery",
                 self._destination, self._settings.max_bytes,
             )  # fmt: skip
@@ -278,7 +278,7 @@ class Deliveries:
         return _without(places, tags, keys, rows)
 
     def take_back(self, now_s: float) -> None:
-        """Have what was skipped handed out again: the replay it was in the way of is acknowledged, or about to be.
+        """Get skipped deliveries redelivered, as the replay is acknowledged or about to be.
 
         Only the end of a session does that on every broker.
         """
@@ -293,7 +293,7 @@ class Deliveries:
             return
         for session, number in list(self._skipped.items()):
             del self._skipped[session]
-            self._connections.renew(session, f"{number} messages that a replay had no use for are asked for again")
+            self._connections.renew(session, f"{number} messages skipped by a replay are requested again")
 
 
 def _joined(runs: Sequence[MessageRun[Any, Row]]) -> MessageRun[Any, Row]:

@@ -50,7 +50,7 @@ class MatchingQueues(QueueGroup):
         else:
             names = self._watch.begin()
             if not names:
-                _LOG.warning("%s: there is none yet; it is looked again every %g s", destination,
+                _LOG.warning("%s: none matches yet; looking again every %g s", destination,
                              self._settings.pattern_interval_s)  # fmt: skip
         if not self._shown and len(names) > most:
             begun = {name for position in known for name in self._memory.queues(position)}
@@ -83,13 +83,13 @@ class MatchingQueues(QueueGroup):
             return False
         destination = self._settings.destination
         if not listed:
-            _LOG.warning("%s: '%s' is no longer there; what was planned of it is emitted", destination, queue.name)
+            _LOG.warning("%s: '%s' is gone; its planned messages are emitted", destination, queue.name)
             return True
         if queue.view.was_connected or queue.view.expected or not any(one.view.was_connected for one in self):
             return False
         self._refused.add(queue.name)
-        _LOG.error("%s: %s. It is left, and the others are read on. It is tried again when the query is restarted, or "
-                   "when it has been away", destination, error.text)  # fmt: skip
+        _LOG.error("%s: %s. It is skipped, and the others are read. It is retried when the query restarts, or "
+                   "when it reappears", destination, error.text)  # fmt: skip
         return True
 
     def stop(self) -> None:

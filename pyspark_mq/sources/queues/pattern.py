@@ -92,5 +92,5 @@ class QueueWatch:
             try:
                 self.poll()
             except BrokerError as error:
-                _LOG.warning("%s; the queues known so far are read on", error)
+                _LOG.warning("%s; still reading the queues known so far", error)
             yield self._interval_s

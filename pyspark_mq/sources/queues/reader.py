@@ -225,7 +225,7 @@ class QueueReader:
 
     @property
     def destination(self) -> str:
-        """The queue or topic as errors call it."""
+        """The queue or topic, as named in errors."""
         return self.settings.endpoint.destination
 
     # -- its life
@@ -239,7 +239,7 @@ class QueueReader:
         self.connections.ask_to_stop()
 
     def want(self, trigger: Trigger) -> None:
-        """Set the windows as the table of :mod:`.windows` says for a trigger."""
+        """Apply a trigger of the table in :mod:`.windows`."""
         self.windows.enter(trigger)
 
     def expect_broker(self, broker_id: str) -> None:

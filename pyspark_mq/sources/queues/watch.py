@@ -151,7 +151,7 @@ class QueueWatches:
                 f"messages were acknowledged, and the broker has confirmed none for {self._timing.confirmation_s:.0f} "
                 "s. Until it does their IDs are kept in the checkpoint, and they come again if the connection ends. "
                 "Look for the reason in the broker's log; where the link is slow, lower 'prefetch', as a confirmation "
-                "comes behind all messages that were handed out before it",
+                "comes after all messages delivered before it",
             )
 
     def _lasts(self, what: str | int, now_s: float, most_s: float, *, so: bool) -> bool:

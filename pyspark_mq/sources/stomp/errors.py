@@ -59,7 +59,7 @@ def login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
 _REFUSALS = (
     (
         ("authorized to create",),
-        "{destination} does not exist in {place} and may not be made by this user; declare it first ({reason})",
+        "{destination} does not exist in {place} and this user may not create it; declare it first ({reason})",
     ),
     (
         ("not_found", "not found", "does not exist", "no queue"),
