@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-__all__ = ["READINGS", "Counters"]
+__all__ = ["GAUGES", "Counters"]
 
 #: Gauges, which may fall.
-READINGS = ("unacked", "buffered", "carried", "remembered", "backlog")
+GAUGES = ("unacked", "buffered", "carried", "remembered", "backlog")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,9 @@ class Counters:
         backlog = self.backlog + other.backlog if known else None  # type: ignore[operator]
         return Counters(**{**both, "replays": max(self.replays, other.replays), "backlog": backlog})
 
-    def counted(self) -> Counters:
+    def totals(self) -> Counters:
         """Counters of a queue that is gone: totals stay, gauges are 0."""
-        return replace(self, **dict.fromkeys(READINGS, 0))
+        return replace(self, **dict.fromkeys(GAUGES, 0))
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Counters:

@@ -160,9 +160,9 @@ class OpenDeliveries(Generic[K]):
     def count_more(self, keys: Iterable[K]) -> None:
         self._more.update(keys)
 
-    def held(self, besides: int | None = None) -> set[K]:
+    def held(self, except_session: int | None = None) -> set[K]:
         """Messages with a handle, in all sessions or in all but one."""
-        return {key for number, held in self._sessions.items() if number != besides for key in held.messages()}
+        return {key for number, held in self._sessions.items() if number != except_session for key in held.messages()}
 
     def close(self, session: int) -> int:
         """Forget a session; return how many handles it still had."""

@@ -140,7 +140,9 @@ class InFlightTable(Generic[K, P]):
         return set() if self._memory is None else self._memory.left_among(keys)
 
     def in_other_sessions(self, session: int, keys: Collection[K]) -> set[K]:
-        return self._open.held(besides=session).intersection(keys) | self.settling.among(keys, besides=session)
+        return self._open.held(except_session=session).intersection(keys) | self.settling.among(
+            keys, except_session=session
+        )
 
     @property
     def expected(self) -> int:
@@ -159,13 +161,13 @@ class InFlightTable(Generic[K, P]):
         tags: Sequence[int],
         keys: Sequence[K],
         payloads: Sequence[P],
-        elsewhere: Collection[K] = frozenset(),
+        committed_elsewhere: Collection[K] = frozenset(),
     ) -> Acknowledgements | None:
         """Process deliveries of one session, in the order of arrival.
 
         Args:
             tags: ascending, above all earlier tags of the session.
-            elsewhere: keys unknown here that another query has committed.
+            committed_elsewhere: keys unknown here that another query has committed.
 
         Returns:
             acknowledgements of duplicates that are due at once (rule 4), or None.
@@ -175,17 +177,17 @@ class InFlightTable(Generic[K, P]):
         if not keys:
             return None
         self._count["received"] += len(keys)
-        run = None if elsewhere else self._as_run(session, tags, keys, payloads)
+        run = None if committed_elsewhere else self._as_run(session, tags, keys, payloads)
         if run is not None:
             return self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, session, tags, payloads, run)})
         self._spread()
         keys = [*keys]  # one shared object per key from now on
         distinct = set(keys)
-        if len(distinct) == len(keys) and not elsewhere and self.all_unseen(distinct):
+        if len(distinct) == len(keys) and not committed_elsewhere and self.all_unseen(distinct):
             return self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, session, tags, payloads)})
         state_of = self.states(distinct)
         met = sorted_by_state(
-            session, tags, keys, payloads, lambda key: State.COMMITTED if key in elsewhere else state_of(key)
+            session, tags, keys, payloads, lambda key: State.COMMITTED if key in committed_elsewhere else state_of(key)
         )
         return self._meet(Event.DELIVER, met)
 
@@ -217,7 +219,7 @@ class InFlightTable(Generic[K, P]):
         self._spread()
         open_deliveries = self.unacked_in(session)
         held = dict.fromkeys(self._open[session].messages())
-        elsewhere = self._open.held(besides=session)
+        elsewhere = self._open.held(except_session=session)
         received = [key for key in held if key in self.received]
         only_here = [key for key in received if key not in elsewhere]
         planned = [key for key in held if key in self.planned]

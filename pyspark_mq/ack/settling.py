@@ -68,10 +68,15 @@ class Settling(Generic[K]):
         """Epochs with unsettled acknowledgements."""
         return {batch.epoch for batch in self._batches.values() if batch.epoch is not None}
 
-    def among(self, keys: Collection[K], besides: int) -> set[K]:
+    def among(self, keys: Collection[K], except_session: int) -> set[K]:
         """Return those of these messages that are not settled in any session but one."""
         wanted, batches = set(keys), self._batches.items()
-        return {key for (_, session), batch in batches if session != besides for key in wanted.intersection(batch.keys)}
+        return {
+            key
+            for (_, session), batch in batches
+            if session != except_session
+            for key in wanted.intersection(batch.keys)
+        }
 
     def asks(self, now_s: float) -> bool:
         """Whether to send the broker a request for its answer alone."""

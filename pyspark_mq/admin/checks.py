@@ -136,7 +136,7 @@ class _Checks:
     def delivery_limit(self) -> Iterator[Finding]:
         """Check how often a session may end before good messages are dead-lettered."""
         limit = self.facts.delivery_limit
-        if not self.broker.counts_drops:
+        if not self.broker.counts_session_ends:
             yield self._ok("the end of a session does not count as a delivery")
         elif limit is None:
             yield self._unknown(f"not known; {self.broker.delivery_limit_note}")
@@ -180,8 +180,8 @@ class _Checks:
         elif delay_s < timeout_s:
             yield self._ok(f"up to {delay_s:g} s, and a replay waits {timeout_s:g} s" if delay_s else "none")
         else:
-            sure = "are" if self.broker.delays_drops else "may be"
-            make = self._bad if self.broker.delays_drops else self._warn
+            sure = "are" if self.broker.delays_session_returns else "may be"
+            make = self._bad if self.broker.delays_session_returns else self._warn
             text = f"redeliveries {sure} delayed by up to {delay_s:g} s"
             advice = f"raise 'replayTimeout' above {math.ceil(delay_s)}s"
             also = f", {self.remedy}" if self.remedy.startswith("or ") else ""

@@ -24,7 +24,7 @@ ACTIVEMQ = Broker(
     virtual_hosts=False,
     durable_topics=frozenset({AMQP_1_0, STOMP}),
     shared_topics=frozenset(),
-    counts_drops=False,
+    counts_session_ends=False,
     # The broker looks for silent connections, but passes over one whose reader waits for its writer; when
     # the writer waits for a peer that is gone, only TCP ends that: after 924 s with Linux' `tcp_retries2`.
     half_open_s={AMQP_1_0: 960.0, STOMP: 960.0},
@@ -48,8 +48,8 @@ ACTIVEMQ = Broker(
     },
     # The default of a queue's prefetch: `PolicyEntry.configurePrefetch` puts `queuePrefetch` in its place (5.18, 6.3).
     replaced_prefetch=1_000,
-    copies=frozenset({AMQP_1_0, STOMP}),
-    meant_in_names=frozenset(",*>?"),
+    browsable_over=frozenset({AMQP_1_0, STOMP}),
+    special_characters=frozenset(",*>?"),
     # By them a message may end at once (`ActiveMQMessage.java`).
     header_properties=dict.fromkeys(
         [f"JMS{name}" for name in _HEADERS],

@@ -21,7 +21,7 @@ ARTEMIS = Broker(
     virtual_hosts=False,
     durable_topics=frozenset({AMQP_1_0, STOMP}),
     shared_topics=frozenset({AMQP_1_0}),
-    counts_drops=True,
+    counts_session_ends=True,
     # The default of `amqpIdleTimeout`.
     half_open_s={AMQP_1_0: 60.0},
     ids_by_protocol=True,
@@ -48,7 +48,7 @@ ARTEMIS = Broker(
             "2.40 hands some messages to nobody after a session was cut, until it is restarted; 2.56 does not",
         )
     },
-    copies=frozenset({AMQP_1_0}),
+    browsable_over=frozenset({AMQP_1_0}),
     stomp=StompDialect(
         queue="{name}",
         topic="{name}",

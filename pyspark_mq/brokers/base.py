@@ -195,7 +195,7 @@ class Broker:
         virtual_hosts: does the path of a URL name one? Over STOMP the header `host` does then.
         durable_topics: protocols over which a topic has durable subscriptions.
         shared_topics: those over which several sessions can take turns with one.
-        counts_drops: does the end of a session count as a delivery of every message it received?
+        counts_session_ends: does the end of a session count as a delivery of every message it received?
         half_open_s: protocol -> how long the broker may keep the messages of a connection that has
             died without it noticing, where it decides that alone.
         ids_by_protocol: does a message's ID differ between protocols?
@@ -211,14 +211,14 @@ class Broker:
             do not apply to this broker. Names: :mod:`pyspark_mq.admin.checks`.
         replaced_prefetch: one that the broker takes for its own default and replaces by what a policy says; None if
             it takes all as they are.
-        delays_drops: does a redelivery delay apply whenever the end of a session returns messages?
+        delays_session_returns: does a redelivery delay apply whenever the end of a session returns messages?
         by_priority: are messages of any queue handed out by their priority?
         flaws: protocol -> first version, major and minor, without a flaw that bites who acknowledges late, and what
             that is.
         proves_new: a delivery that is not flagged as redelivered, of a message that was never dead-lettered, is the
             first of its message.
-        copies: protocols over which a queue can be browsed.
-        meant_in_names: characters that make a name several destinations, or add parameters.
+        browsable_over: protocols over which a queue can be browsed.
+        special_characters: characters that make a name several destinations, or add parameters.
         header_properties: properties that it takes for headers -> why a write has none of that name.
         stomp, amqp10: how it speaks a protocol where the specification leaves it to the broker;
             None if it does not speak it.
@@ -232,19 +232,19 @@ class Broker:
     virtual_hosts: bool
     durable_topics: frozenset[str]
     shared_topics: frozenset[str]
-    counts_drops: bool
+    counts_session_ends: bool
     half_open_s: Mapping[str, float]
     ids_by_protocol: bool
     delivery_limit_note: str
     listing: Listing
     remedies: Mapping[str, str] = field(default_factory=dict)
     replaced_prefetch: int | None = None
-    delays_drops: bool = False
+    delays_session_returns: bool = False
     by_priority: bool = False
     flaws: Mapping[str, tuple[tuple[int, int], str]] = field(default_factory=dict)
     proves_new: bool = False
-    copies: frozenset[str] = frozenset()
-    meant_in_names: frozenset[str] = frozenset()
+    browsable_over: frozenset[str] = frozenset()
+    special_characters: frozenset[str] = frozenset()
     header_properties: Mapping[str, str] = field(default_factory=dict)
     node_lost_s: float = 0.0
     unavailable_reasons: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ RABBITMQ = Broker(
     virtual_hosts=True,
     durable_topics=frozenset({AMQP_0_9_1, STOMP}),
     shared_topics=frozenset({AMQP_0_9_1, STOMP}),
-    counts_drops=True,
+    counts_session_ends=True,
     # Never otherwise on 3.10 and 4.3, over all three protocols: cut, close, restart and kill of the broker, negative
     # acknowledgement, leaders moved and killed. What was dead-lettered and returned has no flag.
     proves_new=True,
@@ -46,7 +46,7 @@ RABBITMQ = Broker(
     node_lost_s=75.0,
     # Of a queue that is on one node, or while a node stops (`rabbit_amqqueue:absent`).
     unavailable_reasons=("is down or inaccessible", "is stopped by supervisor", "due to timeout"),
-    delays_drops=True,
+    delays_session_returns=True,
     flaws={
         AMQP_1_0: ((4, 0), "with the plugin of version 3 the client library keeps 2 kB for each epoch that is settled")
     },

@@ -116,9 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_options(one)
     one.add_argument("-n", "--messages", type=_count_or_none, default=20, help="to look at, of each queue (20)")
-    one.add_argument(
-        "--write", action="store_true", help="options are of a write: check that the user may write there"
-    )
+    one.add_argument("--write", action="store_true", help="options are of a write: check that the user may write there")
     _add_sink(one)
     one.add_argument("--json", action="store_true", help="for machines")
     one.set_defaults(command=_doctor)

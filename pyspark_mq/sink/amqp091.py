@@ -23,7 +23,7 @@ from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError,
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sink.amqp091_message import content, publish_frame
 from pyspark_mq.sink.publisher import Publisher
-from pyspark_mq.sink.settings import Message, Place
+from pyspark_mq.sink.settings import Destination, Message
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, reason_of
 from pyspark_mq.sources.amqp091.login import connection_parameters
 
@@ -47,7 +47,7 @@ _Encoded: TypeAlias = "tuple[bytes, int]"
 class Amqp091Publisher(Publisher):
     """One connection with one channel in confirm mode."""
 
-    never = {"CC": _COPIES, "BCC": _COPIES}  # noqa: RUF012 - as of the base class
+    reserved_properties = {"CC": _COPIES, "BCC": _COPIES}  # noqa: RUF012 - as of the base class
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -80,26 +80,26 @@ class Amqp091Publisher(Publisher):
         self.endpoint.check_product(url, str(product))
         self._connection.add_on_connection_blocked_callback(lambda _, frame: self._block(frame))
         self._connection.add_on_connection_unblocked_callback(lambda *_: self.window.block(""))
-        if self.settings.place is not None:
-            self._check(self.settings.place, deadline)
+        if self.settings.destination is not None:
+            self._check(self.settings.destination, deadline)
         self._open_channel(deadline)
 
     def _block(self, frame: Any) -> None:
         self.window.block(str(frame.method.reason) or "no reason given")
 
-    def _check(self, place: Place, deadline: float) -> None:
+    def _check(self, destination: Destination, deadline: float) -> None:
         """Look for the destination, on a channel that may be closed for it."""
         closed: list[Any] = []
         done: list[Any] = []
 
         def look(channel: Any) -> None:
             channel.add_on_close_callback(lambda _, error: self._note(closed, error))
-            declare = channel.exchange_declare if place.kind == "exchange" else channel.queue_declare
-            declare(place.name, passive=True, callback=lambda _: self._note(done, channel))
+            declare = channel.exchange_declare if destination.kind == "exchange" else channel.queue_declare
+            declare(destination.name, passive=True, callback=lambda _: self._note(done, channel))
 
         self._connection.channel(on_open_callback=look)
         if not self._until(lambda: bool(closed or done), deadline):
-            raise self._end_error(f"{place} did not answer in time")
+            raise self._end_error(f"{destination} did not answer in time")
         if done:
             done[0].close()
             return
@@ -108,22 +108,26 @@ class Amqp091Publisher(Publisher):
             return  # an exclusive queue, which others may write to
         if code == _NOT_FOUND and not self.endpoint.broker.will_be_back(reason):
             raise DestinationError(
-                f"{place} does not exist in virtual host '{self.url.virtual_host}' of {self.url}: declare it, or "
-                f"correct option '{place.kind}' ({reason})"
+                f"{destination} does not exist in virtual host '{self.url.virtual_host}' of {self.url}: declare it, or "
+                f"correct option '{destination.kind}' ({reason})"
             )
         if code == _REFUSED:
-            raise DestinationError(f"{place} at {self.url} is not for this user: see option 'username' ({reason})")
-        raise BrokerUnavailableError(f"{self.url}: {place}: {reason}")
+            raise DestinationError(
+                f"{destination} at {self.url} is not for this user: see option 'username' ({reason})"
+            )
+        raise BrokerUnavailableError(f"{self.url}: {destination}: {reason}")
 
-    def probe(self, place: Place, deadline: float) -> None:
-        self._check(place, deadline)
+    def probe(self, destination: Destination, deadline: float) -> None:
+        self._check(destination, deadline)
         # RabbitMQ checks permissions first, then this invalid expiration (`rabbit_channel.erl`).
         properties = BasicProperties(expiration="none")
-        exchange, key = (place.name, place.key) if place.kind == "exchange" else ("", place.name)
+        exchange, key = (
+            (destination.name, destination.key) if destination.kind == "exchange" else ("", destination.name)
+        )
         self._channel.basic_publish(exchange, key, b"", properties, mandatory=True)
         self._until(lambda: False, deadline)
         if getattr(self._end, "reply_code", 0) != _PRECONDITION:
-            raise self._end_error(f"{place} did not answer in time")
+            raise self._end_error(f"{destination} did not answer in time")
 
     def _open_channel(self, deadline: float) -> None:
         confirms: list[Any] = []
@@ -168,7 +172,7 @@ class Amqp091Publisher(Publisher):
     def encode(self, message: Message) -> _Encoded:
         channel = self._channel.channel_number
         frame_bytes = self._connection.params.frame_max - _AROUND_BYTES
-        return _method(message.place, channel) + content(message, channel, frame_bytes), len(message.body)
+        return _method(message.destination, channel) + content(message, channel, frame_bytes), len(message.body)
 
     def send(self, encoded: list[_Encoded]) -> None:
         self._left, self._exhausted = iter(encoded), False
@@ -177,7 +181,7 @@ class Amqp091Publisher(Publisher):
             # Check first: returned messages are confirmed all the same.
             if self._failed is not None:
                 raise self._failed
-            if self._exhausted and not self.window.open:
+            if self._exhausted and not self.window.unconfirmed:
                 return
             if self._end is not None:
                 raise self._end_error("")
@@ -202,13 +206,13 @@ class Amqp091Publisher(Publisher):
             self._connection._output_marshaled_frames([b"".join(parts)])  # noqa: SLF001 - it has no other name
             if not self._exhausted:
                 self._loop.add_callback_threadsafe(self._fill)
-        elif self._exhausted and not window.open:
+        elif self._exhausted and not window.unconfirmed:
             self._loop.stop()
 
     def _answered(self, frame: Any) -> None:
         answer, window = frame.method, self.window
         upto = answer.delivery_tag
-        tags = list(takewhile(lambda tag: tag <= upto, window.open)) if answer.multiple else [upto]
+        tags = list(takewhile(lambda tag: tag <= upto, window.unconfirmed)) if answer.multiple else [upto]
         if answer.NAME != "Basic.Ack":
             self._fail(
                 f"{self.url}: the broker refused {len(tags)} message(s) for {self._named()}: the queue is full and "
@@ -218,13 +222,13 @@ class Amqp091Publisher(Publisher):
         was_full = window.full
         for tag in tags:
             window.confirmed(tag)
-        if self._exhausted and not window.open:
+        if self._exhausted and not window.unconfirmed:
             self._loop.stop()
         elif was_full and not window.full:
             self._fill()
 
     def _named(self) -> str:
-        return str(self.settings.place or "the destinations of the rows")
+        return str(self.settings.destination or "the destinations of the rows")
 
     def _returned(self, _: Any, method: Any, properties: Any, __: bytes) -> None:
         said = f"({method.reply_code} {method.reply_text}), messageId '{properties.message_id}'"
@@ -287,5 +291,5 @@ class Amqp091Publisher(Publisher):
 
 
 @lru_cache(maxsize=1_000)
-def _method(place: Place, channel: int) -> bytes:
-    return publish_frame(place, channel)
+def _method(destination: Destination, channel: int) -> bytes:
+    return publish_frame(destination, channel)

@@ -9,7 +9,7 @@ import struct
 from typing import Any
 
 from pyspark_mq.errors import RowError
-from pyspark_mq.sink.settings import Message, Place, lifetime_ms
+from pyspark_mq.sink.settings import Destination, Message, ttl_ms
 
 __all__ = ["content", "properties_of", "publish_frame"]
 
@@ -17,7 +17,7 @@ __all__ = ["content", "properties_of", "publish_frame"]
 _SHORT_BYTES, _HEADERS_BYTES = 255, 120 << 10
 _MICROSECONDS = 1_000_000
 #: RabbitMQ's longest time to live (`?MAX_EXPIRY_TIMER`).
-_LIFETIME_MS = (1 << 32) - 1
+_TTL_MAX_MS = (1 << 32) - 1
 _INT32_MAX = (1 << 31) - 1
 #: Frames (4.2.3): a method, the header of a content with its class, and its body; and what ends each.
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, b"\xce"
@@ -30,13 +30,13 @@ _PROPERTIES = (
 )  # fmt: skip
 
 
-def publish_frame(place: Place, channel: int) -> bytes:
+def publish_frame(destination: Destination, channel: int) -> bytes:
     """The method of a message to a destination.
 
     Raises:
         RowError: a name is too long.
     """
-    exchange, key = (place.name, place.key) if place.kind == "exchange" else ("", place.name)
+    exchange, key = (destination.name, destination.key) if destination.kind == "exchange" else ("", destination.name)
     names = _short("exchange", exchange) + _short("routingKey" if exchange else "queue", key)
     payload = struct.pack(">HHH", _BASIC, _PUBLISH, 0) + names + _MANDATORY
     return _FRAME.pack(_METHOD, channel, len(payload)) + payload + _END
@@ -89,10 +89,10 @@ def properties_of(message: Message) -> bytes:
 
 
 def _lifetime(expiration_us: int) -> str:
-    lifetime = lifetime_ms(expiration_us)
-    if lifetime > _LIFETIME_MS:
+    lifetime = ttl_ms(expiration_us)
+    if lifetime > _TTL_MAX_MS:
         raise RowError(
-            f"column 'expiration' is {lifetime} ms ahead in a row, and RabbitMQ takes {_LIFETIME_MS} (49 days): "
+            f"column 'expiration' is {lifetime} ms ahead in a row, and RabbitMQ takes {_TTL_MAX_MS} (49 days): "
             "set it to null"
         )
     return str(lifetime)

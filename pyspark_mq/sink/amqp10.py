@@ -33,9 +33,9 @@ from proton import (
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RowError, WriteError
 from pyspark_mq.sink.amqp10_message import encoded
 from pyspark_mq.sink.publisher import Publisher
-from pyspark_mq.sink.settings import Message, Place
+from pyspark_mq.sink.settings import Destination, Message
 from pyspark_mq.sources.amqp10.engine import free_closed, log_in, send
-from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
+from pyspark_mq.sources.amqp10.errors import PROTOCOL_NAME, open_error
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 
 __all__ = ["Amqp10Publisher"]
@@ -52,7 +52,7 @@ _NO_CREDIT = "it gives no credit to send more"
 _NO_WINDOW = "it takes in no more of what was sent"
 _OLDEST_RABBITMQ = 4
 _UNREADABLE = (ProtonException, UnicodeDecodeError, TypeError, ValueError)
-_Encoded: TypeAlias = "tuple[Place, bytes, str]"
+_Encoded: TypeAlias = "tuple[Destination, bytes, str]"
 
 
 class Amqp10Publisher(Publisher):
@@ -63,35 +63,35 @@ class Amqp10Publisher(Publisher):
         self._socket = SocketLoop()
         self._transport, self._proton = Transport(Transport.CLIENT), Connection()
         self._session: Any = None
-        self._links: dict[Place, Any] = {}
+        self._links: dict[Destination, Any] = {}
         self._closing: deque[Any] = deque()
         self._number = 0
         self._end = ""
         self._cause: BaseException | None = None
         self._failed: MqError | None = None
         #: Unconfirmed messages: delivery, destination and ID.
-        self._sent: dict[str, tuple[Delivery, Place, str]] = {}
+        self._sent: dict[str, tuple[Delivery, Destination, str]] = {}
 
     # -- opening
 
     def open(self, deadline: float) -> None:
         url = self.url
-        self._socket.dial(url, self.endpoint, deadline, SPEAKS, self.attempt)
+        self._socket.dial(url, self.endpoint, deadline, PROTOCOL_NAME, self.attempt)
         log_in(self._transport, self._proton, self.endpoint, url, f"pyspark-mq-{id(self):x}-{time.time_ns():x}")
         if not self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_ACTIVE), deadline):
             if not self._end:
-                raise BrokerUnavailableError(f"{url}: no answer in time{hint(url, SPEAKS)}")
+                raise BrokerUnavailableError(f"{url}: no answer in time{hint(url, PROTOCOL_NAME)}")
             if isinstance(self._cause, ssl.SSLError):
                 # TLS 1.3 reports what it refuses with the first bytes after the handshake.
-                raise dial_error(self._cause, url, SPEAKS)
+                raise dial_error(self._cause, url, PROTOCOL_NAME)
             login = self._transport.sasl().outcome in {SASL.AUTH, SASL.PERM}
             condition = self._condition() or ("", self._end)
             raise open_error(condition, url, self.endpoint, opened=False, login=login)
         self._check_broker()
         self._session = self._proton.session()
         self._session.open()
-        if self.settings.place is not None:
-            self._link(self.settings.place, deadline)
+        if self.settings.destination is not None:
+            self._link(self.settings.destination, deadline)
 
     def _check_broker(self) -> None:
         found = self._proton.remote_properties
@@ -105,12 +105,12 @@ class Amqp10Publisher(Publisher):
                 "unroutable messages. Use 'amqp-0-9-1', which is the default",
             )
 
-    def probe(self, place: Place, deadline: float) -> None:
-        self._link(place, deadline)
+    def probe(self, destination: Destination, deadline: float) -> None:
+        self._link(destination, deadline)
 
-    def _link(self, place: Place, deadline: float) -> Any:
+    def _link(self, destination: Destination, deadline: float) -> Any:
         """The link to a destination, attached; a refused one is an error."""
-        link = self._links.get(place)
+        link = self._links.get(destination)
         if link is not None:
             return link
         if len(self._links) >= _LINKS_MAX:
@@ -121,38 +121,40 @@ class Amqp10Publisher(Publisher):
             self._links.clear()
         self._number += 1
         link = self._session.sender(f"pyspark-mq-writes-{self._number}")
-        link.target.address = self._address(place)
+        link.target.address = self._address(destination)
         dialect = self.endpoint.broker.amqp10
         if dialect is not None and dialect.capabilities:
-            wanted = symbol(dialect.capabilities[place.kind == "topic"])
+            wanted = symbol(dialect.capabilities[destination.kind == "topic"])
             link.target.capabilities.put_object(Array(UNDESCRIBED, Data.SYMBOL, wanted))  # type: ignore[arg-type]
         link.snd_settle_mode = Link.SND_UNSETTLED
         link.open()
-        self._links[place] = link
+        self._links[destination] = link
         # A refused link is attached without a target and then detached (AMQP 1.0, 2.6.3).
         answered = Endpoint.REMOTE_ACTIVE | Endpoint.REMOTE_CLOSED
         ready = self._until(
             lambda: bool(link.state & answered) and bool(self._refused(link) or link.remote_target.address), deadline
         )
         if self._refused(link):
-            raise self._link_error(place, link)
+            raise self._link_error(destination, link)
         if not ready:
-            raise self._end_error() if self._end else BrokerUnavailableError(f"{self.url}: {place} did not answer")
+            raise (
+                self._end_error() if self._end else BrokerUnavailableError(f"{self.url}: {destination} did not answer")
+            )
         return link
 
     @staticmethod
     def _refused(link: Any) -> bool:
         return bool(link.state & Endpoint.REMOTE_CLOSED)
 
-    def _address(self, place: Place) -> str:
-        if place.kind == "exchange":
-            key = f"/{quote(place.key, safe='')}" if place.key else ""
-            return f"/exchanges/{quote(place.name, safe='')}{key}"
+    def _address(self, destination: Destination) -> str:
+        if destination.kind == "exchange":
+            key = f"/{quote(destination.key, safe='')}" if destination.key else ""
+            return f"/exchanges/{quote(destination.name, safe='')}{key}"
         dialect = self.endpoint.broker.amqp10
         assert dialect is not None
-        if place.kind == "topic":
-            return dialect.topic_address(place.name)
-        return dialect.queue_address(place.name, str(_OLDEST_RABBITMQ))
+        if destination.kind == "topic":
+            return dialect.topic_address(destination.name)
+        return dialect.queue_address(destination.name, str(_OLDEST_RABBITMQ))
 
     # -- sending
 
@@ -162,26 +164,28 @@ class Amqp10Publisher(Publisher):
             raise RowError(
                 f"column 'priority' is {message.priority} in a row, and '{broker.name}' has 0 to {_PRIORITY_MAX}"
             )
-        return message.place, encoded(message, broker.name), message.id
+        return message.destination, encoded(message, broker.name), message.id
 
     def send(self, encoded: list[_Encoded]) -> None:
         window = self.window
-        for number, (place, data, message_id) in enumerate(encoded):
+        for number, (destination, data, message_id) in enumerate(encoded):
             if number % _TURN_MESSAGES == 0:
                 self._pass(0.0)
-            link = self._links.get(place) or self._link(place, time.monotonic() + self.endpoint.connect_timeout_s)
+            link = self._links.get(destination) or self._link(
+                destination, time.monotonic() + self.endpoint.connect_timeout_s
+            )
             while window.full or link.credit <= 0:
-                self._pass(_TURN_S, waits=not window.open and link.credit <= 0)
+                self._pass(_TURN_S, waits=not window.unconfirmed and link.credit <= 0)
             self._number += 1
             tag = str(self._number)
-            self._sent[tag] = link.delivery(tag), place, message_id
+            self._sent[tag] = link.delivery(tag), destination, message_id
             link.stream(data)
             link.advance()
             window.sent(tag, len(data))
         self._drain()
 
     def _drain(self) -> None:
-        while self.window.open:
+        while self.window.unconfirmed:
             self._pass(_TURN_S)
 
     def _pass(self, timeout_s: float, *, waits: bool = False) -> None:
@@ -205,9 +209,9 @@ class Amqp10Publisher(Publisher):
         # They come in order, nearly always.
         if not self._take_outcomes(first=True):
             self._take_outcomes(first=False)
-        for place, link in self._links.items():
+        for destination, link in self._links.items():
             if self._refused(link):
-                self._failed = self._failed or self._link_error(place, link)
+                self._failed = self._failed or self._link_error(destination, link)
         if self._failed is None and self._end:
             self._failed = self._end_error()
 
@@ -228,25 +232,25 @@ class Amqp10Publisher(Publisher):
         return len(accepted)
 
     def _outcome_error(self, tag: str) -> WriteError:
-        delivery, place, message_id = self._sent[tag]
+        delivery, destination, message_id = self._sent[tag]
         state = delivery.remote_state
         condition = delivery.remote.condition
         reason = f"{condition.name}: {condition.description}" if condition is not None else f"{state or 'no outcome'}"
         if state in (Delivery.RELEASED, Delivery.MODIFIED):
             return WriteError(
-                f"{self.url}: no queue accepted the message with messageId '{message_id}' for {place} ({reason}): "
-                f"declare or bind a queue, or correct option or column '{place.kind}'"
+                f"{self.url}: no queue accepted the message with messageId '{message_id}' for {destination} "
+                f"({reason}): declare or bind a queue, or correct option or column '{destination.kind}'"
             )
         return WriteError(
-            f"{self.url}: {place} rejected the message with messageId '{message_id}' ({reason}): it is full, or refuses "
-            "such messages; make room, or see the broker's log"
+            f"{self.url}: {destination} rejected the message with messageId '{message_id}' ({reason}): it is full, or "
+            "refuses such messages; make room, or see the broker's log"
         )
 
-    def _link_error(self, place: Place, link: Any) -> MqError:
+    def _link_error(self, destination: Destination, link: Any) -> MqError:
         condition = link.remote_condition
         if condition is None:
-            return WriteError(f"{self.url}: the broker closed the link to {place} without a reason; see its log")
-        return self._refusal(str(place), place.kind, str(condition.name), str(condition.description or ""))
+            return WriteError(f"{self.url}: the broker closed the link to {destination} without a reason; see its log")
+        return self._refusal(str(destination), destination.kind, str(condition.name), str(condition.description or ""))
 
     def _end_error(self) -> MqError:
         """The error for the end of the session or the connection."""
@@ -254,8 +258,10 @@ class Amqp10Publisher(Publisher):
         if condition is None:
             return self.lost(self._end)
         # RabbitMQ ends the session if it refuses a link.
-        place = self.settings.place
-        where, kind = ("a destination of the rows", "queue") if place is None else (str(place), place.kind)
+        destination = self.settings.destination
+        where, kind = (
+            ("a destination of the rows", "queue") if destination is None else (str(destination), destination.kind)
+        )
         return self._refusal(where, kind, *condition)
 
     def _refusal(self, where: str, kind: str, name: str, description: str) -> MqError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from pyspark_mq.errors import RowError
-from pyspark_mq.sink.settings import MQ_ID, Message, lifetime_ms
+from pyspark_mq.sink.settings import MQ_ID, Message, ttl_ms
 
 __all__ = ["encoded"]
 
@@ -35,7 +35,7 @@ def encoded(message: Message, broker: str) -> bytes:
 
 
 def _header(message: Message) -> bytes:
-    lifetime = None if message.expiration_us is None else lifetime_ms(message.expiration_us)
+    lifetime = None if message.expiration_us is None else ttl_ms(message.expiration_us)
     return _list(
         _HEADER,
         [

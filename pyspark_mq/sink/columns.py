@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES
 from pyspark_mq.errors import RowError, SchemaError
 from pyspark_mq.sink.ids import Identity, Seen, field, pairs
-from pyspark_mq.sink.settings import MQ_ID, Message, Place, SinkSettings
+from pyspark_mq.sink.settings import MQ_ID, Destination, Message, SinkSettings
 
 __all__ = ["COLUMNS", "LEFT_OUT", "ColumnPlan", "RowReader"]
 
@@ -59,7 +59,7 @@ COLUMNS: Mapping[str, _WriteColumn] = {
     "routingKey": _WriteColumn(0, (_TEXT,), "RabbitMQ: its routing key, unless an option sets it"),
 }  # fmt: skip
 #: Codes of the other fields: a body in bytes, where the message goes, and an ID that the row has.
-_BYTES_BODY, _PLACE, _GIVEN = 2, 20, 21
+_BYTES_BODY, _DESTINATION, _GIVEN = 2, 20, 21
 #: Source columns about a delivery, and a place in a stream.
 LEFT_OUT = frozenset(
     {"destination", "redelivered", "deliveryCount", "userId", "partition", "streamOffset", "chunkTimestamp"}
@@ -93,12 +93,12 @@ class ColumnPlan:
         if "body" not in names:
             raise SchemaError(f"the rows have no column 'body' (string or binary); they have {', '.join(names)}")
         routed = settings.endpoint.broker.virtual_hosts
-        self._place = settings.place
-        self._meant = settings.endpoint.broker.meant_in_names
+        self._destination = settings.destination
+        self._meant = settings.endpoint.broker.special_characters
         self._key = settings.routing_key
         where = ("queue", "exchange") if routed else ("queue",)
         #: The column that says where each row goes; empty where an option does.
-        self._where = "" if self._place is not None else next((name for name in where if name in names), "?")
+        self._where = "" if self._destination is not None else next((name for name in where if name in names), "?")
         if self._where == "?":
             ways = "'queue' or 'exchange'" if routed else "'queue' or 'topic'"
             raise SchemaError(
@@ -117,12 +117,12 @@ class ColumnPlan:
         """Whether an option names the exchange and rows may name the routing key."""
         return settings.exchange is not None and settings.routing_key is None
 
-    def place(self, row: Mapping[str, Any]) -> Place:
+    def destination(self, row: Mapping[str, Any]) -> Destination:
         """Return the destination of a row."""
         if not self._where:
-            assert self._place is not None
-            key = row.get("routingKey") if self._place.kind == "exchange" and self._key is None else None
-            return self._place if key is None else self._place._replace(key=key)
+            assert self._destination is not None
+            key = row.get("routingKey") if self._destination.kind == "exchange" and self._key is None else None
+            return self._destination if key is None else self._destination._replace(key=key)
         name = row.get(self._where)
         if not name:
             shown = "null" if name is None else "empty"
@@ -136,8 +136,8 @@ class ColumnPlan:
                 f"{' '.join(sorted(self._meant))} stand for other queues or parameters: rename it"
             )
         if self._where == "queue":
-            return Place("queue", name)
-        return Place("exchange", name, (row.get("routingKey") if self._key is None else self._key) or "")
+            return Destination("queue", name)
+        return Destination("exchange", name, (row.get("routingKey") if self._key is None else self._key) or "")
 
 
 def _check(name: str, kind: str) -> None:
@@ -164,11 +164,11 @@ class RowReader:
     Args:
         plan: of the columns.
         identity: makes the IDs.
-        properties_never: names of properties that this protocol cannot have, each with the reason.
+        reserved_properties: names of properties that this protocol cannot have, each with the reason.
     """
 
-    def __init__(self, plan: ColumnPlan, identity: Identity, properties_never: Mapping[str, str]) -> None:
-        self._plan, self._identity, self._never = plan, identity, properties_never
+    def __init__(self, plan: ColumnPlan, identity: Identity, reserved_properties: Mapping[str, str]) -> None:
+        self._plan, self._identity, self._reserved = plan, identity, reserved_properties
         self._rows, self._ids = Seen(), Seen()
 
     def messages(self, batch: pa.RecordBatch) -> list[Message]:
@@ -194,7 +194,10 @@ class RowReader:
     def _check_given(self, messages: Sequence[Message], digests: Sequence[bytes]) -> None:
         if not messages:
             return
-        names = [self._identity.digest(field(_GIVEN, one.id.encode()) + _place_field(one.place)) for one in messages]
+        names = [
+            self._identity.digest(field(_GIVEN, one.id.encode()) + _destination_field(one.destination))
+            for one in messages
+        ]
         wrong = self._ids.differing(names, digests)
         if wrong is not None:
             raise RowError(
@@ -204,12 +207,12 @@ class RowReader:
 
     def _draft(self, row: dict[str, Any], *, is_text: bool) -> tuple[Message, bytes]:
         """A row as a message, without an ID if it has none, and the fields that its digest is made of."""
-        place = self._plan.place(row)
+        destination = self._plan.destination(row)
         properties = self._properties(row)
         _check_numbers(row)
         persistent = row.get("persistent")
         message = Message(
-            place, row.get("messageId") or "", row["body"], is_text, row.get("correlationId"), row.get("replyTo"),
+            destination, row.get("messageId") or "", row["body"], is_text, row.get("correlationId"), row.get("replyTo"),
             row.get("contentType"), row.get("contentEncoding"), row.get("type"), row.get("priority"),
             row.get("timestamp"), row.get("expiration"), row.get("appId"), row.get("groupId"),
             row.get("groupSequence"), persistent is not False, properties,
@@ -229,8 +232,8 @@ class RowReader:
                     row[column] = _sequence(value) if column == "groupSequence" else value
             elif name in _ADDED or name.startswith(_ADDED_PREFIXES):
                 continue
-            elif not name or name in self._never:
-                reason = self._never.get(name, "which is empty, and no name")
+            elif not name or name in self._reserved:
+                reason = self._reserved.get(name, "which is empty, and no name")
                 raise RowError(f"column 'properties' has the name '{name}', {reason}; leave it out (map_filter)")
             else:
                 kept.append((name, value))
@@ -249,8 +252,8 @@ def _check_numbers(row: Mapping[str, Any]) -> None:
 
 
 @lru_cache(maxsize=1_000)
-def _place_field(place: Place) -> bytes:
-    return b"".join(field(_PLACE, part.encode()) for part in place)
+def _destination_field(destination: Destination) -> bytes:
+    return b"".join(field(_DESTINATION, part.encode()) for part in destination)
 
 
 #: Columns that most rows have in addition to a body.
@@ -270,7 +273,7 @@ def _fields(message: Message, persistent: bool | None) -> bytes:
         parts.append(field(COLUMNS["persistent"].code, b"1" if persistent else b"0"))
     if message.properties:
         parts.append(field(COLUMNS["properties"].code, pairs(message.properties)))
-    parts.append(_place_field(message.place))
+    parts.append(_destination_field(message.destination))
     return b"".join(parts)
 
 

@@ -19,7 +19,7 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.errors import BrokerUnavailableError, WriteError
 from pyspark_mq.sink.columns import ColumnPlan, RowReader
 from pyspark_mq.sink.ids import Identity
-from pyspark_mq.sink.settings import Message, Place, SinkSettings
+from pyspark_mq.sink.settings import Destination, Message, SinkSettings
 from pyspark_mq.sources.connections.protocols import client_class
 from pyspark_mq.sources.connections.socket_loop import count_addresses
 from pyspark_mq.sources.url import BrokerUrl
@@ -59,7 +59,7 @@ class SendWindow:
     """
 
     def __init__(self, where: object, send_timeout_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
-        self.open: dict[Any, int] = {}
+        self.unconfirmed: dict[Any, int] = {}
         self.bytes = 0
         #: The broker's reason for blocking; empty if it does not block.
         self.blocked = ""
@@ -69,18 +69,18 @@ class SendWindow:
 
     @property
     def full(self) -> bool:
-        return len(self.open) >= WINDOW_MESSAGES or self.bytes >= WINDOW_BYTES
+        return len(self.unconfirmed) >= WINDOW_MESSAGES or self.bytes >= WINDOW_BYTES
 
     def sent(self, key: Any, size: int) -> None:
         """Record a sent message."""
-        if not self.open:
+        if not self.unconfirmed:
             self._moved()
-        self.open[key] = size
+        self.unconfirmed[key] = size
         self.bytes += size
 
     def confirmed(self, key: Any) -> None:
         """A message is confirmed. One that is not under way is none."""
-        self.bytes -= self.open.pop(key, 0)
+        self.bytes -= self.unconfirmed.pop(key, 0)
         self._moved()
 
     def block(self, reason: str) -> None:
@@ -104,9 +104,9 @@ class SendWindow:
             _LOG.warning("%s: the broker accepts no messages now (%s); the write waits", self._where, self.blocked)
         if not self.blocked and waited_s >= self._timeout_s:
             raise WriteError(
-                f"{self._where}: no confirmation of {len(self.open)} message(s) for sendTimeout={self._timeout_s:g}s. "
-                "A queue without a majority of its nodes confirms nothing, and a full broker may hold confirmations "
-                "back: see to it, or raise 'sendTimeout'"
+                f"{self._where}: no confirmation of {len(self.unconfirmed)} message(s) for "
+                f"sendTimeout={self._timeout_s:g}s. A queue without a majority of its nodes confirms nothing, and a "
+                "full broker may hold confirmations back: see to it, or raise 'sendTimeout'"
             )
 
 
@@ -118,7 +118,7 @@ class Publisher(ABC):
     """
 
     #: Property names reserved by the protocol, each with the reason.
-    never: ClassVar[Mapping[str, str]] = {}
+    reserved_properties: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, settings: SinkSettings, url: BrokerUrl, attempt: int = 0) -> None:
         self.settings, self.endpoint, self.url, self.attempt = settings, settings.endpoint, url, attempt
@@ -135,7 +135,7 @@ class Publisher(ABC):
         """
 
     @abstractmethod
-    def probe(self, place: Place, deadline: float) -> None:
+    def probe(self, destination: Destination, deadline: float) -> None:
         """Check whether this user may write there, without a visible message.
 
         A broker that creates missing destinations creates it. Send nothing afterwards.
@@ -170,8 +170,8 @@ class Publisher(ABC):
     def lost(self, reason: object) -> BrokerUnavailableError:
         """The error for a connection that ended."""
         return BrokerUnavailableError(
-            f"{self.url}: the connection ended with {len(self.window.open)} message(s) unconfirmed ({reason}). Run "
-            "again, the write sends them with the same IDs"
+            f"{self.url}: the connection ended with {len(self.window.unconfirmed)} message(s) unconfirmed "
+            f"({reason}). Run again, the write sends them with the same IDs"
         )
 
 
@@ -224,7 +224,7 @@ def write_rows(batches: Iterable[pa.RecordBatch], settings: SinkSettings, plan: 
     The connection is opened for the first row, and closed at the end. Nothing is unconfirmed between two batches.
     """
     kind = publisher_class(settings.endpoint.protocol)
-    reader = RowReader(plan, identity, {**kind.never, **settings.endpoint.broker.header_properties})
+    reader = RowReader(plan, identity, {**kind.reserved_properties, **settings.endpoint.broker.header_properties})
     publisher: Publisher | None = None
     used_s, count = 0.0, 0
     gap_s = min(_GAP_S, settings.endpoint.heartbeat_s / 2)

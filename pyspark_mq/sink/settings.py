@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from pyspark_mq.sources.endpoint import Endpoint
 
-__all__ = ["MQ_ID", "Message", "Place", "SinkSettings", "lifetime_ms"]
+__all__ = ["MQ_ID", "Destination", "Message", "SinkSettings", "ttl_ms"]
 
 #: Property that carries the ID on both ActiveMQs, whose own header cannot do so over every protocol.
 MQ_ID = "mq_id"
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """Destination of a message.
 
     Attributes:
@@ -40,7 +40,7 @@ class Message(NamedTuple):
         properties: names and values without those that brokers add.
     """
 
-    place: Place
+    destination: Destination
     id: str
     body: bytes
     is_text: bool
@@ -78,17 +78,17 @@ class SinkSettings:
     write_id: str | None = None
 
     @property
-    def place(self) -> Place | None:
+    def destination(self) -> Destination | None:
         """The destination of every row, as far as options say it; None where rows have columns for it."""
         if self.queue is not None:
-            return Place("queue", self.queue)
+            return Destination("queue", self.queue)
         if self.topic is not None:
-            return Place("topic", self.topic)
+            return Destination("topic", self.topic)
         if self.exchange is not None:
-            return Place("exchange", self.exchange, self.routing_key or "")
+            return Destination("exchange", self.exchange, self.routing_key or "")
         return None
 
 
-def lifetime_ms(expiration_us: int) -> int:
+def ttl_ms(expiration_us: int) -> int:
     """Milliseconds until then, at least one: an expired message is written, and expires at once."""
     return max(1, expiration_us // 1000 - time.time_ns() // 1_000_000)

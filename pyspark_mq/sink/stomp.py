@@ -17,10 +17,10 @@ from pyspark_mq.decode.stomp_headers import parse
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RowError, WriteError
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sink.publisher import Publisher
-from pyspark_mq.sink.settings import MQ_ID, Message, Place
+from pyspark_mq.sink.settings import MQ_ID, Destination, Message
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.stomp.client import Transport, heart_beats
-from pyspark_mq.sources.stomp.errors import login_error, said
+from pyspark_mq.sources.stomp.errors import error_text, login_error
 from pyspark_mq.sources.stomp.frames import FrameReader, StompFrameError
 
 __all__ = ["StompPublisher", "frame_headers"]
@@ -55,7 +55,7 @@ _Encoded: TypeAlias = "tuple[str, dict[str, str], bytes]"
 class StompPublisher(Publisher):
     """One connection; a receipt for each message."""
 
-    never = dict.fromkeys(_MEANT, _OWN)
+    reserved_properties = dict.fromkeys(_MEANT, _OWN)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -98,16 +98,16 @@ class StompPublisher(Publisher):
         transport.set_connected(True)
         endpoint.check_product(url, self._server)
 
-    def probe(self, place: Place, deadline: float) -> None:
+    def probe(self, destination: Destination, deadline: float) -> None:
         """Send a message in a transaction, and abort that."""
-        receipt, headers, body = self.encode(Message(place, "probe", b"", is_text=False))
+        receipt, headers, body = self.encode(Message(destination, "probe", b"", is_text=False))
         transaction = {"transaction": "probe"}
         self._protocol.send_frame("BEGIN", transaction)
         self._protocol.send_frame("SEND", headers | transaction, body)
         self.window.sent(receipt, 0)
-        while self.window.open:
+        while self.window.unconfirmed:
             if time.monotonic() > deadline:
-                raise BrokerUnavailableError(f"{self.url}: {place} did not answer in time")
+                raise BrokerUnavailableError(f"{self.url}: {destination} did not answer in time")
             self._pass(0.1)
         self._protocol.send_frame("ABORT", transaction)
 
@@ -118,9 +118,9 @@ class StompPublisher(Publisher):
         assert dialect is not None, "an option names this protocol for a broker without it"
         self._number += 1
         receipt = str(self._number)
-        template = dialect.topic if message.place.kind == "topic" else dialect.queue
+        template = dialect.topic if message.destination.kind == "topic" else dialect.queue
         headers = frame_headers(message, self.endpoint.broker.name)
-        headers["destination"] = template.format(name=message.place.name)
+        headers["destination"] = template.format(name=message.destination.name)
         headers["receipt"] = receipt
         self._ids[receipt] = message.id
         return receipt, headers, message.body
@@ -134,7 +134,7 @@ class StompPublisher(Publisher):
             self._protocol.send_frame("SEND", headers, body)
             if len(outgoing) > _TURN_BYTES:
                 self._pass(0.0)
-        while self.window.open:
+        while self.window.unconfirmed:
             self._pass(_TURN_S)
 
     def _pass(self, timeout_s: float) -> None:
@@ -148,7 +148,7 @@ class StompPublisher(Publisher):
             return self.lost(self._end)
         said, inner, _ = self._end.partition(" CoreMessage[")
         lower, user = said.lower(), self.endpoint.user(self.url)
-        where = str(self.settings.place or "a destination of the rows")
+        where = str(self.settings.destination or "a destination of the rows")
         if any(word in lower for word in _FULL):
             return WriteError(f"{self.url}: {where} is full ({said}): make room, or raise its limit")
         if any(word in lower for word in _REFUSED):
@@ -213,15 +213,15 @@ class StompPublisher(Publisher):
             self._ids.pop(receipt, None)
         elif command == "ERROR" and not self._end:
             about = self._ids.get(headers.get("receipt-id", ""))
-            self._end, self._stated = said(headers, body) + (f"; messageId '{about}'" if about else ""), True
+            self._end, self._stated = error_text(headers, body) + (f"; messageId '{about}'" if about else ""), True
 
     def close(self) -> None:
-        if self._socket.connected and not self._end and not self.window.open:
+        if self._socket.connected and not self._end and not self.window.unconfirmed:
             deadline = time.monotonic() + _CLOSE_TIMEOUT_S
             with contextlib.suppress(Exception):  # the write is over, whatever the other side says
                 self._protocol.send_frame("DISCONNECT", {"receipt": "end"})
                 self.window.sent("end", 0)
-                while self.window.open and not self._end and time.monotonic() < deadline:
+                while self.window.unconfirmed and not self._end and time.monotonic() < deadline:
                     self._turn(0.1)
         self._socket.close()
 
@@ -249,7 +249,7 @@ def frame_headers(message: Message, broker: str) -> dict[str, str]:
     headers["persistent"] = "true" if message.persistent else "false"
     headers[MQ_ID] = message.id
     if broker == "artemis":
-        headers["destination-type"] = "MULTICAST" if message.place.kind == "topic" else "ANYCAST"
+        headers["destination-type"] = "MULTICAST" if message.destination.kind == "topic" else "ANYCAST"
     if not message.is_text:
         headers["content-length"] = str(len(message.body))
     else:

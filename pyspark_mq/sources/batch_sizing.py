@@ -57,12 +57,12 @@ class BatchSizing:
         self._turn += 1
         self._planned_s = self._runtime.monotonic_s()
 
-    def gather(self, limit: int | None, *, all_: bool) -> dict[QueueReader, int]:
+    def gather(self, limit: int | None, *, once: bool) -> dict[QueueReader, int]:
         """Wait for the messages of the next epoch.
 
         Args:
             limit: how many it may take; None for all that there are.
-            all_: it is the one epoch of a run (`Trigger.Once`).
+            once: it is the one epoch of a run (`Trigger.Once`).
 
         Returns:
             messages it takes of each queue; empty if there is nothing to plan now.
@@ -77,9 +77,9 @@ class BatchSizing:
             self._wait(self._timing.idle_s)
         if not self._queues.buffered:
             self._await_confirmations()
-        self._await_more(limit, all_=all_)
+        self._await_more(limit, once=once)
         sizes = self._sizes(limit, {queue: queue.view.received for queue in self._queues})
-        return sizes if self._worth_it(sum(sizes.values()), limit) else {}
+        return sizes if self._plan_now(sum(sizes.values()), limit) else {}
 
     def _wait(self, seconds: float) -> None:
         self._queues.wait(seconds)
@@ -139,8 +139,8 @@ class BatchSizing:
                     ends[queue].finish()
             if any(views[queue].received for queue in unread):
                 self._await_more(limit, left=sum(ends[queue].left for queue in unread))
-                some = {queue: int(min(queue.view.received, max(0, ends[queue].left))) for queue in unread}
-                sizes = {queue: ends[queue].fitting(size) for queue, size in self._sizes(limit, some).items()}
+                buffered = {queue: int(min(queue.view.received, max(0, ends[queue].left))) for queue in unread}
+                sizes = {queue: ends[queue].fitting(size) for queue, size in self._sizes(limit, buffered).items()}
                 if any(sizes.values()):
                     return sizes
                 continue
@@ -152,21 +152,21 @@ class BatchSizing:
 
     # -- waiting
 
-    def _await_more(self, limit: int | None, *, left: float | None = None, all_: bool = False) -> None:
+    def _await_more(self, limit: int | None, *, left: float | None = None, once: bool = False) -> None:
         """Wait while messages arrive and the epoch is smaller than it should be.
 
         Args:
             limit: how many it may take; None for all that there are.
             left: messages a bounded run may still take; infinity if unknown.
-            all_: it is the one epoch of a run.
+            once: it is the one epoch of a run.
         """
         timing, queues = self._timing, self._queues
         now_s = came_s = self._runtime.monotonic_s()
         windows = sum(queue.view.window for queue in queues)
         # The rest of the window fills while the epoch runs.
-        enough = windows // (1 if all_ or self._settings.guarantee.acknowledges_first else EPOCHS_IN_WINDOW)
+        enough = windows // (1 if once or self._settings.guarantee.acknowledges_first else EPOCHS_IN_WINDOW)
         flows = False
-        if all_:
+        if once:
             until_s, patient = now_s + timing.once_s, True
         elif self._planned_s == -math.inf:
             # If the end is unknown, the buffer may already hold everything left.
@@ -219,17 +219,17 @@ class BatchSizing:
         equal = -(-window // max(1, -(-window // limit)))
         return min(limit, max(equal, self._settings.min_messages))
 
-    def _sizes(self, limit: int | None, some: Mapping[QueueReader, int]) -> dict[QueueReader, int]:
+    def _sizes(self, limit: int | None, buffered: Mapping[QueueReader, int]) -> dict[QueueReader, int]:
         """Share the next epoch: messages of each queue, at least one if there is any.
 
         Args:
             limit: messages over all queues; None for no limit.
-            some: buffered messages of each.
+            buffered: buffered messages of each.
         """
-        names = list(some)
+        names = list(buffered)
         turn = self._turn % len(names) if names else 0
-        queues = [queue for queue in names[turn:] + names[:turn] if some[queue]]
-        wanted = [some[queue] for queue in queues]
+        queues = [queue for queue in names[turn:] + names[:turn] if buffered[queue]]
+        wanted = [buffered[queue] for queue in queues]
         sizes = dict(zip(queues, fair_shares(sum(wanted) if limit is None else limit, wanted), strict=True))
         max_bytes = self._settings.max_bytes
         if self._queues.buffered_bytes > max_bytes:
@@ -239,7 +239,7 @@ class BatchSizing:
                 sizes[queues[0]] = max(1, sizes[queues[0]])
         return {queue: sizes[queue] for queue in names if sizes.get(queue)}
 
-    def _worth_it(self, size: int, limit: int | None) -> bool:
+    def _plan_now(self, size: int, limit: int | None) -> bool:
         """Whether to plan this epoch now, or wait a moment for more (`minMessagesPerTrigger`, `maxTriggerDelay`).
 
         A run of one epoch (`Trigger.Once`) does not wait, as with Spark's Kafka source (KafkaMicroBatchStream).

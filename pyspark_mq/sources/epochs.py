@@ -269,7 +269,7 @@ class EpochSource:
 
     def _open_wide(self) -> None:
         for queue in self._queues:
-            queue.want(Trigger.NO_CRASH_LOOP)
+            queue.apply_trigger(Trigger.NO_CRASH_LOOP)
 
     def _plan(self, asked: _Asked) -> None:
         """Plan the next epoch (phase one), if there is something for it."""
@@ -285,7 +285,7 @@ class EpochSource:
         elif limit is None:
             # The only epoch of this run, with everything before it committed: take everything.
             self._open_wide()
-        sizes = self._batch_sizing.gather(limit, all_=asked.limit is None)
+        sizes = self._batch_sizing.gather(limit, once=asked.limit is None)
         self._timings.gathered()
         if sizes or (
             asked.without_start and needs_empty_epoch(self._queues, self._committed_offset, running=bool(self._begun))

@@ -21,7 +21,7 @@ from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.position import JournalFiles, Position
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["Journal", "NoJournal", "Recent", "file_of", "planned_in", "remembered_in"]
+__all__ = ["Journal", "LeftOpen", "NoJournal", "file_of", "planned_in", "remembered_in"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -32,7 +32,7 @@ _SECRET_BYTES = 32
 _BESIDE, _ACKNOWLEDGED, _ABANDONED = "beside", "acknowledged", "abandoned"
 
 
-class Recent(NamedTuple):
+class LeftOpen(NamedTuple):
     """Messages that the end of a former process has left open.
 
     Attributes:
@@ -302,7 +302,7 @@ class Journal:
         """Whether an epoch was planned without a start offset."""
         return bool(position.file and self._files.read(position.file).without_start)
 
-    def adopt(self, start: Position, open_: Position | None) -> Recent:
+    def adopt(self, start: Position, open_: Position | None) -> LeftOpen:
         """Load the memory of a former process.
 
         Args:
@@ -317,10 +317,10 @@ class Journal:
             return self.recall(start.file, start, committed=True)
         return self.recall(open_.file, start, committed=False)
 
-    def recall(self, name: str, start: Position, *, committed: bool) -> Recent:
+    def recall(self, name: str, start: Position, *, committed: bool) -> LeftOpen:
         """Load the memory as of the plan, or the commit, of a file's epoch."""
         if not name:
-            return Recent({}, {}, {})
+            return LeftOpen({}, {}, {})
         counts = self.memory.load(name, self._file, committed=committed)
         file, keys = self._file(name), planned_in(self._files, start.file)
         # Either the repeats were known when the epoch was planned, or nobody noted whether it is acknowledged.
@@ -333,7 +333,7 @@ class Journal:
             self._files.put(EpochFile(), start.file, _ACKNOWLEDGED)
         self._coming = coming
         self._named = {name, *file.names}
-        return Recent(counts, keys, coming)
+        return LeftOpen(counts, keys, coming)
 
     def _file(self, name: str) -> EpochFile:
         return file_of(self._files, name, complete=True)
@@ -413,12 +413,12 @@ class NoJournal:
         """List none: without IDs the queues of an epoch are unknown."""
         return []
 
-    def adopt(self, start: Position, open_: Position | None) -> Recent:  # noqa: ARG002
+    def adopt(self, start: Position, open_: Position | None) -> LeftOpen:  # noqa: ARG002
         """Warn about IDs that are not used."""
         if start.file:
             _LOG.warning(
-                "%s: the checkpoint has message IDs, and guarantee '%s' does not use them: messages the former query had "
-                "committed but not acknowledged come again",
+                "%s: the checkpoint has message IDs, and guarantee '%s' does not use them: messages the former query "
+                "had committed but not acknowledged come again",
                 self._destination, self._settings.guarantee.value,
             )  # fmt: skip
-        return Recent({}, {}, {})
+        return LeftOpen({}, {}, {})

@@ -21,7 +21,7 @@ OFFSET_UNKNOWN = frozenset({Committed.UNKNOWN, Committed.BOUNDED})
 def limit_by_windows(queues: QueueGroup, limit: int | None) -> int:
     """Leave room in the windows for the next epoch besides the one that waits for its acknowledgement."""
     for queue in queues:
-        queue.want(Trigger.WITHOUT_START)
+        queue.apply_trigger(Trigger.WITHOUT_START)
     windows = [queue.view.window or queue.view.next_window for queue in queues]
     maximum = max(1, sum(windows) // EPOCHS_IN_WINDOW)
     return maximum if limit is None else min(maximum, limit)

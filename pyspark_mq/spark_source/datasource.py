@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import ConfigurationError, OptionError
 from pyspark_mq.spark_source.extras import check_installed
-from pyspark_mq.spark_source.failures import in_words
+from pyspark_mq.spark_source.failures import without_traceback
 from pyspark_mq.spark_source.options import Options, parse_options
 from pyspark_mq.spark_source.reader import MqStreamReader
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
@@ -48,24 +48,24 @@ class MqDataSource(DataSource):
         at ``load()``, if the client library of the protocol or of Redis is not installed
     """
 
-    @in_words
+    @without_traceback
     def __init__(self, options: Any) -> None:
         super().__init__(options)
         # All properties of the table, of which these are not the user's (Spark: DataSourceV2Utils, TableCatalog).
         if "provider" in options and "owner" in options:
             raise ConfigurationError(_NO_TABLE)
-        self._planned = False
+        self._reader_made = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Spark pickles the source once for the driver's own processes, which need the options, and,
         # once a reader was made, again into every task, which needs none and must not get a password.
-        return {**self.__dict__, "options": {}} if self._planned else self.__dict__
+        return {**self.__dict__, "options": {}} if self._reader_made else self.__dict__
 
     @classmethod
     def name(cls) -> str:
         return "mq"
 
-    @in_words
+    @without_traceback
     def schema(self) -> StructType:
         """The columns, with `includeMetadata` all; a schema given by the user may name any of them."""
         if is_stream(self.options):
@@ -81,18 +81,18 @@ class MqDataSource(DataSource):
         check_installed(parsed)
         return parsed
 
-    @in_words
+    @without_traceback
     def streamReader(self, schema: StructType) -> MqStreamReader | StreamReader:
-        self._planned = True
+        self._reader_made = True
         if is_stream(self.options):
             return StreamReader(parse_stream_options(self.options).streaming, schema)
         return MqStreamReader(self._checked(), schema)
 
-    @in_words
+    @without_traceback
     def reader(self, schema: StructType) -> StreamBatchReader:
         """The reader of a range of streams. A queue is not a table: it would need an end and a commit."""
         if is_stream(self.options):
-            self._planned = True
+            self._reader_made = True
             return StreamBatchReader(parse_stream_options(self.options).batch, schema)
         self._checked()
         raise ConfigurationError(
@@ -100,14 +100,14 @@ class MqDataSource(DataSource):
             "what the queue holds now and stop, use .trigger(availableNow=True)"
         )
 
-    @in_words
+    @without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """The writer of a DataFrame to a queue."""
-        self._planned = True
+        self._reader_made = True
         return BatchWriter(parse_sink_options(self.options, streaming=False), schema, overwrite=overwrite)
 
-    @in_words
+    @without_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """The writer of a query's batches to a queue."""
-        self._planned = True
+        self._reader_made = True
         return StreamWriter(parse_sink_options(self.options, streaming=True), schema, overwrite=overwrite)

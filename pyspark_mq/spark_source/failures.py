@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from pyspark_mq.errors import InternalError, MqError
 
-__all__ = ["in_words"]
+__all__ = ["without_traceback"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -18,7 +18,7 @@ A = ParamSpec("A")
 R = TypeVar("R")
 
 
-def in_words(call: Callable[A, R]) -> Callable[A, R]:
+def without_traceback(call: Callable[A, R]) -> Callable[A, R]:
     """Make a method that Spark calls raise this package's errors without traceback and cause.
 
     Spark prints the whole traceback before the message that users look for (``python_streaming_source_runner.py``,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from pyspark_mq.ack.counters import READINGS
+from pyspark_mq.ack.counters import GAUGES
 from pyspark_mq.errors import ConfigurationError
 from pyspark_mq.spark_source.metrics import Metrics, Spans, serve
 from pyspark_mq.spark_source.progress import Reading, readings
@@ -186,9 +186,7 @@ def _label(name: str | None, query_id: Any) -> str:
 def _growth(before: Reading | None, now: Reading) -> dict[str, int]:
     """Counts since then. A run has one process of the source, so none falls, unless what is now was before."""
     earlier = {} if before is None else before.counters.report()
-    counts = {
-        name: value for name, value in now.counters.report().items() if name not in READINGS and value is not None
-    }
+    counts = {name: value for name, value in now.counters.report().items() if name not in GAUGES and value is not None}
     return {name: value - (earlier.get(name) or 0) for name, value in counts.items()}
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from pyspark_mq.ack.counters import READINGS, Counters
+from pyspark_mq.ack.counters import GAUGES, Counters
 from pyspark_mq.errors import ConfigurationError, MissingExtraError
 from pyspark_mq.spark_source.progress import Reading
 
@@ -73,11 +73,11 @@ class Metrics:
         self._counters = {
             name: meter.create_counter(f"pyspark_mq.{_snake(name)}", "{message}", f"Counter '{name}' of the source")
             for name in Counters().report()
-            if name not in READINGS
+            if name not in GAUGES
         }
         self._gauges = {
             name: meter.create_gauge(f"pyspark_mq.{name}", "{message}", f"Reading '{name}' of the source")
-            for name in READINGS
+            for name in GAUGES
         }
         self._durations = meter.create_histogram(
             "pyspark_mq.trigger.duration",

@@ -35,7 +35,7 @@ _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("host", "hostname", "port", "vhost", "virtualhost", "virtual_host"), _IN_URL),
     **dict.fromkeys(("brokerurl", "addresses", "uri", "kafka.bootstrap.servers"), _URL),
     **dict.fromkeys(("groupidprefix", "group.id", "kafka.group.id"), _NO_GROUPS),
-    "user": "its name here is 'username'",
+    "user": "use 'username'",
     "ssl": "use a TLS URL such as amqps://, with 'tls.caFile' and 'tls.verify'",
     "includeheaders": "headers are in column 'properties'; 'includeMetadata' adds all columns",
 }
@@ -62,11 +62,13 @@ class OptionParser:
         for name, value in given.items():
             known = names.get(name.lower())
             if known is None:
-                raise OptionError(name, self.elsewhere(name.lower(), value) or self._unknown(name.lower()))
+                raise OptionError(
+                    name, self.hint_for_foreign_option(name.lower(), value) or self._unknown(name.lower())
+                )
             self._values[known] = str(value) if known in _SECRET else str(value).strip()
             check_characters(known, self._values[known])
 
-    def elsewhere(self, name: str, value: str) -> str:
+    def hint_for_foreign_option(self, name: str, value: str) -> str:
         """Return what to do about an option that is none of these but of something else; empty if it is unknown."""
         del value
         kafka = "is a Kafka client option; here use 'url', 'username' and 'tls.*'"
@@ -113,7 +115,7 @@ class OptionParser:
             raise OptionError("url", f"{problem}, but broker '{broker.name}' has no virtual hosts")
         return urls
 
-    def _spoken(self, broker: Broker, url: BrokerUrl) -> str:
+    def _protocol(self, broker: Broker, url: BrokerUrl) -> str:
         """The protocol: the one of option `protocol`, or the first that the URL's scheme stands for."""
         spoken = broker.protocols.get(url.scheme, ())
         if not spoken:

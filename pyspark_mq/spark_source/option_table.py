@@ -244,8 +244,7 @@ _TABLE = (
     Option(
         "consumers",
         _SIZE,
-        "connections, 1 to 64. With more than one, queue order is not kept. For a `topic` see "
-        "[above](#topics)",
+        "connections, 1 to 64. With more than one, queue order is not kept. For a `topic` see [above](#topics)",
         default="1",
         kind=count(1, 64),
     ),

@@ -53,13 +53,13 @@ _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("maxoffsetspertrigger", "maxrecordspertrigger", "batchsize"), _SIZE),
     **dict.fromkeys(("exchange", "routingkey", "routing_key"), _BIND),
     "subscribe": "use 'queue', or 'topic' for a durable subscription",
-    "subscribepattern": "its name here is 'queuePattern'",
+    "subscribepattern": "use 'queuePattern'",
     "assign": "a queue has no partitions: name it as 'queue'",
-    "minoffsetspertrigger": "its name here is 'minMessagesPerTrigger'",
-    "minpartitions": "its name here is 'numPartitions'",
+    "minoffsetspertrigger": "use 'minMessagesPerTrigger'",
+    "minpartitions": "use 'numPartitions'",
     "maxrecordsperpartition": "'numPartitions' says how many tasks an epoch has",
-    "destination": "its name here is 'queue' or 'topic'",
-    "queuename": "its name here is 'queue'",
+    "destination": "use 'queue' or 'topic'",
+    "queuename": "use 'queue'",
     "autoack": "'guarantee' says when messages are acknowledged",
     "durable": "a query declares no queue; leave it out",
 }  # fmt: skip
@@ -111,13 +111,13 @@ def parse_options(given: Mapping[str, str]) -> Options:
 class _QueueOptionParser(OptionParser):
     TABLE = OPTIONS
 
-    def elsewhere(self, name: str, value: str) -> str:
+    def hint_for_foreign_option(self, name: str, value: str) -> str:
         if name == "path":
             return f"{value!r}: a queue has no path; use .option('queue', {value!r}) and load() without an argument"
         if name == "stream":
             url = "rabbitmq-stream://user:password@host:5552/vhost"
             return f"{value!r} is read with a URL {url}; of a queue it is 'queue'"
-        return _ELSEWHERE.get(name) or super().elsewhere(name, value)
+        return _ELSEWHERE.get(name) or super().hint_for_foreign_option(name, value)
 
     # -- the whole
 
@@ -155,8 +155,8 @@ class _QueueOptionParser(OptionParser):
             raise OptionError(
                 "settleAfter",
                 "'synced' is for a checkpoint on this machine's disk, next to which it keeps a note: set "
-                "'checkpointLocation' to the writer's path, and no 'idLog'. Writes to another store are durable once it "
-                "answers",
+                "'checkpointLocation' to the writer's path, and no 'idLog'. Writes to another store are durable once "
+                "it answers",
             )
         if settings.syncs and sys.platform != "linux":
             raise OptionError("settleAfter", f"'synced' needs Linux, whose sync(2) waits; this is {sys.platform}")
@@ -242,7 +242,7 @@ class _QueueOptionParser(OptionParser):
 
     def _endpoint(self, broker: Broker, guarantee: Guarantee) -> Endpoint:
         urls = self._broker_urls(broker)
-        protocol = self._spoken(broker, urls[0])
+        protocol = self._protocol(broker, urls[0])
         secured = urls[0].tls or (self._text("managementUrl") or "").lower().startswith("https:")
         destination = self._destination(broker, protocol, guarantee)
         endpoint = self._endpoint_at(urls, secured=secured, broker=broker, protocol=protocol, **destination)

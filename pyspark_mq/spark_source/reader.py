@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from pyspark_mq.errors import MessageError
 from pyspark_mq.sources.connections.block import Run
 from pyspark_mq.sources.position import Position
-from pyspark_mq.spark_source.failures import in_words
+from pyspark_mq.spark_source.failures import without_traceback
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import Options
 from pyspark_mq.spark_source.read_limits import ReadMaxRows, SupportsTriggerAvailableNow, is_unlimited
@@ -76,7 +76,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         source, self._worker = begin_source(self._options, self._codec, self._builder.block_schema)
         return source
 
-    @in_words
+    @without_traceback
     def initialOffset(self) -> dict[str, Any]:
         return self._codec.encode(self._source().initial())
 
@@ -84,12 +84,12 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """`maxMessagesPerTrigger`; the limit in bytes applies as well."""
         return ReadMaxRows(self._options.settings.max_messages)
 
-    @in_words
+    @without_traceback
     def prepareForTriggerAvailableNow(self) -> None:
         """Bound the run to the messages that the queues hold now."""
         self._source().bound()
 
-    @in_words
+    @without_traceback
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Acknowledge the epoch that ends at `start` and plan the next one."""
         position = None if start is None else self._position(start)
@@ -107,7 +107,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Queues and counters. Spark shows them in the progress as the source's `latestOffset`."""
         return None if self._epochs is None else self._epochs.report()
 
-    @in_words
+    @without_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The payload of an epoch, split for tasks; the same objects however often Spark asks."""
         before, after = self._position(start), self._position(end)
@@ -167,7 +167,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with partition.opened() as stream:  # type: ignore[attr-defined]
             yield from stream
 
-    @in_words
+    @without_traceback
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge up to `end`. Spark may call this late or not at all; `latestOffset` proves the same."""
         self._source().commit(self._position(end))

@@ -66,20 +66,20 @@ def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkSett
 class _SinkOptionParser(OptionParser):
     TABLE, OF = SINK_OPTIONS, " of a write"
 
-    def elsewhere(self, name: str, value: str) -> str:
+    def hint_for_foreign_option(self, name: str, value: str) -> str:
         if name == "path":
             return f"{value!r}: a queue has no path; use .option('queue', {value!r}) and save() without an argument"
         near = difflib.get_close_matches(name, [known.lower() for known in SINK_OPTIONS], n=1, cutoff=0.85)
         known = {one.lower() for one in OPTIONS}
         if name in known and not near:
             return _READING
-        return super().elsewhere(name, value)
+        return super().hint_for_foreign_option(name, value)
 
     def parse(self, *, streaming: bool) -> SinkSettings:
         self._required("broker", f"accepted are {', '.join(BROKERS)}")
         broker: Broker = self._value("broker", choice(BROKERS))
         urls = self._broker_urls(broker)
-        protocol = self._spoken(broker, urls[0])
+        protocol = self._protocol(broker, urls[0])
         if protocol == STOMP and broker.virtual_hosts:
             raise OptionError(
                 "url",
@@ -116,10 +116,12 @@ class _SinkOptionParser(OptionParser):
             name for name, value in (("queue", queue), ("topic", topic), ("exchange", exchange)) if value is not None
         ]
         if len(named) > 1:
-            raise OptionError(named[1], f"is set as well as '{named[0]}': a write has one destination, or columns for it")
+            raise OptionError(
+                named[1], f"is set as well as '{named[0]}': a write has one destination, or columns for it"
+            )
         for name, value in (("queue", queue), ("topic", topic)):
-            if not broker.meant_in_names.isdisjoint(value or ""):
-                meant = " ".join(sorted(broker.meant_in_names))
+            if not broker.special_characters.isdisjoint(value or ""):
+                meant = " ".join(sorted(broker.special_characters))
                 raise OptionError(name, f"'{value}': in names of this broker {meant} stand for others or parameters")
         if key is not None and not of_rabbitmq:
             raise OptionError("routingKey", f"'{key}': broker '{broker.name}' has no routing keys; leave it out")

@@ -23,7 +23,7 @@ from pyspark_mq.sink.columns import ColumnPlan, batches_of_rows
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.publisher import publisher_class, write_rows
 from pyspark_mq.sink.settings import SinkSettings
-from pyspark_mq.spark_source.failures import in_words
+from pyspark_mq.spark_source.failures import without_traceback
 
 __all__ = ["BatchWriter", "StreamWriter"]
 
@@ -99,7 +99,7 @@ class BatchWriter(_Writer, _OfBatch):  # type: ignore[misc]
         super().__init__(settings, schema, overwrite=overwrite)
         self._id = settings.write_id or secrets.token_hex(16)
 
-    @in_words
+    @without_traceback
     def write(self, iterator: Iterator[Any]) -> Written:
         """Publish the rows of a task."""
         task = _task()
@@ -112,14 +112,16 @@ class BatchWriter(_Writer, _OfBatch):  # type: ignore[misc]
         if self._settings.write_id is None and any(one.within for one in done):
             _LOG.warning(_UNNAMED)
         _LOG.info(
-            "%d message(s) were written to %s", sum(one.messages for one in done), self._settings.place or "queues"
+            "%d message(s) were written to %s",
+            sum(one.messages for one in done),
+            self._settings.destination or "queues",
         )
 
 
 class StreamWriter(_Writer, _OfStream):  # type: ignore[misc]
     """Writer of the batches of one streaming query."""
 
-    @in_words
+    @without_traceback
     def write(self, iterator: Iterator[Any]) -> Written:
         """Publish the rows of a task."""
         task = _task()

@@ -35,7 +35,7 @@ _INSTEAD = {
     "minMessagesPerTrigger": "of streams it is 'minOffsetsPerTrigger'",
     "numPartitions": "of streams it is 'minPartitions'",
 }
-_SUBSCRIBE = "its name here is 'stream': a stream or super stream, or several with commas between them"
+_SUBSCRIBE = "use 'stream': a stream or super stream, or several, comma-separated"
 _NOTHING = "it is for queues: streams have offsets, and neither acknowledgements nor IDs to remember; leave it out"
 
 _TABLE = (
@@ -100,11 +100,15 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
 class _StreamOptionParser(OptionParser):
     TABLE, OF = STREAM_OPTIONS, " of streams"
 
-    def elsewhere(self, name: str, value: str) -> str:
+    def hint_for_foreign_option(self, name: str, value: str) -> str:
         queues = {known.lower(): known for known in OPTIONS}
         if name in queues:
             return _INSTEAD.get(queues[name], _NOTHING)
-        return _SUBSCRIBE if name in {"subscribe", "subscribepattern", "assign"} else super().elsewhere(name, value)
+        return (
+            _SUBSCRIBE
+            if name in {"subscribe", "subscribepattern", "assign"}
+            else super().hint_for_foreign_option(name, value)
+        )
 
     def parse(self) -> StreamOptions:
         self._required("broker", "accepted is rabbitmq, where streams are")

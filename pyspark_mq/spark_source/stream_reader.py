@@ -11,7 +11,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 from pyspark_mq.decode.amqp10_columns import COLUMN_TYPES, TIMESTAMP
 from pyspark_mq.errors import SchemaError
-from pyspark_mq.spark_source.failures import in_words
+from pyspark_mq.spark_source.failures import without_traceback
 from pyspark_mq.spark_source.read_limits import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow, is_unlimited
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
 from pyspark_mq.streams.planner import Planner
@@ -79,7 +79,7 @@ class _Tasks:
     def __getstate__(self) -> dict[str, Any]:
         return {"_schema": self._schema, "_unreadable": self._unreadable}
 
-    @in_words
+    @without_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a range from a member of the stream."""
         assert isinstance(partition, _RangePartition)
@@ -89,7 +89,7 @@ class _Tasks:
 class StreamBatchReader(_Tasks, DataSourceReader):
     """Reader of ranges of streams, once."""
 
-    @in_words
+    @without_traceback
     def partitions(self) -> Sequence[InputPartition]:
         """One task for each partition of a stream, or more as the options say."""
         return [_RangePartition(wanted) for wanted in self._planner.batch()]
@@ -98,7 +98,7 @@ class StreamBatchReader(_Tasks, DataSourceReader):
 class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of the streams of one query, epoch by epoch. An offset is a place in each partition, and its own proof."""
 
-    @in_words
+    @without_traceback
     def initialOffset(self) -> dict[str, Any]:
         return self._planner.initial()
 
@@ -106,12 +106,12 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
         """`maxOffsetsPerTrigger`, if it is set."""
         return ReadAllAvailable() if self._max_offsets is None else ReadMaxRows(self._max_offsets)
 
-    @in_words
+    @without_traceback
     def prepareForTriggerAvailableNow(self) -> None:
         """Bound the run to what the streams hold now."""
         self._planner.bound()
 
-    @in_words
+    @without_traceback
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Plan the next epoch."""
         return self._planner.latest(start, limited=not is_unlimited(limit))
@@ -120,12 +120,12 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Counters. Spark shows them in the progress as the source's `latestOffset`."""
         return self._planner.report()
 
-    @in_words
+    @without_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The ranges of an epoch."""
         return [_RangePartition(wanted) for wanted in self._planner.ranges(start, end)]
 
-    @in_words
+    @without_traceback
     def commit(self, end: dict[str, Any]) -> None:
         """Change nothing: a log forgets nothing for having been read."""
 

@@ -107,7 +107,7 @@ def test_a_session_can_be_ended_on_request(entry: LiveEntry, worker: Worker) -> 
     scene.start()
     assert scene.until(lambda: len(scene.rows) == 3)
     (opened,) = scene.events_of(Opened)
-    scene.connections.renew(opened.session, "for a test")
+    scene.connections.replace_session(opened.session, "for a test")
     assert scene.until(lambda: len(scene.rows) == 6)
     assert [lost.session for lost in scene.events_of(Lost)] == [opened.session]
     assert scene.redelivered == 3
@@ -238,7 +238,7 @@ def test_queues_that_ended_leave_nothing_with_the_worker(entry: LiveEntry, worke
         assert scene.until(lambda: bool(scene.events_of(Opened)))  # noqa: B023 - called at once
         scene.connections.stop()
         assert scene.until(lambda: bool(scene.events_of(Lost)))  # noqa: B023
-    assert len(worker._kept) == 1
+    assert len(worker._supervised) == 1
     assert poll(lambda: len(supervisors()) == 1, 10)
     # The one that is there goes on.
     entry.publish(1)

@@ -39,7 +39,7 @@ _START = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _WRITTEN = tuple(name for name in COLUMNS if name in ALL_COLUMNS.names and name not in {"messageId", "expiration",
                  "exchange", "routingKey"})  # fmt: skip
 _SAME = ["body", "correlationId", "replyTo", "contentType", "contentEncoding", "type", "appId"]
-_NEVER = {STOMP: StompPublisher.never}
+_NEVER = {STOMP: StompPublisher.reserved_properties}
 
 
 def _maybe(rng: random.Random, value: Any) -> Any:

@@ -115,7 +115,7 @@ def test_what_lost_power_is_repaired(
     run(0)
     assert sorted(bytes(row.body) for row in spark.read.parquet(str(out)).collect()) == sorted(bodies(10))
     assert main([*shlex.split(command)[1:], "--yes"]) == 0
-    assert "nothing is to be removed" in capsys.readouterr().out
+    assert "nothing to remove" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -303,7 +303,7 @@ def test_every_command_of_its_page(spark: Any, rabbit: RabbitNode, tmp_path: Pat
     # Nobody answers at the management's address; what is not known is no failure.
     assert "not known" in run(doctor[0])
     assert [run(line).count(name) > 0 for line in doctor[1:]] == [True, True, True, True]
-    assert ["nothing is to be removed" in run(line) for line in repair] == [True]
+    assert ["nothing to remove" in run(line) for line in repair] == [True]
     asked, looked, done = (run(line) for line in release)
     assert "20 messages were planned and not committed" in asked
     assert "nothing was changed" in asked

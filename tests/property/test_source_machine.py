@@ -1,8 +1,8 @@
 """The whole source against faults of any kind: Spark's calls, a broker in memory, time, kills, in any order.
 
 What is real: everything under ``pyspark_mq/sources``, ``ack`` and ``dedup``, and the offsets. What is a model: Spark
-(tests/support/simulation.py), the broker (tests/support/memory.py, held to the contract tests of the real ones), and
-the clock, which is turned by hand: hours pass in a second.
+(tests/support/simulation.py), the broker (tests/support/memory_broker.py, held to the contract tests of the real ones),
+and the clock, which is turned by hand: hours pass in a second.
 
 Two things are asked at the end, besides that nothing is lost and nothing comes twice: **it always gets on** (when the
 faults end, everything in the queue is emitted within a bounded time) and **what is remembered stays bounded** (then
@@ -24,7 +24,7 @@ from pyspark_mq.sources.settings import Guarantee
 from pyspark_mq.spark_source.id_file import decoded
 from tests.support.effort import part_of
 from tests.support.engine import At, Crashed
-from tests.support.memory import Faults, MemoryBroker, MemoryQueue, MemoryStore
+from tests.support.memory_broker import Faults, MemoryBroker, MemoryQueue, MemoryStore
 from tests.support.simulation import QUEUE, SUPERVISOR, WORKER, Query, World, make_settings
 
 BODIES = st.sampled_from([0, 1, 10, 100])

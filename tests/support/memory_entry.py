@@ -26,7 +26,7 @@ from pyspark_mq.spark_source.schema import SCHEMA
 from testbed.brokers.node import Node, QueueCounts, unique_ids
 from tests.support.engine import Crashed, Engine, ReaderError
 from tests.support.entries import LiveEntry, MatrixEntry
-from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemorySession, memory_session
+from tests.support.memory_broker import MEMORY, PROTOCOL, MemoryBroker, MemorySession, memory_session
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyspark_mq.ack.counters import Counters
-from tests.support.memory import MemoryBroker, MemoryQueue, MemoryStore
+from tests.support.memory_broker import MemoryBroker, MemoryQueue, MemoryStore
 from tests.support.simulation import QUEUE, Query, World, make_settings
 
 __all__ = ["Scene"]

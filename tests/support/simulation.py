@@ -32,7 +32,7 @@ from pyspark_mq.spark_source.offset_log import OffsetLog
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.engine import At, Crashed
 from tests.support.folder import MemoryFolder
-from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemoryQueue, MemorySession, MemoryStore
+from tests.support.memory_broker import MEMORY, PROTOCOL, MemoryBroker, MemoryQueue, MemorySession, MemoryStore
 from tests.support.watching import planned
 
 __all__ = ["SUPERVISOR", "WORKER", "Process", "Query", "World", "ids_of", "make_settings"]

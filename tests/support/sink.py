@@ -92,7 +92,7 @@ def decoder_of(protocol: str) -> Asked:
 def as_raw(message: Message, broker: str, protocol: str, tag: int = 1) -> Any:
     """A message as it was written, taken in by the source's side as if a broker had handed it on unchanged."""
     if protocol == AMQP_0_9_1:
-        where = b"".join(bytes((len(name.encode()),)) + name.encode() for name in ("", message.place.name))
+        where = b"".join(bytes((len(name.encode()),)) + name.encode() for name in ("", message.destination.name))
         return tag, False, properties_of(message), message.body, where
     if protocol == AMQP_1_0:
         return SectionReader(counts_acquirers=False).read(tag, encoded(message, broker))
@@ -104,7 +104,7 @@ def _stomp_raw(message: Message, broker: str, tag: int) -> Any:
     protocol = Protocol12(
         Transport("localhost", parse_urls("stomp://localhost")[0], outgoing), auto_content_length=False
     )
-    never = set(dict(message.properties)) & set(StompPublisher.never)
+    never = set(dict(message.properties)) & set(StompPublisher.reserved_properties)
     assert not never, never
     protocol.send_frame("SEND", {**frame_headers(message, broker), "destination": "q"}, message.body)
     reader = FrameReader()

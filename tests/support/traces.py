@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.support.engine import At, Crashed
-from tests.support.memory import Faults, MemoryBroker, MemoryQueue, Message
+from tests.support.memory_broker import Faults, MemoryBroker, MemoryQueue, Message
 from tests.support.simulation import Query, World, make_settings
 from tests.support.watching import watch
 from tools.tlc import FAULTS, run_tlc

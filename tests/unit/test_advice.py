@@ -35,7 +35,7 @@ def test_a_remedy_is_of_a_check_there_is(broker: str) -> None:
 def test_what_is_not_known_is_never_ok_and_worth_no_line_of_the_log(broker: str) -> None:
     found = check_queue(NOTHING_KNOWN, settings(broker), "give the option")
     known = {one.check for one in found if one.level is Level.OK}
-    assert known == ({"prefetch"} if BROKERS[broker].counts_drops else {"prefetch", "delivery-limit"})
+    assert known == ({"prefetch"} if BROKERS[broker].counts_session_ends else {"prefetch", "delivery-limit"})
     assert all(one.remedy for one in found if one.level is Level.UNKNOWN)
     assert worth_a_line(NOTHING_KNOWN, settings(broker)) == []
 

@@ -504,7 +504,7 @@ def test_an_import_loop_is_found() -> None:
     "source",
     [
         "queue.ended = True",
-        "for queue in queues:\n  queue.last_sign_s += 1.0",
+        "for queue in queues:\n  queue.last_activity_s += 1.0",
         "one.queue.taking: bool = True",
         "queue.ended, other = True, 1",
         "del queue._emitted",
@@ -512,7 +512,7 @@ def test_an_import_loop_is_found() -> None:
 )
 def test_a_write_to_a_queue_is_found(source: str) -> None:
     attributes = attributes_of(MODULES[QUEUE], "QueueReader")
-    assert {"ended", "last_sign_s", "taking", "_emitted"} <= attributes
+    assert {"ended", "last_activity_s", "taking", "_emitted"} <= attributes
     assert len(writes_to(attributes, source)) == 1
     assert writes_to(attributes, "self.ended = queue.ended") == []
 

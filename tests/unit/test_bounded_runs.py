@@ -12,7 +12,7 @@ from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.timing import Timing
 from tests.support.effort import with_all
 from tests.support.engine import At, Crashed
-from tests.support.memory import MemoryBroker
+from tests.support.memory_broker import MemoryBroker
 from tests.support.scene import Scene
 from tests.support.simulation import Query, World, make_settings
 

@@ -24,7 +24,7 @@ from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import parse_options
-from tests.support.memory import MemoryBroker, MemorySession, Message, Raw
+from tests.support.memory_broker import MemoryBroker, MemorySession, Message, Raw
 
 GIVEN = {"broker": "rabbitmq", "url": "amqp://joe:hushhush@broker.example/", "queue": "orders"}
 WRITTEN_AT_MS = 1_700_000_000_000
@@ -295,7 +295,7 @@ def test_options_come_from_a_file_and_the_command_line(tmp_path: Path, capsys: p
     file.write_text(json.dumps({**GIVEN, "url": "amqp://127.0.0.1:9", "connectTimeout": "200ms"}))
     assert "127.0.0.1:9" in told("peek", "--from", str(file), "queue=other", capsys=capsys, code=1)
     file.write_text("[]")
-    assert "no JSON object" in told("peek", "--from", str(file), capsys=capsys, code=2)
+    assert "not a JSON object" in told("peek", "--from", str(file), capsys=capsys, code=2)
 
 
 # -- release ----------------------------------------------------------------------------------

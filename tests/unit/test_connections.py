@@ -18,7 +18,7 @@ from pyspark_mq.sources.connections.events import Delivered, EventQueue, Lost, O
 from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.runtime import Threads
 from testbed.process import poll
-from tests.support.memory import MemoryBroker, MemorySession, memory_session
+from tests.support.memory_broker import MemoryBroker, MemorySession, memory_session
 from tests.support.simulation import QUEUE, World, make_settings
 from tests.support.sockets import LIMIT_S
 

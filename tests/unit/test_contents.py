@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.effort import part_of
 from tests.support.engine import At, Crashed
-from tests.support.memory import MEMORY
+from tests.support.memory_broker import MEMORY
 from tests.support.scene import Scene
 
 POINTS = [None, None, *At]

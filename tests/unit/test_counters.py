@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.ack import InFlightTable
-from pyspark_mq.ack.counters import READINGS, Counters
+from pyspark_mq.ack.counters import GAUGES, Counters
 
 OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 NAMES = [field.name for field in fields(Counters)]
@@ -38,7 +38,7 @@ def test_every_counter_has_a_line_in_the_docstring() -> None:
 
 
 def test_what_the_docstring_calls_of_now_is_a_reading() -> None:
-    assert tuple(re.findall(r"^ +(\w+): now: ", str(Counters.__doc__), re.MULTILINE)) == READINGS
+    assert tuple(re.findall(r"^ +(\w+): now: ", str(Counters.__doc__), re.MULTILINE)) == GAUGES
 
 
 def test_the_in_flight_counts_under_the_same_names() -> None:

@@ -28,7 +28,7 @@ from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA, BatchBuilder
 from tests.support.columns import built
 from tests.support.decoding import Asked
-from tests.support.memory import MemoryBatch
+from tests.support.memory_broker import MemoryBatch
 from tests.support.stomp import block
 
 #: Headers of STOMP that are numbers.

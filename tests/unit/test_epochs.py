@@ -13,7 +13,7 @@ from pyspark_mq.sources.settings import Guarantee, OnUnreadable
 from pyspark_mq.sources.url import parse_urls
 from tests.support.effort import LONG, with_all
 from tests.support.engine import At, Crashed
-from tests.support.memory import MemorySession, MemoryStore
+from tests.support.memory_broker import MemorySession, MemoryStore
 from tests.support.scene import Scene
 from tests.support.simulation import QUEUE, Query, ids_of, make_settings, only
 from tests.unit.test_redelivery import assert_small

@@ -9,7 +9,7 @@ import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError, InternalError, MqError
 from pyspark_mq.spark_source.datasource import MqDataSource
-from pyspark_mq.spark_source.failures import in_words
+from pyspark_mq.spark_source.failures import without_traceback
 
 
 def fails(error: MqError) -> None:
@@ -29,7 +29,7 @@ def test_a_wrong_option_is_shown_behind_one_frame_of_the_package() -> None:
 
 def test_neither_frames_nor_causes_stand_in_front_of_the_text() -> None:
     with pytest.raises(BrokerUnavailableError) as caught:
-        in_words(fails)(BrokerUnavailableError("nobody answers"))
+        without_traceback(fails)(BrokerUnavailableError("nobody answers"))
     assert "in fails" not in texts(caught.value)
     assert "the reason" not in texts(caught.value)
 
@@ -39,7 +39,7 @@ def test_the_same_holds_for_rows_in_a_task() -> None:
         yield 1
         fails(BrokerUnavailableError("nobody answers"))
 
-    read = in_words(rows)()
+    read = without_traceback(rows)()
     assert next(read) == 1
     with pytest.raises(BrokerUnavailableError) as caught:
         next(read)
@@ -48,7 +48,7 @@ def test_the_same_holds_for_rows_in_a_task() -> None:
 
 def test_a_defect_keeps_where_it_was_found() -> None:
     with pytest.raises(InternalError) as caught:
-        in_words(fails)(InternalError("impossible"))
+        without_traceback(fails)(InternalError("impossible"))
     assert "in fails" in texts(caught.value)
     assert "the reason" in texts(caught.value)
 
@@ -56,5 +56,5 @@ def test_a_defect_keeps_where_it_was_found() -> None:
 def test_the_log_has_all_of_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "pyspark_mq")
     with pytest.raises(BrokerUnavailableError):
-        in_words(fails)(BrokerUnavailableError("nobody answers"))
+        without_traceback(fails)(BrokerUnavailableError("nobody answers"))
     assert "the reason" in caplog.text

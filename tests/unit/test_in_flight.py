@@ -322,7 +322,7 @@ def test_what_comes_again_is_left_only_if_its_own_session_ends() -> None:
 
 def test_what_somebody_else_has_committed_is_acknowledged_and_not_known_here() -> None:
     in_flight = make()
-    due = in_flight.deliver(1, [1, 2], ["a", "b"], ["a", "b"], elsewhere={"a"})
+    due = in_flight.deliver(1, [1, 2], ["a", "b"], ["a", "b"], committed_elsewhere={"a"})
     assert due is not None
     assert due.parts == (SessionAcks(session=1, upto=1, singles=(), deliveries=1),)
     assert (state(in_flight, "a"), state(in_flight, "b")) == (State.UNSEEN, State.RECEIVED)

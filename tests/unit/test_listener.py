@@ -26,7 +26,7 @@ from pyspark.sql.streaming.listener import (
 
 import pyspark_mq
 from pyspark_mq import QueueListener, readings
-from pyspark_mq.ack.counters import READINGS, Counters
+from pyspark_mq.ack.counters import GAUGES, Counters
 from pyspark_mq.errors import ConfigurationError, MissingExtraError
 from pyspark_mq.spark_source.listener import _growth
 from pyspark_mq.spark_source.metrics import Metrics
@@ -125,10 +125,10 @@ def test_progress_that_is_handed_over_late_is_not_counted_again(
 def test_readings_may_fall_and_counters_go_on(counted: Counted) -> None:
     listener, count = counted
     query = Query(uuid.uuid4(), listener)
-    query.hand_over(query.reached(1, 10, received=10, **dict.fromkeys(READINGS, 9)))
-    query.hand_over(query.reached(2, 10, received=20, **dict.fromkeys(READINGS, 3)))
+    query.hand_over(query.reached(1, 10, received=10, **dict.fromkeys(GAUGES, 9)))
+    query.hand_over(query.reached(2, 10, received=20, **dict.fromkeys(GAUGES, 3)))
     assert count("pyspark_mq.received") == 20
-    assert {name: count(f"pyspark_mq.{name}") for name in READINGS} == dict.fromkeys(READINGS, 3)
+    assert {name: count(f"pyspark_mq.{name}") for name in GAUGES} == dict.fromkeys(GAUGES, 3)
 
 
 def test_counters_of_a_later_run_begin_again_and_are_its_own(counted: Counted) -> None:

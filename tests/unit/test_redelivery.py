@@ -15,7 +15,7 @@ from pyspark_mq.sources.journal import Journal, file_of
 from pyspark_mq.sources.url import parse_urls
 from tests.support.effort import LONG, with_all
 from tests.support.engine import At, Crashed
-from tests.support.memory import MemoryBroker, MemoryQueue, Message
+from tests.support.memory_broker import MemoryBroker, MemoryQueue, Message
 from tests.support.scene import Scene
 from tests.support.simulation import QUEUE, SUPERVISOR, WORKER, Query, World, make_settings, only
 

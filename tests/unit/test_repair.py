@@ -67,7 +67,7 @@ def test_a_whole_checkpoint_stays_as_it_is(
         anew()
     before = place.logs()
     assert place.repair() == 0
-    assert capsys.readouterr().out == "nothing is to be removed\nthe query may be started as it is\n"
+    assert capsys.readouterr().out == "nothing to remove\nthe query may be started as it is\n"
     assert place.logs() == before
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.memory import MEMORY
+from tests.support.memory_broker import MEMORY
 from tests.support.scene import Scene
 
 

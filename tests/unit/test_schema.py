@@ -45,7 +45,7 @@ from pyspark_mq.sources.connections.block import BlockRows, make_block
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA, BatchBuilder
 from tests.support import columns
 from tests.support.decoding import Asked
-from tests.support.memory import MemoryBatch
+from tests.support.memory_broker import MemoryBatch
 
 OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 DECODER = Asked(Amqp091Batch)

@@ -14,7 +14,7 @@ from pyspark_mq.sources.batch_sizing import fair_shares
 from pyspark_mq.sources.settings import Guarantee
 from tests.support.effort import LONG, with_all
 from tests.support.engine import At, Crashed
-from tests.support.memory import MemoryBroker, MemoryQueue
+from tests.support.memory_broker import MemoryBroker, MemoryQueue
 from tests.support.simulation import QUEUE, Query, World, make_settings
 
 NAMES = ("orders-1", "orders-2", "orders-3")
@@ -295,7 +295,7 @@ def test_a_queue_with_planned_messages_cannot_be_left_away() -> None:
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
     scene.restart(NAMES[0], NAMES[2])
-    with pytest.raises(CheckpointError, match=r"10 of queue 'orders-2'.*Read them once more.*'failOnDataLoss'"):
+    with pytest.raises(CheckpointError, match=r"10 of queue 'orders-2'.*Read them again.*'failOnDataLoss'"):
         scene.query.trigger()
     scene.restart(*NAMES)
     scene.assert_exactly_once()
@@ -451,7 +451,7 @@ def test_a_listing_that_fails_later_leaves_the_queues_as_they_were(caplog: pytes
     scene.query.trigger()
     scene.broker.kill()
     scene.world.let_pass(100.0)
-    assert "the queues known so far are read on" in caplog.text
+    assert "still reading the queues known so far" in caplog.text
     scene.broker.start()
     scene.publish(NAMES[1], 5)
     scene.world.let_pass(61.0)

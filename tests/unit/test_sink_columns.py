@@ -15,7 +15,7 @@ from pyspark_mq.sink.amqp091_message import content, properties_of, publish_fram
 from pyspark_mq.sink.amqp10_message import encoded
 from pyspark_mq.sink.columns import COLUMNS, LEFT_OUT, ColumnPlan, RowReader, batches_of_rows
 from pyspark_mq.sink.ids import Identity
-from pyspark_mq.sink.settings import Message, Place
+from pyspark_mq.sink.settings import Destination, Message
 from pyspark_mq.sink.stomp import StompPublisher, frame_headers
 from pyspark_mq.spark_source.schema import ALL_COLUMNS
 from tests.support.sink import fields_of, messages_of, settings_of
@@ -99,24 +99,28 @@ def test_what_sources_say_of_a_delivery_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "row", "place"),
+    ("settings", "row", "destination"),
     [
-        ({"queue": "q"}, {"queue": "other", "exchange": "ex", "routingKey": "k"}, Place("queue", "q")),
-        ({"queue": None}, {"queue": "mine", "exchange": "ex", "routingKey": "k"}, Place("queue", "mine")),
-        ({"queue": None}, {"exchange": "ex", "routingKey": "k"}, Place("exchange", "ex", "k")),
-        ({"queue": None}, {"exchange": "ex"}, Place("exchange", "ex")),
-        ({"queue": None, "exchange": "e"}, {"routingKey": "k"}, Place("exchange", "e", "k")),
-        ({"queue": None, "exchange": "e", "routing_key": "o"}, {"routingKey": "k"}, Place("exchange", "e", "o")),
-        ({"queue": None, "routing_key": "o"}, {"exchange": "ex", "routingKey": "k"}, Place("exchange", "ex", "o")),
-        ({"queue": None, "exchange": "e"}, {"routingKey": None}, Place("exchange", "e")),
-        ({"queue": None, "topic": "t", **CLASSIC}, {"queue": "other"}, Place("topic", "t")),
-        ({"queue": None, **CLASSIC}, {"queue": "q", "exchange": "of RabbitMQ"}, Place("queue", "q")),
+        ({"queue": "q"}, {"queue": "other", "exchange": "ex", "routingKey": "k"}, Destination("queue", "q")),
+        ({"queue": None}, {"queue": "mine", "exchange": "ex", "routingKey": "k"}, Destination("queue", "mine")),
+        ({"queue": None}, {"exchange": "ex", "routingKey": "k"}, Destination("exchange", "ex", "k")),
+        ({"queue": None}, {"exchange": "ex"}, Destination("exchange", "ex")),
+        ({"queue": None, "exchange": "e"}, {"routingKey": "k"}, Destination("exchange", "e", "k")),
+        ({"queue": None, "exchange": "e", "routing_key": "o"}, {"routingKey": "k"}, Destination("exchange", "e", "o")),
+        (
+            {"queue": None, "routing_key": "o"},
+            {"exchange": "ex", "routingKey": "k"},
+            Destination("exchange", "ex", "o"),
+        ),
+        ({"queue": None, "exchange": "e"}, {"routingKey": None}, Destination("exchange", "e")),
+        ({"queue": None, "topic": "t", **CLASSIC}, {"queue": "other"}, Destination("topic", "t")),
+        ({"queue": None, **CLASSIC}, {"queue": "q", "exchange": "of RabbitMQ"}, Destination("queue", "q")),
     ],
     ids=str,
 )
-def test_an_option_wins_over_columns(settings: dict[str, Any], row: dict[str, Any], place: Place) -> None:
+def test_an_option_wins_over_columns(settings: dict[str, Any], row: dict[str, Any], destination: Destination) -> None:
     (message,) = messages_of([{"body": b"", **row}], settings_of(**settings))
-    assert message.place == place
+    assert message.destination == destination
 
 
 def test_rows_without_any_destination_are_refused_before_the_first() -> None:
@@ -207,7 +211,7 @@ def test_properties_of_brokers_are_left_out_and_those_with_columns_fill_them() -
 
 def test_names_of_the_protocol_in_properties_are_errors() -> None:
     for name in ("destination", "receipt", "transaction", "content-length", "persistent", ""):
-        text = bad_row({"body": b"", "properties": [(name, "x")]}, never=StompPublisher.never)
+        text = bad_row({"body": b"", "properties": [(name, "x")]}, never=StompPublisher.reserved_properties)
         assert f"column 'properties' has the name '{name}'" in text
     assert "map_filter" in bad_row({"body": b"", "properties": [("CC", "x")]}, never={"CC": "which is taken"})
 
@@ -232,7 +236,7 @@ def test_amqp_091_is_written_as_its_client_library_writes_it() -> None:
     }  # fmt: skip
     for sequence, name in ((3, "queue"), (1 << 31, "queue"), (None, "exchange")):
         (message,) = messages_of([{**row, "groupSequence": sequence}])
-        place = Place(name, "orders", "" if name == "queue" else "a.key")
+        destination = Destination(name, "orders", "" if name == "queue" else "a.key")
         headers = {"own": "ü", "none": None, "JMSXGroupID": "g"} | ({"JMSXGroupSeq": sequence} if sequence else {})
         properties = pika.BasicProperties(
             content_type="a/b", content_encoding="gzip", headers=headers, delivery_mode=1, priority=7,
@@ -242,7 +246,7 @@ def test_amqp_091_is_written_as_its_client_library_writes_it() -> None:
         method = pika.spec.Basic.Publish(exchange=exchange, routing_key=key, mandatory=True)
         parts = [pika.frame.Method(3, method), pika.frame.Header(3, 25, properties)]
         parts += [pika.frame.Body(3, b"x" * size) for size in (10, 10, 5)]
-        written = publish_frame(place, 3) + content(message, 3, 10)
+        written = publish_frame(destination, 3) + content(message, 3, 10)
         assert written == b"".join(part.marshal() for part in parts)
     (empty,) = messages_of([{"body": b"", "messageId": "i"}])
     header = pika.frame.Header(3, 0, pika.BasicProperties(message_id="i", delivery_mode=2))
@@ -272,7 +276,7 @@ def test_amqp_10_has_symbols_and_small_numbers() -> None:
 
 
 def test_texts_are_utf_8_where_a_protocol_has_texts() -> None:
-    odd = Message(Place("queue", "q"), "id", b"\xff", is_text=True)
+    odd = Message(Destination("queue", "q"), "id", b"\xff", is_text=True)
     for encode in (lambda: encoded(odd, "artemis"), lambda: frame_headers(odd, "artemis")):
         with pytest.raises(RowError, match="column 'body' is a string that is not UTF-8"):
             encode()

@@ -40,7 +40,7 @@ def test_what_is_taken() -> None:
     assert parsed({**ARTEMIS, "url": "stomp://localhost"}).endpoint.protocol == "stomp"
     assert parsed(RABBIT, protocol="amqp-1.0").endpoint.protocol == "amqp-1.0"
     exchange = parsed({name: value for name, value in RABBIT.items() if name != "queue"}, exchange="e", routingKey="k")
-    assert str(exchange.place) == "exchange 'e' with routing key 'k'"
+    assert str(exchange.destination) == "exchange 'e' with routing key 'k'"
 
 
 @pytest.mark.parametrize(
@@ -54,17 +54,17 @@ def test_what_is_taken() -> None:
         ({"url": "rabbitmq-stream://localhost"}, "url", "name the stream as 'queue'"),
         ({"protocol": "stomp"}, "protocol", "accepted are amqp-0-9-1, amqp-1.0"),
         ({"topic": "t"}, "topic", "RabbitMQ has exchanges: use 'exchange'"),
-        ({"exchange": "e"}, "exchange", "'queue' too"),
+        ({"exchange": "e"}, "exchange", "set as well as 'queue'"),
         ({"routingKey": "k"}, "routingKey", "goes with 'exchange', not with 'queue'"),
         ({"queue": ""}, "queue", "is empty"),
-        ({"queue": "q" * 256}, "queue", "has 256 bytes, and a name has at most 255"),
+        ({"queue": "q" * 256}, "queue", "has 256 bytes, and AMQP 0-9-1 allows 255"),
         ({"queu": "q"}, "queu", "did you mean 'queue'? Accepted of a write are queue, topic, exchange"),
         ({"sendTimeout": "0s"}, "sendTimeout", "'0s' is not accepted"),
         ({"sendTimeout": "5"}, "sendTimeout", "is a time with its unit"),
-        ({"guarantee": "exactly-once"}, "guarantee", "is of reading"),
-        ({"prefetch": "5"}, "prefetch", "is of reading"),
+        ({"guarantee": "exactly-once"}, "guarantee", "is for reading"),
+        ({"prefetch": "5"}, "prefetch", "is for reading"),
         ({"path": "orders"}, "path", "use .option('queue', 'orders') and save() without an argument"),
-        ({"kafka.bootstrap.servers": "a"}, "kafka.bootstrap.servers", "its name here is 'url'"),
+        ({"kafka.bootstrap.servers": "a"}, "kafka.bootstrap.servers", "use 'url'"),
         ({"password": "s3cret"}, "", ""),
         ({"tls.caFile": "/x"}, "tls.caFile", "is not a TLS URL"),
         ({"queue": "amqp://me:s3cret@host"}, "queue", "is a URL with a user"),
@@ -92,7 +92,7 @@ def test_a_name_that_is_several_on_classic_is_refused(name: str) -> None:
     [
         ({"exchange": "e"}, "exchange", "it has topics: use 'topic', or 'queue'"),
         ({"routingKey": "k"}, "routingKey", "has no routing keys"),
-        ({"topic": "t"}, "topic", "'queue' too"),
+        ({"topic": "t"}, "topic", "set as well as 'queue'"),
         ({"url": "amqp://localhost/vhost"}, "url", "has no virtual hosts"),
         ({"protocol": "amqp-0-9-1"}, "protocol", "accepted are amqp-1.0"),
     ],
@@ -106,7 +106,7 @@ def test_what_is_refused_of_artemis(changes: dict[str, Any], option: str, words:
 def test_a_query_has_no_write_id() -> None:
     assert refused(RABBIT, streaming=True, writeId="x") == (
         "writeId",
-        "is of a batch write: a query has its checkpoint and numbers its batches",
+        "is for batch writes: a query has its checkpoint and numbers its batches",
     )
 
 
@@ -122,7 +122,7 @@ def test_one_source_reads_and_writes_and_each_checks_its_own_options() -> None:
     assert source.writer(BODY, overwrite=False)
     with pytest.raises(OptionError, match=r"option 'writeId': is unknown"):
         MqDataSource({**RABBIT, "writeId": "nightly"}).schema()
-    with pytest.raises(OptionError, match=r"option 'prefetch': is of reading"):
+    with pytest.raises(OptionError, match=r"option 'prefetch': is for reading"):
         MqDataSource({**RABBIT, "prefetch": "7"}).streamWriter(BODY, overwrite=False)
     assert MqDataSource({**RABBIT, "checkpointLocation": "/c", "prefetch": "7"}).schema().names
 

@@ -14,7 +14,7 @@ from pyspark_mq.sources.epochs import EpochSource
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.offset import OffsetCodec
 from testbed.process import poll
-from tests.support.memory import MemoryBroker, MemorySession
+from tests.support.memory_broker import MemoryBroker, MemorySession
 from tests.support.simulation import make_settings
 from tests.support.sockets import LIMIT_S
 

@@ -15,7 +15,7 @@ from pyspark_mq.sources.connections.events import Confirmed, Event, EventQueue, 
 from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, SessionOptions
 from pyspark_mq.sources.connections.supervisor import ConnectionSupervisor, Limits
 from pyspark_mq.sources.url import BrokerUrl
-from tests.support.memory import MemoryBroker, MemorySession
+from tests.support.memory_broker import MemoryBroker, MemorySession
 from tests.support.simulation import QUEUE, SUPERVISOR, World, make_settings
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_mq.sources.epochs import Position
-from tests.support.memory import MemoryBatch, MemoryBroker
+from tests.support.memory_broker import MemoryBatch, MemoryBroker
 from tests.support.memory_entry import MemoryReader
 from tests.support.simulation import QUEUE, SUPERVISOR, WORKER, Query, World, ids_of, make_settings, only
 

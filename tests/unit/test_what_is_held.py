@@ -14,7 +14,7 @@ from pyspark_mq.sources.connections.block import Block
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
 from pyspark_mq.sources.queues.reader import QueueReader
 from tests.support.effort import with_all
-from tests.support.memory import MemoryBroker
+from tests.support.memory_broker import MemoryBroker
 from tests.support.simulation import Query, World, make_settings
 
 _MIB = 1 << 20
@@ -132,7 +132,7 @@ def test_queues_that_come_and_go_leave_nothing_with_the_worker() -> None:
     for reader in scene.readers:
         reader.stop()
         reader.stop()
-    assert not worker._kept
+    assert not worker._supervised
 
 
 def test_what_is_held_is_bounded_though_a_rest_is_always_by_itself() -> None:

@@ -259,7 +259,7 @@ def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts,
 def _look(settings: Settings, maximum: int, patience_s: float) -> _Look:
     """Open a session like a query, and look at some messages."""
     endpoint = settings.endpoint
-    if maximum and endpoint.protocol in endpoint.broker.copies:
+    if maximum and endpoint.protocol in endpoint.broker.browsable_over:
         look = _session(settings, maximum, patience_s, browses=True)
         # Browsing may take another permission than reading.
         if not look.problem:

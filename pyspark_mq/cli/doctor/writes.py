@@ -18,7 +18,7 @@ from pyspark_mq.cli.doctor.machine import check_machine, examine_machine
 from pyspark_mq.cli.doctor.report import Section
 from pyspark_mq.errors import BrokerUnavailableError, ConfigurationError, MqError
 from pyspark_mq.sink.publisher import Publisher, publisher_class
-from pyspark_mq.sink.settings import Place, SinkSettings
+from pyspark_mq.sink.settings import Destination, SinkSettings
 from pyspark_mq.sources.url import BrokerUrl
 from pyspark_mq.spark_source.sink_options import parse_sink_options
 
@@ -33,7 +33,7 @@ def examine_write(options: Mapping[str, str]) -> Iterator[Section]:
     asked = next((value for name, value in options.items() if name.lower() == _MANAGEMENT), None)
     own = {name: value for name, value in options.items() if name.lower() != _MANAGEMENT}
     settings = parse_sink_options(own, streaming=False)
-    endpoint, place = settings.endpoint, settings.place
+    endpoint, destination = settings.endpoint, settings.destination
     management = None if asked is None else Management.of(asked, endpoint)
     yield Section("this machine", check_machine(examine_machine(), endpoint.protocol, None, syncs=False))
     # Without its destination: to open that may make it.
@@ -47,12 +47,12 @@ def examine_write(options: Mapping[str, str]) -> Iterator[Section]:
                 if findings[-1].level is Level.OK:
                     answered.append(url)
             yield Section(str(url), findings)
-        if place is None:
+        if destination is None:
             text = "rows name their own destinations, which are not examined"
             yield Section("the rows", [Finding(_CHECK, Level.UNKNOWN, text, "ask again with option 'queue'")])
         elif answered:
-            found = _unsaid(settings, place, management) or _right(anywhere, place, answered[0])
-            yield Section(str(place), [found])
+            found = _unsaid(settings, destination, management) or _right(anywhere, destination, answered[0])
+            yield Section(str(destination), [found])
 
 
 def _login(settings: SinkSettings, url: BrokerUrl, *, others: bool) -> Finding:
@@ -77,32 +77,32 @@ def _opened(settings: SinkSettings, url: BrokerUrl) -> Publisher:
     return publisher
 
 
-def _unsaid(settings: SinkSettings, place: Place, management: Management | None) -> Finding | None:
+def _unsaid(settings: SinkSettings, destination: Destination, management: Management | None) -> Finding | None:
     """Why the broker is not asked; None if it is."""
     broker = settings.endpoint.broker
     if broker.virtual_hosts:
         return None
-    if place.kind == "topic" or management is None:
-        text = f"not asked: the broker makes a missing {place.kind} for it, also one whose name is misspelt"
+    if destination.kind == "topic" or management is None:
+        text = f"not asked: the broker makes a missing {destination.kind} for it, also one whose name is misspelt"
         return Finding(_CHECK, Level.UNKNOWN, text, f"give option 'managementUrl', such as {broker.listing.url}"
-                       if place.kind == "queue" else "compare the name with the reader's")  # fmt: skip
+                       if destination.kind == "queue" else "compare the name with the reader's")  # fmt: skip
     try:
         names = management.names()
     except MqError as failed:
         return Finding(_CHECK, Level.UNKNOWN, str(failed), "correct option 'managementUrl', or its user")
-    if place.name in names:
+    if destination.name in names:
         return None
-    near = difflib.get_close_matches(place.name, names, n=1)
+    near = difflib.get_close_matches(destination.name, names, n=1)
     meant = f"; did you mean '{near[0]}'?" if near else ""
     text = f"there is no such queue, so the write makes one{meant}"
     return Finding(_CHECK, Level.WARNING, text, "correct option 'queue' if the name is misspelt, or make the queue")
 
 
-def _right(settings: SinkSettings, place: Place, url: BrokerUrl) -> Finding:
+def _right(settings: SinkSettings, destination: Destination, url: BrokerUrl) -> Finding:
     publisher = None
     try:
         publisher = _opened(settings, url)
-        publisher.probe(place, time.monotonic() + settings.endpoint.connect_timeout_s)
+        publisher.probe(destination, time.monotonic() + settings.endpoint.connect_timeout_s)
     except MqError as failed:
         return Finding(_CHECK, Level.PROBLEM, str(failed))
     finally:

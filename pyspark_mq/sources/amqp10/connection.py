@@ -21,7 +21,7 @@ from proton import Session as ProtonSession
 from pyspark_mq.brokers.base import Amqp10Dialect
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.amqp10.engine import FRAME_BYTES, log_in, send
-from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
+from pyspark_mq.sources.amqp10.errors import PROTOCOL_NAME, open_error
 from pyspark_mq.sources.amqp10.transfers import Transfers
 from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error
@@ -113,7 +113,7 @@ class Amqp10Connection(Session):
 
     def _open_error(self, url: BrokerUrl) -> MqError:
         if self._refused is not None:
-            return dial_error(self._refused, url, SPEAKS)
+            return dial_error(self._refused, url, PROTOCOL_NAME)
         return open_error(
             self._condition() or ("", self._end or "the connection was closed"),
             url,

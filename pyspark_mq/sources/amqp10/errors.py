@@ -7,10 +7,10 @@ from pyspark_mq.sources.connections.socket_loop import hint
 from pyspark_mq.sources.endpoint import Endpoint, exclusive_error
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["SPEAKS", "open_error"]
+__all__ = ["PROTOCOL_NAME", "open_error"]
 
 #: The protocol's name in errors.
-SPEAKS = "AMQP 1.0"
+PROTOCOL_NAME = "AMQP 1.0"
 _UNAUTHORIZED = ("amqp:unauthorized-access", "amqp:not-allowed")
 #: Error conditions (AMQP 1.0, 2.8.15 to 2.8.18) that another attempt would meet again.
 _REFUSALS = {
@@ -46,7 +46,7 @@ def open_error(condition: tuple[str, str], url: BrokerUrl, endpoint: Endpoint, *
             f"those in 'url' ({reason})"
         )
     if name == "amqp:connection:framing-error" or "header mismatch" in description:
-        return BrokerUnavailableError(f"{url}: {reason}{hint(url, SPEAKS)}")
+        return BrokerUnavailableError(f"{url}: {reason}{hint(url, PROTOCOL_NAME)}")
     return _link_error(name, description, url, endpoint)
 
 

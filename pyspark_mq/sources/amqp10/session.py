@@ -34,7 +34,7 @@ from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp10.connection import UNREADABLE, UNREADABLE_ERRORS, Amqp10Connection
 from pyspark_mq.sources.amqp10.depth import ManagementLinks
 from pyspark_mq.sources.amqp10.engine import free_closed
-from pyspark_mq.sources.amqp10.errors import SPEAKS
+from pyspark_mq.sources.amqp10.errors import PROTOCOL_NAME
 from pyspark_mq.sources.amqp10.incoming import Handle, Incoming
 from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import hint
@@ -77,7 +77,7 @@ class Amqp10Session(Amqp10Connection):
 
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
         deadline = self.now_s() + timeout_s
-        self._socket.dial(url, self.endpoint, deadline, SPEAKS, self.options.attempt)
+        self._socket.dial(url, self.endpoint, deadline, PROTOCOL_NAME, self.options.attempt)
         self._begin(url)
         try:
             self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_ACTIVE), deadline)
@@ -93,7 +93,7 @@ class Amqp10Session(Amqp10Connection):
         except TimeoutError:
             known = self._proton.state & Endpoint.REMOTE_ACTIVE
             what = f"{self.endpoint.destination} did not answer" if known else "no answer"
-            doubt = "" if known else hint(url, SPEAKS)
+            doubt = "" if known else hint(url, PROTOCOL_NAME)
             raise BrokerUnavailableError(f"{url}: {what} within {timeout_s:.0f} s{doubt}") from None
         server = f"{self._property('product')}/{self._property('version')}"
         if info is None:

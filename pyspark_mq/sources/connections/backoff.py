@@ -49,11 +49,11 @@ class Backoff:
         """Longest time without a session, in seconds."""
         return self._endpoint.connect_timeout_s if self.first else self._endpoint.reconnect_timeout_s
 
-    def over(self) -> None:
+    def succeeded(self) -> None:
         """Record a good session."""
         self._ends = 0
 
-    def first_s(self) -> float:
+    def reset_s(self) -> float:
         """Return to the shortest delay, after a good or a long session: earlier failures are forgotten.
 
         A broker may end each session a moment after its confirmation.
@@ -78,15 +78,15 @@ class Backoff:
             option = "connectTimeout" if self.first else "reconnectTimeout"
             text = (
                 f"{self._endpoint.destination}: no broker could be used within {option}={self.patience_s:g}s "
-                f"({', '.join(map(str, self._endpoint.urls))}); last problem: {_said(problem)}. Nothing is lost: "
+                f"({', '.join(map(str, self._endpoint.urls))}); last problem: {_error_text(problem)}. Nothing is lost: "
                 "unacknowledged messages stay in the queue. Restart the query when the broker is back, or raise "
                 f"'{option}'"
             )
             raise BrokerUnavailableError(text) from problem
-        _LOG.warning("%s; trying again in %.1f s", _said(problem), pause_s)
+        _LOG.warning("%s; trying again in %.1f s", _error_text(problem), pause_s)
         return pause_s
 
-    def count(self, problem: SessionLostError) -> None:
+    def record_refusal(self, problem: SessionLostError) -> None:
         """Record a session that was or may have been handed messages, and ended with nothing confirmed.
 
         Network faults may hit any number of sessions. A reason that the broker gives will hold for the next one too.
@@ -101,12 +101,12 @@ class Backoff:
             raise BrokerError(
                 f"{self._endpoint.destination}: the broker ended {self._ends} sessions in a row before anything was "
                 f"confirmed, the last with: {problem}. Nothing is lost: the messages stay in the queue. But each end "
-                "counts towards delivery limits, so the query stops here. The broker may be unable to deliver a message "
-                f"over {self._endpoint.protocol}, then its log says why: remove that message, or read the queue with "
-                "another 'protocol'"
+                "counts towards delivery limits, so the query stops here. The broker may be unable to deliver a "
+                f"message over {self._endpoint.protocol}, then its log says why: remove that message, or read the "
+                "queue with another 'protocol'"
             ) from problem
 
 
-def _said(problem: Exception) -> str:
+def _error_text(problem: Exception) -> str:
     """Return the message to quote, without its short name: the error that fails the query has its own."""
     return problem.text if isinstance(problem, MqError) else str(problem)

@@ -103,7 +103,7 @@ class Connections:
         """
         limits = Limits(self.first_window, self._bytes_allowed)
         while len(self._supervisors) < self._settings.consumers:
-            supervisor = self._worker.keep(self._settings, limits, self._events)
+            supervisor = self._worker.connect(self._settings, limits, self._events)
             self._supervisors[supervisor.key] = _Supervisor(supervisor, limits)
 
     def ask_to_stop(self) -> None:
@@ -222,7 +222,7 @@ class Connections:
         for session in self._live:
             self._ask(session, "acknowledge", number, 0, ())
 
-    def renew(self, session: int, why: str) -> None:
+    def replace_session(self, session: int, why: str) -> None:
         """End a session, so that its messages return to the broker; its supervisor opens another."""
         self._ask(session, "end", why)
 

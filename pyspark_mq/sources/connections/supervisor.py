@@ -183,16 +183,16 @@ class ConnectionSupervisor:
             if lost is None:
                 return
             if self._confirmed > confirmed:
-                backoff.over()
-                yield backoff.first_s()
+                backoff.succeeded()
+                yield backoff.reset_s()
                 continue
             session, depth = opened[0], opened[1].depth
             long, empty = self.turned_s - began_s >= _LONG_SESSION_S, depth is not None and not depth.ready
             # A broker may fail on the first message that it hands out. One that refuses a consumer has not tried to.
             if session.buffer.deliveries or (session.consuming and not long and not empty):
-                backoff.count(lost)
+                backoff.record_refusal(lost)
             if long:
-                yield backoff.first_s()
+                yield backoff.reset_s()
             else:
                 yield backoff.rest_s(lost, began_s)
 

@@ -84,7 +84,7 @@ class Mark(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Supervised:
     """A supervisor, and what was passed on from it.
 
     Attributes:
@@ -116,7 +116,7 @@ class Worker:
         self._find_session, self._schema, self._runtime = find_session, schema, runtime
         self._events = EventQueue()
         self._keys, self._sessions = count(1), count(1)
-        self._kept: dict[int, _Kept] = {}
+        self._supervised: dict[int, _Supervised] = {}
         self._task: Task | None = None
         self._mark = Mark(0, -math.inf)
         self._looked_s = 0.0
@@ -125,7 +125,7 @@ class Worker:
 
     # -- for the query's thread
 
-    def keep(self, settings: Settings, limits: Limits, events: EventQueue) -> ConnectionSupervisor:
+    def connect(self, settings: Settings, limits: Limits, events: EventQueue) -> ConnectionSupervisor:
         """Start a connection to the endpoint of these settings.
 
         Args:
@@ -137,7 +137,7 @@ class Worker:
         """
         if self._ending:
             raise InternalError(f"{settings.endpoint.destination}: the source has been stopped")
-        _check_descriptors(len(self._kept) + 1)
+        _check_descriptors(len(self._supervised) + 1)
         make = self._find_session(settings.endpoint.protocol)
         options = SessionOptions(keeps_unreadable=settings.on_unreadable is not OnUnreadable.FAIL)
         if self._task is None:
@@ -147,11 +147,11 @@ class Worker:
         supervisor = ConnectionSupervisor(
             next(self._keys), settings.endpoint, make, options, limits, self._events, self._sessions, self._runtime
         )
-        self._kept[supervisor.key] = _Kept(supervisor, MessageIds.of(settings), events)
+        self._supervised[supervisor.key] = _Supervised(supervisor, MessageIds.of(settings), events)
         try:
             supervisor.start()
         except BaseException:
-            del self._kept[supervisor.key]
+            del self._supervised[supervisor.key]
             raise
         return supervisor
 
@@ -175,8 +175,8 @@ class Worker:
     def stop(self) -> None:
         """Close all connections and wait for that for a moment."""
         self._ending = True
-        for kept in list(self._kept.values()):
-            kept.supervisor.stop()
+        for supervised in list(self._supervised.values()):
+            supervised.supervisor.stop()
         self._events.arrived.set()
         if self._task is not None:
             self._task.join(_END_TIMEOUT_S)
@@ -185,7 +185,7 @@ class Worker:
 
     def _life(self) -> Iterator[float]:
         """Go round until stopped; yield delays in seconds."""
-        while self._kept or not self._ending:
+        while self._supervised or not self._ending:
             began_s = self._look()
             self._events.arrived.clear()
             waits = self._waits_for_a_supervisor(began_s)
@@ -218,48 +218,48 @@ class Worker:
             MqError: the thread of one has died. That ends the worker, and so the query.
         """
         waits = False
-        for kept in list(self._kept.values()):
-            kept.supervisor.check()
-            lives = kept.session is not None and not kept.supervisor.stopping.is_set()
-            waits |= lives and now_s - kept.supervisor.turned_s > STILL_S
+        for supervised in list(self._supervised.values()):
+            supervised.supervisor.check()
+            lives = supervised.session is not None and not supervised.supervisor.stopping.is_set()
+            waits |= lives and now_s - supervised.supervisor.turned_s > STILL_S
         return waits
 
     def _supervisor_broke_off(self) -> bool:
         """Whether a supervisor stood still since the last call."""
         found = False
-        for kept in list(self._kept.values()):
-            found |= kept.breaks != kept.supervisor.breaks
-            kept.breaks = kept.supervisor.breaks
+        for supervised in list(self._supervised.values()):
+            found |= supervised.breaks != supervised.supervisor.breaks
+            supervised.breaks = supervised.supervisor.breaks
         return found
 
     def _round(self) -> int:
         """Pass on everything received; return the number of deliveries."""
         # Read before the events: it stops after `Lost`, which a slow close reports late.
-        supervisors = [kept.supervisor for kept in list(self._kept.values())]
+        supervisors = [supervised.supervisor for supervised in list(self._supervised.values())]
         ended = [supervisor for supervisor in supervisors if supervisor.ended and supervisor.stopping.is_set()]
         rows = sum(map(self._pass_on, self._events.take()))
-        for kept in list(self._kept.values()):
-            if kept.session is not None:
-                rows += self._hand_over(kept, kept.session)
-            if kept.session is not None:
-                self._tell_status(kept, kept.session)
+        for supervised in list(self._supervised.values()):
+            if supervised.session is not None:
+                rows += self._hand_over(supervised, supervised.session)
+            if supervised.session is not None:
+                self._tell_status(supervised, supervised.session)
         for supervisor in ended:
-            del self._kept[supervisor.key]
+            del self._supervised[supervisor.key]
             supervisor.stopped.set()
         return rows
 
     def _pass_on(self, event: Event) -> int:
-        kept, rows = self._kept[event.key], 0
+        supervised, rows = self._supervised[event.key], 0
         if isinstance(event, Opened):
-            kept.session, kept.status = kept.supervisor.session(event.session), None
+            supervised.session, supervised.status = supervised.supervisor.session(event.session), None
         elif isinstance(event, Lost):
-            kept.session = None
-        elif isinstance(event, Confirmed | DepthReported) and kept.session is not None:
-            rows = self._hand_over(kept, kept.session)
-        kept.events.put(event)
+            supervised.session = None
+        elif isinstance(event, Confirmed | DepthReported) and supervised.session is not None:
+            rows = self._hand_over(supervised, supervised.session)
+        supervised.events.put(event)
         return rows
 
-    def _hand_over(self, kept: _Kept, session: Session) -> int:
+    def _hand_over(self, supervised: _Supervised, session: Session) -> int:
         buffer = session.buffer
         rows, left = 0, len(buffer.inbox)
         try:
@@ -270,23 +270,23 @@ class Worker:
                 left -= len(items)
                 for batch in session.batches.gather(items, _BYTES_MAX):
                     self._look()
-                    metadata, block = make_block(batch, kept.ids, self._schema)
+                    metadata, block = make_block(batch, supervised.ids, self._schema)
                     buffer.bytes_grown += sum(block.sizes) - batch.size_bytes
-                    kept.events.put(Delivered(kept.supervisor.key, session.number, metadata, block))
+                    supervised.events.put(Delivered(supervised.supervisor.key, session.number, metadata, block))
                     rows += len(batch)
         except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
             _LOG.exception("handing over failed")
-            text = f"{kept.supervisor.endpoint.destination}: deliveries could not be taken in: "
-            kept.events.put(Failed(kept.supervisor.key, MqError(f"{text}{type(error).__name__}: {error}")))
-            kept.supervisor.stop()
-            kept.session = None
+            text = f"{supervised.supervisor.endpoint.destination}: deliveries could not be taken in: "
+            supervised.events.put(Failed(supervised.supervisor.key, MqError(f"{text}{type(error).__name__}: {error}")))
+            supervised.supervisor.stop()
+            supervised.session = None
         return rows
 
-    def _tell_status(self, kept: _Kept, session: Session) -> None:
-        status = SessionStatus(kept.supervisor.key, session.number, session.paused)
-        if status != kept.status:
-            kept.status = status
-            kept.events.put(status)
+    def _tell_status(self, supervised: _Supervised, session: Session) -> None:
+        status = SessionStatus(supervised.supervisor.key, session.number, session.paused)
+        if status != supervised.status:
+            supervised.status = status
+            supervised.events.put(status)
 
 
 def _check_descriptors(connections: int) -> None:

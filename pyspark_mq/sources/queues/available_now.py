@@ -152,7 +152,7 @@ class EndOfRun:
         elif now_s - self._empty_since_s >= (self._timing.empty_s if queue.view.depths else self._timing.quiet_s):
             self.reached()
             return
-        if now_s - max(queue.last_sign_s, self._began_s) > self._timing.withheld_s:
+        if now_s - max(queue.last_activity_s, self._began_s) > self._timing.withheld_s:
             _LOG.warning(
                 "%s: the broker reports messages and has handed out none for %.0f s; the run ends without them. It "
                 "reports %d other consumer(s): one that is exclusive, or the single active one, gets all. Or the queue "

@@ -48,7 +48,7 @@ class Awaited:
         queue = self.queue
         if self.waited_s <= queue.view.delay_s:
             return  # a wider window does not speed up delayed redelivery
-        if queue.view.late or now_s - queue.last_sign_s < self._gap_s:
+        if queue.view.late or now_s - queue.last_activity_s < self._gap_s:
             return
         if queue.ask_for_more(self.missing):
             self._gap_s *= 2

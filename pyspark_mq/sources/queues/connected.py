@@ -55,7 +55,7 @@ class Connected:
         self._agree(self.broker_id, shortened(greeting.broker_id), f"{greeting.url}")
         if self.ready_at_first is None and greeting.depth is not None:
             self.ready_at_first = greeting.depth.ready
-        if self._settings.endpoint.broker.delays_drops:
+        if self._settings.endpoint.broker.delays_session_returns:
             self._hold_back(greeting.facts.redelivery_delay_s or 0.0)
         if not self.ever:
             self.ever = True

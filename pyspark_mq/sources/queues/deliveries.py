@@ -187,8 +187,8 @@ class Deliveries:
         if not self.counted["reused_ids"]:
             _LOG.warning(
                 "%s: %d messages were dropped that the broker handed out for the first time, as messages with their "
-                "IDs came before, the first: %s. A scheduler that repeats messages, or a tool that redrives dead letters, "
-                "reuses IDs. If they are new messages, set 'messageIdFrom' to 'content' or to a property that "
+                "IDs came before, the first: %s. A scheduler that repeats messages, or a tool that redrives dead "
+                "letters, reuses IDs. If they are new messages, set 'messageIdFrom' to 'content' or to a property that "
                 "distinguishes them, with a new checkpointLocation; counter reusedIds goes on counting",
                 self._destination, len(ids), key_text(ids[0]),
             )  # fmt: skip
@@ -293,7 +293,7 @@ class Deliveries:
             return
         for session, number in list(self._skipped.items()):
             del self._skipped[session]
-            self._connections.renew(session, f"{number} messages skipped by a replay are requested again")
+            self._connections.replace_session(session, f"{number} messages skipped by a replay are requested again")
 
 
 def _joined(runs: Sequence[MessageRun[Any, Row]]) -> MessageRun[Any, Row]:

@@ -16,7 +16,7 @@ from pyspark_mq.dedup import Key
 from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
 from pyspark_mq.sources.connections.events import EventQueue
 from pyspark_mq.sources.connections.worker import Worker
-from pyspark_mq.sources.journal import Journal, NoJournal, Recent
+from pyspark_mq.sources.journal import Journal, LeftOpen, NoJournal
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.queues.connected import CheckFacts
 from pyspark_mq.sources.queues.reader import MakeStore, QueueReader
@@ -103,7 +103,7 @@ class QueueGroup:
         """Whether the query can go on without a queue that is gone or not permitted."""
         return False
 
-    def adopt(self, recent: Recent, broker_id: str) -> None:
+    def adopt(self, recent: LeftOpen, broker_id: str) -> None:
         """Learn the commits of a former process, in all queues (:meth:`.QueueReader.adopt`)."""
         self._shown = True
         for queue in self:
@@ -114,12 +114,12 @@ class QueueGroup:
         for queue in list(self._ended.values()):
             if not queue.has_open_epochs:
                 del self._ended[queue.name]
-                self._forgotten += queue.counters().counted()
+                self._forgotten += queue.counters().totals()
 
     @property
     def ended_counters(self) -> Counters:
         """Counters of queues that are gone."""
-        return sum((queue.counters().counted() for queue in self._ended.values()), self._forgotten)
+        return sum((queue.counters().totals() for queue in self._ended.values()), self._forgotten)
 
     def stop(self) -> None:
         for queue in self.with_ended():

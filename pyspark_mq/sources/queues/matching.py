@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyspark_mq.errors import BrokerError
-from pyspark_mq.sources.journal import Recent
+from pyspark_mq.sources.journal import LeftOpen
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.pattern import QueueWatch
@@ -65,7 +65,7 @@ class MatchingQueues(QueueGroup):
             queue = self._add(self._settings.of_queue(name, len(names)))
             if self._shown:
                 _LOG.info("%s: '%s' is read from now on", destination, name)
-                queue.adopt(Recent({}, {}, {}), self.broker_id)
+                queue.adopt(LeftOpen({}, {}, {}), self.broker_id)
         over_limit = len(new) > room
         if over_limit and not self._over_limit:
             _LOG.error(

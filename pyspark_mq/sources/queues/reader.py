@@ -30,7 +30,7 @@ from pyspark_mq.sources.connections.block import BlockRows, Row
 from pyspark_mq.sources.connections.connections import DEPTH_AGE_MAX_S, Connections
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Opened
 from pyspark_mq.sources.connections.worker import Worker
-from pyspark_mq.sources.journal import Recent
+from pyspark_mq.sources.journal import LeftOpen
 from pyspark_mq.sources.queues.connected import CheckFacts, Connected
 from pyspark_mq.sources.queues.deliveries import Deliveries
 from pyspark_mq.sources.queues.watch import QueueWatches
@@ -173,7 +173,7 @@ class QueueReader:
         view: the queue as others see it. `in_flight`, `connections` and `connected` are its own.
         ended: whether the queue is gone.
         taking: whether deliveries are taken. Before the committed offset is known, new and old look alike.
-        last_sign_s: time of the last delivery or confirmation; flush markers without acknowledgements do not count.
+        last_activity_s: time of the last delivery or confirmation; flush markers without acknowledgements do not count.
         coming_again: planned and committed messages that ends of sessions left open. They may be redelivered, unless
             the broker took the acknowledgement.
     """
@@ -216,7 +216,7 @@ class QueueReader:
         self._replaying = False
         self.ended = self.taking = False
         self.view = QueueView(self)
-        self.last_sign_s = -math.inf
+        self.last_activity_s = -math.inf
         self.coming_again = 0
 
     @property
@@ -238,7 +238,7 @@ class QueueReader:
         """Close the connections; :meth:`stop` waits for that."""
         self.connections.ask_to_stop()
 
-    def want(self, trigger: Trigger) -> None:
+    def apply_trigger(self, trigger: Trigger) -> None:
         """Apply a trigger of the table in :mod:`.windows`."""
         self.windows.enter(trigger)
 
@@ -272,11 +272,11 @@ class QueueReader:
         for event in self.connections.news(taking=self.taking):
             now_s = self._runtime.monotonic_s()
             if isinstance(event, Delivered):
-                self.last_sign_s = now_s
+                self.last_activity_s = now_s
                 self._deliveries.enter(event, over_limit=self._replaying and self.held_bytes >= self._bytes_max)
             elif isinstance(event, Confirmed):
                 if event.number > 0:  # and not a flush marker alone
-                    self.last_sign_s = now_s
+                    self.last_activity_s = now_s
                     self._watches.confirmed()
                 self.in_flight.confirm(event.number, event.session, now_s)
             elif isinstance(event, Opened):
@@ -390,7 +390,7 @@ class QueueReader:
 
     # -- restart
 
-    def adopt(self, recent: Recent, broker_id: str) -> None:
+    def adopt(self, recent: LeftOpen, broker_id: str) -> None:
         """Learn the commits of a former process (rule 5), and its broker.
 
         Args:

@@ -144,7 +144,7 @@ class QueueWatches:
             if self._lasts(session, now_s, self._timing.silence_s, so=ready > 0):
                 self.forget(session)
                 why = f"{ready} messages wait by the broker's word, and none came for {self._timing.silence_s:.0f} s"
-                self._connections.renew(session, why)
+                self._connections.replace_session(session, why)
         if self._lasts(_UNCONFIRMED, now_s, self._timing.confirmation_s, so=self._settling.unconfirmed()):
             self._warn(
                 _UNCONFIRMED,

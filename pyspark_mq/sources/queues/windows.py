@@ -77,7 +77,7 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
     window = settings.prefetch
     if size is Window.WIDE:
         return window
-    if settings.endpoint.broker.counts_drops:
+    if settings.endpoint.broker.counts_session_ends:
         # No fewer for a small epoch: a quorum queue appends returned messages to those returned before, so the epoch
         # may come after everything delivered to former processes (RabbitMQ 3.10).
         few = max(_FEW, planned + _REPLAY_SPARE) if replays else max(_FEW, settings.min_messages) + expected

@@ -24,7 +24,7 @@ from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.stomp.client import Transport, heart_beats
-from pyspark_mq.sources.stomp.errors import login_error, said
+from pyspark_mq.sources.stomp.errors import error_text, login_error
 from pyspark_mq.sources.stomp.frames import Frame, FrameReader
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -222,7 +222,7 @@ class StompConnection(Session):
         elif command == "RECEIPT":
             self._receipt(headers.get("receipt-id"))
         else:  # most brokers close the connection now; we always do
-            self._ended(said(headers, body), stated=True)
+            self._ended(error_text(headers, body), stated=True)
 
     def _raise_if_ended(self) -> None:
         if self._end is not None:

@@ -16,10 +16,10 @@ from pyspark_mq.sources.connections.session import SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint, exclusive_error
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["login_error", "said", "subscribe_error"]
+__all__ = ["error_text", "login_error", "subscribe_error"]
 
 
-def said(headers: Mapping[str, str], body: bytes) -> str:
+def error_text(headers: Mapping[str, str], body: bytes) -> str:
     """The text of an ERROR frame: a word or line in its header, the reason or a stack trace in its body."""
     title = as_text(headers.get("message")) or ""
     lines = body.decode("utf-8", "backslashreplace").strip().splitlines()
