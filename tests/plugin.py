@@ -28,6 +28,7 @@ from testbed.distributions import TLA_TOOLS, fetch, find_java
 from testbed.process import NodeError
 from testbed.spark.class_archive import use_archive
 from tests.support.certificates import Certificates, make_certificates
+from tests.support.cpu import CpuReport
 from tests.support.entries import ALL_ENTRIES, ENTRIES, LiveEntry, MatrixEntry, entry_node
 from tests.support.memory_entry import MEMORY_ENTRY, MemoryEntry, MemoryNode
 
@@ -60,11 +61,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--matrix-report", help="folder where to append what the contract tests gave to <matrix entry>.jsonl"
     )
+    parser.addoption("--cpu", type=int, default=0, metavar="N", help="print the N tests that take most CPU time")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # workers have it from the process that starts them
         _leave_nothing(config)
+    if config.getoption("--cpu"):
+        config.pluginmanager.register(CpuReport(config.getoption("--cpu")))
     # tests.support.effort says how much each of them tries. No test fails for being slow.
     for name in ("some", "all", "thorough"):
         hypothesis.settings.register_profile(name, deadline=None)
