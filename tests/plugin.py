@@ -10,8 +10,10 @@ import json
 import math
 import os
 import shutil
+import sys
 import tempfile
 import uuid
+import zlib
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby, zip_longest
 from pathlib import Path
@@ -36,6 +38,8 @@ from tests.support.memory_entry import MEMORY_ENTRY, MemoryEntry, MemoryNode
 #: with these Spark and brokers are there after half the CPU time.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
+#: Names of the matrix entries on which `make test` runs a test, by its name, kept with its module or class.
+_IN_MAKE_TEST = pytest.StashKey[dict[str, set[str]]]()
 #: Folders of tests with neither Spark nor broker, the quickest first.
 _QUICKEST = ("unit", "property")
 #: Modules whose tests `make test` runs on one matrix entry of each protocol.
@@ -59,6 +63,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--thorough", action="store_true", help="all examples, and the thorough tests on every entry, which takes long"
     )
     parser.addoption(
+        "--third",
+        type=int,
+        choices=(1, 2, 3),
+        help="with --all: a third of what `make test` leaves out; what draws its examples is tried as with --all",
+    )
+    parser.addoption(
         "--matrix-report", help="folder where to append what the contract tests gave to <matrix entry>.jsonl"
     )
     parser.addoption("--cpu", type=int, default=0, metavar="N", help="print the N tests that take most CPU time")
@@ -66,6 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # workers have it from the process that starts them
+        _compile_once()
         _leave_nothing(config)
     if config.getoption("--cpu"):
         config.pluginmanager.register(CpuReport(config.getoption("--cpu")))
@@ -74,6 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis.settings.register_profile(name, deadline=None)
     everything = "all" if config.getoption("--all") else "some"
     hypothesis.settings.load_profile("thorough" if config.getoption("--thorough") else everything)
+    config.addinivalue_line("markers", "xdist_group(name): what stays together, also without pytest-xdist")
     config.addinivalue_line(
         "markers", "thorough: in memory, with --all on AMQP 0-9-1 too, with --thorough on every matrix entry"
     )
@@ -90,6 +102,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "untraced: what it does is not in the specification")
 
 
+def _compile_once() -> None:
+    """Let modules be compiled into files, whatever the environment says: tests start hundreds of Pythons."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+
+
 def _leave_nothing(config: pytest.Config) -> None:
     """Delete at the end what killed processes leave among temporary files: a Spark some 15 MB."""
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
@@ -104,25 +122,30 @@ def _leave_nothing(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "entry" in metafunc.fixturenames:
-        only = metafunc.definition.get_closest_marker("protocols")
-        entries = [entry for entry in _chosen(metafunc.config) if only is None or entry.protocol in only.args]
-        if metafunc.definition.get_closest_marker("writes"):
-            entries = [entry for entry in entries if is_written(entry)]
-        if metafunc.definition.get_closest_marker("network"):
-            entries = [entry for entry in entries if entry != MEMORY_ENTRY]
-        if metafunc.definition.get_closest_marker("thorough") and not metafunc.config.getoption("--thorough"):
-            entries = [
-                entry
-                for entry in entries
-                if entry == MEMORY_ENTRY or (entry.protocol == AMQP_0_9_1 and _everything(metafunc))
-            ]
-        sampled = bool(metafunc.definition.get_closest_marker("sampled")) and not metafunc.config.getoption("--entries")
-        everything = _everything(metafunc)
-        if sampled or not everything:
-            turn = _functions(metafunc.module).index(metafunc.function.__name__)
-            every_protocol = everything or metafunc.module.__name__.endswith(_ON_EVERY_PROTOCOL)
-            entries = dealt(turn, entries, every_protocol=every_protocol)
+        entries = _entries(metafunc, everything=_everything(metafunc))
         metafunc.parametrize("entry", entries, indirect=True, ids=[entry.name for entry in entries], scope="function")
+        if metafunc.config.getoption("--third"):
+            in_make_test = {entry.name for entry in _entries(metafunc, everything=False)}
+            metafunc.definition.parent.stash.setdefault(_IN_MAKE_TEST, {})[metafunc.definition.name] = in_make_test
+
+
+def _entries(metafunc: pytest.Metafunc, *, everything: bool) -> list[MatrixEntry]:
+    """Return the matrix entries that a test runs on, in a run of everything or not."""
+    mark = metafunc.definition.get_closest_marker
+    only = mark("protocols")
+    entries = [entry for entry in _chosen(metafunc.config) if only is None or entry.protocol in only.args]
+    if mark("writes"):
+        entries = [entry for entry in entries if is_written(entry)]
+    if mark("network"):
+        entries = [entry for entry in entries if entry != MEMORY_ENTRY]
+    if mark("thorough") and not metafunc.config.getoption("--thorough"):
+        entries = [entry for entry in entries if entry == MEMORY_ENTRY or (entry.protocol == AMQP_0_9_1 and everything)]
+    sampled = bool(mark("sampled")) and not metafunc.config.getoption("--entries")
+    if sampled or not everything:
+        turn = _functions(metafunc.module).index(metafunc.function.__name__)
+        every_protocol = everything or metafunc.module.__name__.endswith(_ON_EVERY_PROTOCOL)
+        entries = dealt(turn, entries, every_protocol=every_protocol)
+    return entries
 
 
 def is_written(entry: MatrixEntry) -> bool:
@@ -170,6 +193,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--all") and not config.getoption("--entries"):
         empty += [item for item in items if item.get_closest_marker("whole")]
         empty += _repeated(items)
+    if config.getoption("--third"):
+        empty += _beyond_the_third(config.getoption("--third"), items)
     config.hook.pytest_deselected(items=empty)
     left_out = set(empty)
     items[:] = [item for item in items if item not in left_out]
@@ -207,6 +232,33 @@ def _repeated(items: Sequence[pytest.Item]) -> list[pytest.Item]:
             item for (entry, value), item in of_function.items() if (entries.index(entry) - values.index(value)) % turns
         ]
     return repeated
+
+
+def _beyond_the_third(third: int, items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests left out of one third: those of `make test`, and those of the other thirds.
+
+    What shares a broker or Spark stays together. A test that draws more examples with `--all` is in a third as well.
+    """
+    short = [item for item in items if not item.get_closest_marker("whole") and _is_dealt(item)]
+    in_make_test = set(short).difference(_repeated(short))
+    return [item for item in items if _third(item) != third or (item in in_make_test and not _draws(item))]
+
+
+def _is_dealt(item: pytest.Item) -> bool:
+    """Whether `make test` deals a test to this matrix entry, or it needs none."""
+    assert item.parent is not None
+    entries = item.parent.stash.get(_IN_MAKE_TEST, {}).get(getattr(item, "originalname", ""))
+    return entries is None or _entry(item) in entries
+
+
+def _third(item: pytest.Item) -> int:
+    return zlib.crc32(_shared(item).encode()) % 3 + 1
+
+
+def _draws(item: pytest.Item) -> bool:
+    """Whether the effort of a run decides how much a test tries (tests/support/effort.py), as far as can be seen."""
+    module = vars(getattr(item, "module", None) or object)
+    return bool({"PART", "LONG", "part_of"} & set(module)) or hasattr(getattr(item, "obj", None), "hypothesis")
 
 
 def _length(group: list[pytest.Item]) -> tuple[float, bool, int, int]:

@@ -72,7 +72,6 @@ OF_BOTH = (
     "sources.stomp.errors", "sources.stomp.frames",
 )  # fmt: skip
 #: Lines of a module, and modules and folders directly in `sources`.
-LINES_MAX, ROOMS_MAX = 500, 18
 #: A queue, and what nobody else looks behind.
 QUEUE = "sources.queues.reader"
 BEHIND_QUEUES = {"in_flight", "connections", "connected"}
@@ -337,12 +336,6 @@ def test_columns_need_no_shared_memory() -> None:
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("sources")])
 def test_receiving_knows_no_management_and_no_checks(name: str) -> None:
     assert [item.name for item in imports()[name] if item.folder in {"admin", "cli"}] == []
-
-
-def test_a_file_is_read_in_one_sitting_and_a_room_has_few_doors() -> None:
-    assert {name: lines for name, source in MODULES.items() if (lines := source.count("\n")) > LINES_MAX} == {}
-    rooms = {name.split(".")[1] for name in MODULES if name.startswith("sources.")}
-    assert len(rooms) <= ROOMS_MAX
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("sources") and name != QUEUE])

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
+
+import pytest
 
 from tests.plugin import dealt
 from tests.support.entries import ENTRIES
 from tests.support.memory_entry import MEMORY_ENTRY
 
+ROOT = Path(__file__).parents[2]
+#: One folder with a dealt test on each entry, one with drawn examples.
+COLLECTED = ("tests/contract", "tests/faults/test_driver_matrix.py", "tests/property/test_runs.py")
+DRAWING = ("tests/contract/test_session.py", "tests/property/test_runs.py")
 EVERYWHERE = [MEMORY_ENTRY, *ENTRIES]
 
 
@@ -42,3 +51,22 @@ def test_a_contract_is_tested_on_each_protocol_and_in_turn_on_each_broker() -> N
 def test_a_test_that_fits_a_few_entries_only_is_dealt_among_those() -> None:
     few = list(ENTRIES[:2])
     assert {entry for turn in range(4) for entry in dealt(turn, few, every_protocol=False)} == set(few)
+
+
+def collected(*arguments: str) -> set[str]:
+    """Names of the tests of a run, which also does without pytest-xdist."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "--collect-only", "-q", *arguments, *COLLECTED]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-2000:]
+    return {line for line in ran.stdout.splitlines() if "::" in line}
+
+
+@pytest.mark.whole
+def test_make_test_and_the_three_thirds_are_everything() -> None:
+    thirds = [collected("--all", "--third", str(third)) for third in (1, 2, 3)]
+    short, everything = collected(), collected("--all")
+    assert everything <= set().union(short, *thirds)
+    assert all(thirds)
+    assert all(one.isdisjoint(other) for one in thirds for other in thirds if one is not other)
+    # What draws its examples is in both, as it draws more of them with --all.
+    assert {name for third in thirds for name in third & short if not name.startswith(DRAWING)} == set()
