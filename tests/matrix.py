@@ -1,10 +1,11 @@
-"""The compatibility matrix: ``make matrix``. Contract tests and failure matrix on every matrix entry, chaos tests, and
-a page of it all.
+"""The compatibility matrix: ``make matrix``. Contract tests, failure matrix and a chaos test on every matrix entry; the
+same source with the oldest and the newest libraries; and a page of it all.
 
-What each matrix entry gave is kept beside the page, in `docs/matrix/<entry>.json`, with its date, so that matrix
-entries can be run one by one, on any machine, and the page is written from all of them. Chaos tests of clusters are
-run by themselves, by ``make soak`` with ``--cluster --report
-docs/matrix/<cluster>[<version>]-<protocol>.cluster.json``, and are on the page too.
+A run may be stopped at any moment and started again: what is done at this commit is in `build/matrix/<commit>`, and is
+not done again, test by test; a chaos test goes on in its folder. So it can be run in pieces, entry by entry, on any
+machine. What an entry gave is kept beside the page, in `docs/matrix/<entry>.json`, with its date, its commit and the
+versions, and the page is written from all of them. Chaos tests of clusters are run by themselves, by ``make soak`` with
+``--cluster --report docs/matrix/<cluster>[<version>]-<protocol>.cluster.json``, and are on the page too.
 """
 
 from __future__ import annotations
@@ -12,24 +13,42 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pyspark_mq import __version__
 from testbed.chaos.faults import FAULTS
 from testbed.chaos.page import PROTOCOLS, TITLES
 from testbed.clusters.factory import CLUSTERS
 from testbed.process import NodeError
+from testbed.spark.versions import VERSIONS
 from tests.support.entries import ALL_ENTRIES, CHAOS_ENTRIES, MatrixEntry, entry_node
+from tools.release import interpreter
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGE = _ROOT / "docs" / "reports" / "compatibility.md"
 _KEPT = _ROOT / "docs" / "matrix"
 _WORK = _ROOT / "build" / "matrix"
+#: Set of libraries -> Python, how uv resolves what pyproject.toml allows, and the Spark.
+_LIBRARIES = {"oldest": ("3.10", "lowest-direct", "4.0.0"), "newest": ("3.13", "highest", VERSIONS[-1])}
+#: What they are tried with: receiving and writing over each protocol, Redis, and Spark.
+_LIBRARY_TESTS = (
+    "tests/contract/test_session.py", "tests/contract/test_sink.py", "tests/integration/test_redis_store.py",
+    "tests/integration/test_quick_start.py", "tests/integration/test_write.py",
+)  # fmt: skip
+_LIBRARY_ENTRIES = "rabbitmq-amqp-0-9-1-classic,rabbitmq-stomp,activemq-stomp,rabbitmq4.3-amqp-1.0-quorum"
+#: What is named on the page, and what the tests need besides.
+_NAMED = ("pyspark", "pyarrow", "numpy", "pika", "stomp-py", "python-qpid-proton", "redis")
+_TOOLS = ("pytest>=8.2,<9", "pytest-timeout", "pytest-xdist", "pytest-rerunfailures", "hypothesis", "psutil", "rich")
 
 
 @dataclass
@@ -39,6 +58,9 @@ class Result:
     Attributes:
         matrix entry: which.
         version: of the broker; empty if it could not be started.
+        package: version of this package that ran; empty in what was kept before it was noted, as `commit`.
+        commit: of this package.
+        python, spark: their versions.
         date: when contract tests and failure matrix were run.
         obstacle: why the matrix entry could not run; empty if it could.
         tests: contract -> outcome -> reason -> how many tests.
@@ -48,6 +70,10 @@ class Result:
 
     entry: MatrixEntry
     version: str = ""
+    package: str = ""
+    commit: str = ""
+    python: str = ""
+    spark: str = ""
     date: str = ""
     obstacle: str = ""
     tests: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
@@ -64,16 +90,19 @@ class Result:
 def main() -> int:
     """Run the chosen matrix entries and write the page; 0 if everything that ran passed."""
     arguments = _arguments()
-    for folder in (_WORK, _KEPT):
-        folder.mkdir(parents=True, exist_ok=True)
+    _KEPT.mkdir(parents=True, exist_ok=True)
     if not arguments.page_only:
-        _run([entry for entry in ALL_ENTRIES if entry.name in arguments.entries], arguments)
+        work = _work(anew=arguments.anew)
+        _run([entry for entry in ALL_ENTRIES if entry.name in arguments.entries], arguments, work)
+        for libraries in arguments.libraries:
+            _run_libraries(libraries, work, arguments.processes)
     results = [_result(entry) for entry in ALL_ENTRIES]
-    clusters = _clusters()
-    _PAGE.write_text(page(results, clusters), "utf-8")
+    clusters, libraries = _clusters(), {name: _read(_libraries_file(name)) for name in _LIBRARIES}
+    _PAGE.write_text(page(results, clusters, libraries, __version__), "utf-8")
     print(f"written: {_PAGE.relative_to(_ROOT)}")
     broken = [result.entry.name for result in results if not result.holds]
     broken += [f"{chaos['cluster']} over {chaos['protocol']}" for chaos in clusters if not chaos["holds"]]
+    broken += [f"{name} libraries" for name, told in libraries.items() if told.get("failed") or told.get("obstacle")]
     if broken:
         print(f"failed: {', '.join(broken)}")
     return 1 if broken else 0
@@ -82,45 +111,35 @@ def main() -> int:
 # -- running ----------------------------------------------------------------------------------
 
 
-def _run(wanted: Sequence[MatrixEntry], arguments: argparse.Namespace) -> None:
-    if arguments.contract:
-        _add_contract(wanted, arguments)
-        return
-    entries = [entry for entry in wanted if _can_run(entry, chaos_only=arguments.chaos_only)]
-    if not entries:
-        return
-    if not arguments.chaos_only:
-        whole = _run_tests(entries, arguments)
-        for entry in entries:
-            _tell(entry, date=time.strftime("%Y-%m-%d", time.gmtime()), tests=_outcomes_of(entry))
-            if not whole:
-                _tell(entry, problem="the tests did not run to their end")
+def _commit() -> str:
+    """The commit of this checkout, with `-dirty` behind it where files were changed."""
+    asked = ["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"]
+    return subprocess.run(asked, cwd=_ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _work(*, anew: bool) -> Path:
+    """The folder with what was done at this commit. What changed files gave is not gone on with."""
+    folder = _WORK / _commit()
+    if anew or folder.name.endswith("-dirty"):
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _run(wanted: Sequence[MatrixEntry], arguments: argparse.Namespace, work: Path) -> None:
+    entries = [entry for entry in wanted if _can_run(entry)]
+    if entries and not arguments.chaos_only:
+        _run_tests(entries, arguments, work)
     for entry in entries:
         if arguments.faults and entry in CHAOS_ENTRIES:
-            chaos = _run_chaos(entry, arguments)
-            _tell(entry, **{"chaos": chaos} if chaos else {"problem": "the chaos test did not run to its end"})
+            _run_chaos(entry, arguments, work)
 
 
-def _add_contract(entries: Sequence[MatrixEntry], arguments: argparse.Namespace) -> None:
-    """Run some files, and put what their contract tests gave beside what is kept of these matrix entries, whose date
-    stays."""
-    for entry in entries:
-        _report(entry).unlink(missing_ok=True)
-    _run_tests(entries, arguments, *arguments.contract)
-    for entry in entries:
-        _tell(entry, tests={**_kept(entry).get("tests", {}), **_outcomes_of(entry)})
-
-
-def _can_run(entry: MatrixEntry, *, chaos_only: bool) -> bool:
-    """Forget what is known of a matrix entry, or of its chaos test, and see whether its broker starts."""
-    known = _kept(entry)
-    keep = ("version", "date", "tests") if chaos_only else ()
-    _file(entry).write_text(json.dumps({name: known[name] for name in keep if name in known}), "utf-8")
-    for file in (_report(entry), _chaos_report(entry)):
-        file.unlink(missing_ok=True)
+def _can_run(entry: MatrixEntry) -> bool:
+    """Whether the broker of a matrix entry starts; notes its version, or why it does not."""
     try:
         with entry_node(entry.broker, entry.version) as node:
-            _tell(entry, **{} if chaos_only and "version" in known else {"version": node.version})
+            _tell(entry, version=node.version, obstacle="")
     except NodeError as absent:
         _tell(entry, obstacle=str(absent).splitlines()[0])
         print(f"{entry.name}: cannot run: {absent}", flush=True)
@@ -129,75 +148,162 @@ def _can_run(entry: MatrixEntry, *, chaos_only: bool) -> bool:
 
 
 def _tell(entry: MatrixEntry, **facts: Any) -> None:
-    _file(entry).write_text(json.dumps({**_kept(entry), **facts}, indent=1) + "\n", "utf-8")
+    _write(_file(entry), {**_read(_file(entry)), **facts})
 
 
-def _kept(entry: MatrixEntry) -> dict[str, Any]:
-    file = _file(entry)
+def _read(file: Path) -> dict[str, Any]:
     known: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
     return known
 
 
-def _outcomes_of(entry: MatrixEntry) -> dict[str, dict[str, dict[str, int]]]:
-    """Contract -> outcome -> reason -> tests, of the run that has just ended."""
-    report = _report(entry)
+def _write(file: Path, known: dict[str, Any]) -> None:
+    file.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+
+
+def _stamp() -> dict[str, str]:
+    """What ran, and when."""
+    return {"package": __version__, "commit": _commit(), "date": time.strftime("%Y-%m-%d", time.gmtime())}
+
+
+def _lines(report: Path) -> list[dict[str, Any]]:
+    """What the tests wrote; the last line of a run that was killed may be cut off."""
+    lines = report.read_text("utf-8").splitlines() if report.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def _outcomes(lines: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, int]]]:
+    """Contract -> outcome -> reason -> tests."""
     tests: dict[str, dict[str, dict[str, int]]] = {}
-    for line in report.read_text("utf-8").splitlines() if report.exists() else ():
-        told = json.loads(line)
-        reason = "" if told["outcome"] == "passed" else " ".join((told["reason"] or told["test"]).split())
-        reasons = tests.setdefault(told["contract"], {}).setdefault(told["outcome"], {})
-        reasons[reason] = reasons.get(reason, 0) + 1
+    for told in lines:
+        if told["contract"]:
+            reason = "" if told["outcome"] == "passed" else " ".join((told["reason"] or told["test"]).split())
+            reasons = tests.setdefault(told["contract"], {}).setdefault(told["outcome"], {})
+            reasons[reason] = reasons.get(reason, 0) + 1
     return tests
 
 
-def _run_tests(entries: Sequence[MatrixEntry], arguments: argparse.Namespace, *files: str) -> bool:
-    """Contract tests and failure matrix, or some files of them; False if that broke off."""
+def _run_tests(entries: Sequence[MatrixEntry], arguments: argparse.Namespace, work: Path) -> None:
+    """Contract tests and failure matrix, or some files of them, without the tests that ran at this commit."""
     began = time.monotonic()
-    which = ["--entries", ",".join(entry.name for entry in entries), "--thorough", "--matrix-report", str(_WORK)]
+    done = [line["id"] for entry in entries for line in _lines(_report(work, entry))]
+    (work / "done.json").write_text(json.dumps(done), "utf-8")
+    which = ["--entries", ",".join(entry.name for entry in entries), "--thorough"]
+    which += ["--matrix-report", str(work), "--matrix-done", str(work / "done.json")]
     side_by_side = ["--numprocesses", str(arguments.processes), "--dist", "loadgroup"]
-    code = _program("pytest", "-q", *(files or ("tests/contract", "tests/faults")), *which, *side_by_side)
-    print(
-        f"contract tests and failure matrix of {len(entries)} matrix entries in {time.monotonic() - began:.0f} s",
-        flush=True,
+    files = arguments.contract or ("tests/contract", "tests/faults")
+    code = _program(sys.executable, "pytest", "-q", *files, *which, *side_by_side)
+    # 1: tests have failed, which the report tells; 5: all had run before.
+    whole = code in (0, 1, 5)
+    for entry in entries:
+        tests = _outcomes(_lines(_report(work, entry)))
+        if arguments.contract:  # put beside what is kept of the rest, whose date stays
+            _tell(entry, tests={**_read(_file(entry)).get("tests", {}), **tests})
+        elif whole:
+            _tell(
+                entry, **_stamp(), python=platform.python_version(), spark=version("pyspark"), tests=tests, problem=""
+            )
+    seconds = round(time.monotonic() - began)
+    print(f"contract tests and failure matrix of {len(entries)} matrix entries in {seconds} s", flush=True)
+    if not whole:
+        raise SystemExit(f"stopped after {sum(len(_lines(_report(work, entry))) for entry in entries)} tests: go on with "
+                         "the same command")  # fmt: skip
+
+
+def _run_chaos(entry: MatrixEntry, arguments: argparse.Namespace, work: Path) -> None:
+    """A chaos test, gone on with where one at this commit was stopped."""
+    report, folder = work / f"{entry.name}.chaos.json", work / f"{entry.name}.chaos"
+    if not report.exists():
+        size = ["--messages", str(arguments.messages), "--rate", str(arguments.rate), "--faults", str(arguments.faults)]
+        place = ["--broker", entry.broker, "--protocol", entry.protocol, "--version", entry.version]
+        place += ["--quorum"] if entry.kind == "quorum" else []
+        where = ["--folder", str(folder), "--report", str(report)]
+        code = _program(sys.executable, "testbed.chaos.soak", *place, *size, *where)
+        if code not in (0, 1):
+            raise SystemExit(f"stopped in the chaos test of {entry.name}: go on with the same command")
+    counted = _read(report)
+    told = {"chaos": {**_stamp(), **counted}} if counted else {"problem": "the chaos test did not run to its end"}
+    _tell(entry, **told)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_libraries(name: str, work: Path, processes: int) -> None:
+    """Try what pyproject.toml allows at an end of it, in an environment of its own."""
+    done = work / f"libraries-{name}.json"
+    if not done.exists():
+        python, resolution, spark = _LIBRARIES[name]
+        found = interpreter(python)
+        told: dict[str, Any] = {**_stamp(), "python": python}
+        if found is None:
+            told["obstacle"] = f"Python {python} is not on this machine"
+        else:
+            environment = _environment(work / name, found, resolution, spark)
+            told["versions"] = _versions_in(environment)
+            told |= _tried(environment, work / f"libraries-{name}.xml", processes)
+        _write(done, told)
+    _write(_libraries_file(name), _read(done))
+
+
+def _environment(folder: Path, python: Path, resolution: str, spark: str) -> Path:
+    """The interpreter of an environment with the libraries of a resolution, made if it is not there."""
+    inside, stamp = folder / "bin" / "python", folder / "made"
+    if not stamp.exists():
+        subprocess.run([str(python), "-m", "venv", "--without-pip", "--clear", str(folder)], check=True)
+        uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "-q", "--python", str(inside)]
+        package = f"{_ROOT}[spark,stomp,amqp10,redis]"
+        subprocess.run([*uv, "--resolution", resolution, package, f"pyspark=={spark}"], check=True)
+        subprocess.run([*uv, *_TOOLS], check=True)
+        stamp.touch()
+    return inside
+
+
+def _versions_in(python: Path) -> dict[str, str]:
+    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {_NAMED!r}}}))"
+    told = subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True).stdout
+    return dict(json.loads(told))
+
+
+def _tried(python: Path, report: Path, processes: int) -> dict[str, Any]:
+    """How many tests passed, and which did not."""
+    side_by_side = ["--numprocesses", str(processes), "--dist", "loadgroup"]
+    _program(
+        python, "pytest", "-q", "--entries", _LIBRARY_ENTRIES, *side_by_side, f"--junitxml={report}", *_LIBRARY_TESTS
     )
-    return code in (0, 1)  # 1: tests have failed, which the report tells
+    if not report.exists():
+        return {"passed": 0, "failed": ["the tests did not run to their end"]}
+    cases = list(ET.parse(report).getroot().iter("testcase"))
+    bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    skipped = [case for case in cases if case.find("skipped") is not None]
+    return {"passed": len(cases) - len(bad) - len(skipped), "failed": [str(case.get("name")) for case in bad]}
 
 
-def _run_chaos(entry: MatrixEntry, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a chaos test counted; nothing if that broke off."""
-    report = _chaos_report(entry)
-    size = ["--messages", str(arguments.messages), "--rate", str(arguments.rate), "--faults", str(arguments.faults)]
-    place = ["--broker", entry.broker, "--protocol", entry.protocol, "--version", entry.version]
-    place += ["--quorum"] if entry.kind == "quorum" else []
-    _program("testbed.chaos.soak", *place, *size, "--report", str(report))
-    counted: dict[str, Any] = json.loads(report.read_text("utf-8")) if report.exists() else {}
-    return counted
-
-
-def _program(module: str, *arguments: str) -> int:
-    environment = {**os.environ, "CI": "true"}
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments], cwd=_ROOT, env=environment, check=False
-    ).returncode
+def _program(python: str | Path, module: str, *arguments: str) -> int:
+    """Run a module to its end; Ctrl-C reaches it too, and its exit code says so."""
+    environment = {**os.environ, "CI": "true", "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "dev")])}
+    with subprocess.Popen([str(python), "-m", module, *arguments], cwd=_ROOT, env=environment) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                continue
 
 
 def _file(entry: MatrixEntry) -> Path:
     return _KEPT / f"{entry.name}.json"
 
 
-def _report(entry: MatrixEntry) -> Path:
-    return _WORK / f"{entry.name}.jsonl"
+def _libraries_file(name: str) -> Path:
+    return _KEPT / f"libraries-{name}.json"
 
 
-def _chaos_report(entry: MatrixEntry) -> Path:
-    return _WORK / f"{entry.name}.chaos.json"
+def _report(work: Path, entry: MatrixEntry) -> Path:
+    return work / f"{entry.name}.jsonl"
 
 
 # -- reading and writing ----------------------------------------------------------------------
 
 
 def _result(entry: MatrixEntry) -> Result:
-    known = _kept(entry)
+    known = _read(_file(entry))
     return Result(entry, **known) if known else Result(entry, obstacle="not run")
 
 
@@ -214,8 +320,17 @@ def _versions(cluster: str) -> set[str]:
     return {name.partition("-")[0] for name in found}
 
 
-def page(results: Sequence[Result], clusters: Sequence[dict[str, Any]]) -> str:
-    """The page as Markdown."""
+def page(
+    results: Sequence[Result], clusters: Sequence[dict[str, Any]], libraries: dict[str, dict[str, Any]], package: str
+) -> str:
+    """The page as Markdown.
+
+    Args:
+        results: of each matrix entry.
+        clusters: of chaos tests.
+        libraries: name of a set -> what it gave.
+        package: version of this package: rows of another minor version are marked.
+    """
     contracts = list(dict.fromkeys(contract for result in results for contract in result.tests))
     notes: list[str] = []
     ran = [result for result in results if not result.obstacle]
@@ -226,23 +341,24 @@ def page(results: Sequence[Result], clusters: Sequence[dict[str, Any]]) -> str:
         "a set of tests against a real broker (`tests/contract`, `tests/faults`), the same for all. A number is how",
         "many",
         "of them passed; `-` is for those of another protocol, or newer than the run, and why there is a no is in the",
-        "notes. `on` is the date. All of it is in `docs/matrix` as",
-        "JSON.",
+        "notes. `of` is the commit that ran; rows of another minor version of this package say so. All of it is in",
+        "`docs/matrix` as JSON.",
         "",
         "## Matrix entries",
         "",
         *_table(
-            ["entry", "broker", "protocol", "queue", "contract tests and faults", "on", "chaos"],
-            map(_entry_row, results),
+            ["entry", "broker", "protocol", "queue", "contract tests and faults", "on", "of", "Python, Spark", "chaos"],
+            (_entry_row(result, package) for result in results),
         ),
         "",
         "Chaos tests are for one matrix entry of each broker and protocol.",
         "",
+        *_libraries_section(libraries, package),
         "## Contract tests and failure matrix",
         "",
         *_table(
             ["", *(_short(result.entry) for result in ran)],
-            ([contract, *_outcomes(contract, ran, notes)] for contract in contracts),
+            ([contract, *_cells(contract, ran, notes)] for contract in contracts),
         ),
         "",
         *(f"{number}. {note}" for number, note in enumerate(notes, start=1)),
@@ -307,21 +423,57 @@ def _short(entry: MatrixEntry) -> str:
     return f"`{entry.name}`"
 
 
-def _entry_row(result: Result) -> list[str]:
+def _libraries_section(libraries: dict[str, dict[str, Any]], package: str) -> list[str]:
+    return [
+        "## Libraries",
+        "",
+        "Receiving and writing over each protocol, Redis, the quick start and a scheduled job, with the oldest and the",
+        "newest of what `pyproject.toml` allows.",
+        "",
+        *_table(
+            ["", "Python", *_NAMED, "tests", "on", "of"],
+            (_libraries_row(name, told, package) for name, told in libraries.items()),
+        ),
+        "",
+    ]
+
+
+def _libraries_row(name: str, told: dict[str, Any], package: str) -> list[str]:
+    versions = [told.get("versions", {}).get(one, "") for one in _NAMED]
+    if not told or told.get("obstacle"):
+        return [name, told.get("python", ""), *versions, told.get("obstacle") or "not run", "", ""]
+    wrong = [f"**{', '.join(told['failed'])} failed**"] * bool(told["failed"])
+    return [name, told["python"], *versions, ", ".join([f"{told['passed']} passed", *wrong]), *_when(told, package)]
+
+
+def _when(told: dict[str, Any], package: str) -> list[str]:
+    """Date and commit; of another minor version of this package it is marked."""
+    if not told["commit"]:
+        return [told["date"], "**before commits were noted**"]
+    other = _minor(told["package"]) != _minor(package)
+    return [told["date"], told["commit"] + (f" **of {told['package']}**" if other else "")]
+
+
+def _minor(package: str) -> str:
+    return ".".join(package.split(".")[:2])
+
+
+def _entry_row(result: Result, package: str) -> list[str]:
     entry = result.entry
     broker = f"{TITLES[entry.broker]} {result.version or entry.version}".strip()
     row = [_short(entry), broker, PROTOCOLS[entry.protocol], entry.kind or "default"]
     if result.obstacle:
-        return [*row, result.obstacle if result.obstacle == "not run" else f"cannot run: {result.obstacle}", "", ""]
+        return [*row, result.obstacle if result.obstacle == "not run" else f"cannot run: {result.obstacle}", *[""] * 4]
     passed, failed = (
         sum(sum(outcomes.get(kind, {}).values()) for outcomes in result.tests.values()) for kind in ("passed", "failed")
     )
     chaos = "-" if not result.chaos else "holds" if result.chaos["holds"] else "**failed**"
     wrong = [f"**{failed} failed**"] * bool(failed) + [f"**{result.problem}**"] * bool(result.problem)
-    return [*row, ", ".join([f"{passed} passed", *wrong]), result.date, chaos]
+    ran = [*_when(vars(result), package), ", ".join(filter(None, (result.python, result.spark)))]
+    return [*row, ", ".join([f"{passed} passed", *wrong]), *ran, chaos]
 
 
-def _outcomes(contract: str, results: Sequence[Result], notes: list[str]) -> list[str]:
+def _cells(contract: str, results: Sequence[Result], notes: list[str]) -> list[str]:
     return [_outcome(result.tests.get(contract, {}), notes) for result in results]
 
 
@@ -378,19 +530,32 @@ def _chaos_faults(results: Sequence[Result]) -> Iterable[list[str]]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make matrix", description=__doc__)
     names = [entry.name for entry in ALL_ENTRIES]
-    parser.add_argument("--entries", type=lambda text: text.split(","), default=names, help=f"of {','.join(names)}")
-    parser.add_argument("--messages", type=int, default=200_000, help="of each chaos test")
-    parser.add_argument("--faults", type=int, default=30, help="of each chaos test; 0 for no chaos test")
+    parser.add_argument("--entries", type=_names, default=None, help=f"of {','.join(names)}")
+    sets = list(_LIBRARIES)
+    parser.add_argument(
+        "--libraries", type=_names, default=None, help=f"of {','.join(sets)}; all of them with all entries, else none"
+    )
+    parser.add_argument("--messages", type=int, default=30_000, help="of each chaos test")
+    parser.add_argument("--faults", type=int, default=12, help="of each chaos test; 0 for no chaos test")
+    parser.add_argument("--anew", action="store_true", help="forget what was done at this commit")
     parser.add_argument("--rate", type=int, default=1_000, help="messages a second in the chaos tests")
-    parser.add_argument("--chaos-only", action="store_true", help="keep what earlier tests gave")
+    parser.add_argument("--chaos-only", action="store_true", help="leave the tests out")
     parser.add_argument("--processes", type=int, default=2, help="that run tests side by side")
     parser.add_argument("--contract", nargs="+", help="files of tests: only these, beside what earlier runs gave")
     parser.add_argument("--page-only", action="store_true", help="write the page from what earlier runs left")
     arguments = parser.parse_args()
-    unknown = set(arguments.entries) - set(names)
-    if unknown:
-        parser.error(f"--matrix entries: there is no {', '.join(sorted(unknown))}")
+    if arguments.libraries is None:
+        arguments.libraries = sets if arguments.entries is None else []
+    if arguments.entries is None:
+        arguments.entries = names
+    for option, wanted, known in (("entries", arguments.entries, names), ("libraries", arguments.libraries, sets)):
+        if unknown := set(wanted) - set(known):
+            parser.error(f"--{option}: there is no {', '.join(sorted(unknown))}")
     return arguments
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
 
 
 if __name__ == "__main__":

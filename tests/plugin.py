@@ -71,6 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--matrix-report", help="folder where to append what the contract tests gave to <matrix entry>.jsonl"
     )
+    parser.addoption("--matrix-done", help="file with the names of tests that have run, which are left out")
     parser.addoption("--cpu", type=int, default=0, metavar="N", help="print the N tests that take most CPU time")
 
 
@@ -193,6 +194,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--all") and not config.getoption("--entries"):
         empty += [item for item in items if item.get_closest_marker("whole")]
         empty += _repeated(items)
+    if config.getoption("--matrix-done"):
+        done = set(json.loads(Path(config.getoption("--matrix-done")).read_text("utf-8")))
+        empty += [item for item in items if _recorded(item) in done]
     if config.getoption("--third"):
         empty += _beyond_the_third(config.getoption("--third"), items)
     config.hook.pytest_deselected(items=empty)
@@ -316,9 +320,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     contract = item.get_closest_marker("contract")
     parameters = getattr(item, "callspec", None)
     entry = parameters.params.get("entry") if parameters is not None else None
-    if folder and contract is not None and entry is not None and (report.when == "call" or report.outcome != "passed"):
+    if folder and entry is not None and (report.when == "call" or report.outcome != "passed"):
         line = {
-            "contract": contract.args[0],
+            "id": _recorded(item),
+            "contract": contract.args[0] if contract is not None else "",
             "test": item.name,
             "outcome": report.outcome,
             "reason": _reason(report),
@@ -327,6 +332,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         with (Path(folder) / f"{entry.name}.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
     return report
+
+
+def _recorded(item: pytest.Item) -> str:
+    """The name of a test, without the group that pytest-xdist puts behind it."""
+    return item.nodeid.removesuffix(f"@{_shared(item)}")
 
 
 def _reason(report: pytest.TestReport) -> str:

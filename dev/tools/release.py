@@ -206,7 +206,7 @@ def link_problems(description: str, version: str) -> list[str]:
 
 
 def _check_environments(check: Check, wheel: Path, given: argparse.Namespace) -> None:
-    pythons = {name: found for name in given.pythons or PYTHONS if (found := _interpreter(name)) is not None}
+    pythons = {name: found for name in given.pythons or PYTHONS if (found := interpreter(name)) is not None}
     wanted = set(given.pythons or pythons) or {"of any supported version"}
     check.of("interpreters", lambda: [f"Python {name} is not there" for name in sorted(wanted - set(pythons))])
     if not given.sparks:
@@ -239,8 +239,8 @@ def _try(python: Path, wheel: Path, spark: str | None, node: RabbitNode | None) 
         return _quick_start(Path(folder) / "bin" / "python", wheel, spark, node)
 
 
-def _interpreter(version: str) -> Path | None:
-    """Where it is, also where what is on the PATH is a shim of pyenv that has to be told which is meant."""
+def interpreter(version: str) -> Path | None:
+    """Return where a Python is; a shim of pyenv on the PATH has to be told which is meant."""
     command = shutil.which(f"python{version}")
     if command is None:
         return None
