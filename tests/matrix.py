@@ -112,9 +112,14 @@ def main() -> int:
 
 
 def _commit() -> str:
-    """The commit of this checkout, with `-dirty` behind it where files were changed."""
-    asked = ["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"]
-    return subprocess.run(asked, cwd=_ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    """The commit of this checkout, with `-dirty` behind it where files were changed, but for what this writes."""
+
+    def git(*arguments: str) -> str:
+        asked = ["git", *arguments]
+        return subprocess.run(asked, cwd=_ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs")
+    return git("rev-parse", "--short=8", "HEAD") + ("-dirty" if changed else "")
 
 
 def _work(*, anew: bool) -> Path:
@@ -205,8 +210,8 @@ def _run_tests(entries: Sequence[MatrixEntry], arguments: argparse.Namespace, wo
     seconds = round(time.monotonic() - began)
     print(f"contract tests and failure matrix of {len(entries)} matrix entries in {seconds} s", flush=True)
     if not whole:
-        raise SystemExit(f"stopped after {sum(len(_lines(_report(work, entry))) for entry in entries)} tests: go on with "
-                         "the same command")  # fmt: skip
+        ran = sum(len(_lines(_report(work, entry))) for entry in entries)
+        raise SystemExit(f"stopped after {ran} tests: go on with the same command")
 
 
 def _run_chaos(entry: MatrixEntry, arguments: argparse.Namespace, work: Path) -> None:
