@@ -426,7 +426,7 @@ def test_an_open_epoch_whose_end_was_rewritten_is_read_up_to_there_and_the_rest_
     start, end, tasks = asked.plan()
     for one in peers:
         one.logs["events"].replace_end(3, [[b"a"], [b"b"]])
-    with pytest.raises(DataLossError, match="Start the query again"):
+    with pytest.raises(DataLossError, match="Restart the query"):
         rows(asked, tasks)
     restarted = again(asked, peers[0], fails=False)
     first = rows(restarted, restarted.planner.ranges(start, end))
