@@ -80,7 +80,7 @@ class Unreadable:
     def __str__(self) -> str:
         """Position, what is known, and the reason, for errors and logs."""
         known = ", ".join(f"{name} {_shortened(value)!r}" for name, value in self.known.items())
-        return f"delivery {self.tag} of the session ({known or 'nothing is known of it'}): {_shortened(self.error)}"
+        return f"delivery {self.tag} of the session ({known or 'no readable fields'}): {_shortened(self.error)}"
 
 
 def _shortened(text: str) -> str:

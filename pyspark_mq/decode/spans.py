@@ -66,7 +66,7 @@ def joined(values: Sequence[bytes]) -> pa.Array:
 
 def _check_size(size: int) -> None:
     if size > _INT32_MAX:
-        raise InternalError(f"{size} bytes are more than an array has offsets for")
+        raise InternalError(f"{size} bytes are more than the offsets of an array can address")
 
 
 def text(found: pa.Array) -> pa.Array:
