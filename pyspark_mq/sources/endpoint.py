@@ -80,7 +80,7 @@ def tls_error(error: ssl.SSLError | str, url: BrokerUrl) -> RefusedError:
         text = f"the port does not speak TLS ({reason}); use {url.partner}:// or the broker's TLS port"
         return RefusedError(f"{url}: {text}")
     return RefusedError(
-        f"{url}: TLS failed: {reason}; check 'tls.certFile' and 'tls.keyFile', and what the broker asks of clients"
+        f"{url}: TLS failed: {reason}; check 'tls.certFile' and 'tls.keyFile', and what the broker requires of clients"
     )
 
 
@@ -163,7 +163,7 @@ class Endpoint:
         found = broker_of(product)
         if found is not None and found.name != self.broker.name:
             raise OptionError(
-                "broker", f"'{self.broker.name}' is given, but {url} calls itself '{product}'; use '{found.name}'"
+                "broker", f"'{self.broker.name}' is set, but {url} calls itself '{product}'; use '{found.name}'"
             )
 
     @property
@@ -186,11 +186,11 @@ def _secret_in(file: str) -> str:
     try:
         secret = Path(file).read_text("utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as failed:
-        reason = failed.strerror if isinstance(failed, OSError) else "is no UTF-8 text"
+        reason = failed.strerror if isinstance(failed, OSError) else "it is not UTF-8 text"
         raise OptionError("passwordFile", f"{file!r} cannot be read by the driver: {reason}") from None
     if not secret or CONTROL.search(secret):
         how = "holds more than one line, or control characters" if secret else "is empty"
-        raise OptionError("passwordFile", f"{file!r} {how}: put the password, or the token, into it and nothing else")
+        raise OptionError("passwordFile", f"{file!r} {how}: put only the password, or the token, into it")
     return secret
 
 
@@ -201,7 +201,7 @@ def exclusive_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> Destinat
     over each protocol (3.10, 4.3).
     """
     if "exclusive use" in reason:
-        what = "has an exclusive consumer elsewhere, and hands out nothing to others; end that consumer"
+        what = "has an exclusive consumer elsewhere, and delivers nothing to others; end that consumer"
     elif "exclusive access" in reason:
         what = "is exclusive: only the connection that declared it may read it; declare it without 'exclusive'"
     else:

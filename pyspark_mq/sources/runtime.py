@@ -154,7 +154,7 @@ class _Clock:
 
     def now_s(self) -> float:
         if self.died is not None:
-            raise InternalError("the thread that looks at the clock has died") from self.died
+            raise InternalError("the clock thread has died") from self.died
         with self._lock:
             now_s = time.monotonic()
             self._run_s += min(now_s - self._seen_s, _LOOK_MAX_S)

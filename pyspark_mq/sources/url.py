@@ -160,13 +160,13 @@ def parse_urls(text: str) -> tuple[BrokerUrl, ...]:
     """
     text = text.strip(", \t\r\n")
     if not text:
-        raise OptionError("url", "is empty; give for example amqp://user:password@host:5672/vhost")
+        raise OptionError("url", "is empty; set for example amqp://user:password@host:5672/vhost")
     urls = tuple(map(_parse, _candidates(text)))
     shown = ",".join(map(str, urls))
     if len({url.scheme for url in urls}) > 1:
-        raise OptionError("url", f"mixes schemes in '{shown}'; failover candidates share one")
+        raise OptionError("url", f"mixes schemes in '{shown}'; failover candidates must share one")
     if len({url.virtual_host for url in urls}) > 1:
-        raise OptionError("url", f"mixes virtual hosts in '{shown}'; failover candidates share one")
+        raise OptionError("url", f"mixes virtual hosts in '{shown}'; failover candidates must share one")
     return urls
 
 
@@ -182,7 +182,7 @@ def _candidates(text: str) -> Iterator[str]:
 
 def _parse(text: str) -> BrokerUrl:
     if CONTROL.search(unquote(text)):
-        raise OptionError("url", f"{redact(text)!r} has a control character, as it is or as %0A; leave it out")
+        raise OptionError("url", f"{redact(text)!r} has a control character, plain or as %0A; remove it")
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -198,12 +198,12 @@ def _parse(text: str) -> BrokerUrl:
         accepted = ", ".join(f"{name}://" for name in SCHEMES)
         raise OptionError("url", f"{redact(text)!r} has no known scheme; accepted are {accepted}")
     if not host or "," in host:
-        problem = "names no host" if not host else "names several hosts; candidates are whole URLs"
+        problem = "names no host" if not host else "names several hosts; write each candidate as a whole URL"
         raise OptionError("url", f"{redact(text)!r} {problem}; {ESCAPES}")
     if parts.query or parts.fragment:
         raise OptionError("url", f"{redact(text)!r} has parameters; set options of the source instead; {ESCAPES}")
     if "@" in parts.path:
-        raise OptionError("url", f"{redact(text)!r} has an '@' behind the host; {ESCAPES}")
+        raise OptionError("url", f"{redact(text)!r} has an '@' after the host; {ESCAPES}")
     path = unquote(parts.path[1:])
     return BrokerUrl(
         scheme=scheme,

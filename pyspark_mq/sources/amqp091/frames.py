@@ -128,7 +128,7 @@ class DeliveryReader:
         try:
             memory.begin = self._cut(memory.view, memory.begin, memory.end)
         except (struct_error, IndexError) as short:
-            raise Amqp091FrameError(f"a frame is shorter than what it holds: {short}") from None
+            raise Amqp091FrameError(f"a frame is shorter than its content: {short}") from None
         finally:
             self._hand_over()
         if memory.begin == memory.end:
@@ -167,7 +167,7 @@ class DeliveryReader:
                 and self._open.properties is None
                 and length <= _HEADER_BYTES_MAX
             ):
-                raise Amqp091FrameError(f"a frame of {length} bytes, where at most {self._payload_max} were agreed on")
+                raise Amqp091FrameError(f"a frame has {length} bytes, but at most {self._payload_max} were negotiated")
             end = at + _FRAMING + length
             if end > size:
                 self._need = end - at
@@ -185,7 +185,7 @@ class DeliveryReader:
         """Take the method frame of a delivery, and its content if complete; return the start of the next frame."""
         behind = at + 12 + data[at + 11]
         if behind + _TAG_AND_BITS >= end:
-            raise Amqp091FrameError("a delivery is shorter than its consumer tag says")
+            raise Amqp091FrameError("a delivery is shorter than its tags")
         tag, bits = _tag_and_bits(data, behind)
         where = bytes(data[behind + _TAG_AND_BITS : end - 1])
         at = end

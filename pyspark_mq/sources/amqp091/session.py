@@ -114,7 +114,7 @@ class Amqp091Session(Session):
             secret = self.endpoint.credentials(url)[1]
             if secret != self._secret and self._pika is not None and self._pika.is_open:
                 self._secret = secret
-                self._pika.update_secret(secret, "passwordFile has another one", callback=lambda _: None)
+                self._pika.update_secret(secret, "passwordFile has changed", callback=lambda _: None)
                 _LOG.info("%s: sent the broker the new secret from 'passwordFile'", url)
         self._loop.call_later(_SECRET_LOOK_S, partial(self._renew_secret, url))
 
@@ -223,7 +223,7 @@ class Amqp091Session(Session):
         if not ascend.all():
             place = int(np.argmin(ascend))
             self._deliver(raws[:place])
-            self._ended(Amqp091FrameError(f"delivery tag {tags[place]} comes after {self._last_tag}"))
+            self._ended(Amqp091FrameError(f"delivery tag {tags[place]} follows {self._last_tag}"))
             return
         if isinstance(raws, list):
             for place, error in check(raws):

@@ -35,7 +35,7 @@ _CLOSE_TIMEOUT_S = 1.0
 _SILENCE = "local-idle-timeout expired"
 #: What a broker says of itself is made into objects when it is asked for: texts, which are UTF-8 (1.6.20), and maps,
 #: whose keys are symbols (2.8.12). Others may be no keys of a dictionary.
-UNREADABLE = "what the broker says of itself cannot be read"
+UNREADABLE = "the broker's description of itself cannot be read"
 UNREADABLE_ERRORS = (ProtonException, TypeError, ValueError, OverflowError, RecursionError)
 
 
@@ -170,7 +170,7 @@ class Amqp10Connection(Session):
         left = memoryview(self._transfers.cut(data, take=not self.paused))
         while left and (room := transport.capacity()) >= 0:  # what came before is why it takes no more
             if not room:
-                raise ProtonException("the engine has no room for what came")
+                raise ProtonException("the engine has no room for the received bytes")
             transport.push(bytes(left[:room]))
             left = left[room:]
         self._take_deliveries()

@@ -15,14 +15,14 @@ _UNAUTHORIZED = ("amqp:unauthorized-access", "amqp:not-allowed")
 #: Error conditions (AMQP 1.0, 2.8.15 to 2.8.18) that another attempt would meet again.
 _REFUSALS = {
     "amqp:not-found": "does not exist; create it first, or correct the option",
-    "amqp:unauthorized-access": "is not for this user",
-    "amqp:not-allowed": "is not for this user, or is in use by another",
+    "amqp:unauthorized-access": "is denied to this user",
+    "amqp:not-allowed": "is denied to this user, or is in use by another",
     "amqp:link:redirect": "is served by another broker; name that one in 'url'",
     "amqp:connection:redirect": "is served by another broker; name that one in 'url'",
-    "amqp:invalid-field": "cannot be read like this",
-    "amqp:precondition-failed": "cannot be read like this",
-    "amqp:not-implemented": "cannot be read like this",
-    "amqp:illegal-state": "cannot be read like this",
+    "amqp:invalid-field": "cannot be read this way",
+    "amqp:precondition-failed": "cannot be read this way",
+    "amqp:not-implemented": "cannot be read this way",
+    "amqp:illegal-state": "cannot be read this way",
 }
 #: What brokers say of a subscription or queue that somebody else has, whatever condition they give.
 _IN_USE = ("already connected", "consumer limit", "exclusive")
@@ -40,7 +40,7 @@ def open_error(condition: tuple[str, str], url: BrokerUrl, endpoint: Endpoint, *
     reason = _reason(name, description)
     if login or (name in _UNAUTHORIZED and not opened):
         user = endpoint.user(url)
-        who = f"user '{user}'" if user is not None else "nobody (no user was named)"
+        who = f"user '{user}'" if user is not None else "an unnamed user"
         return RefusedError(
             f"{url}: the broker refused the login of {who}; check options 'username' and 'password' or "
             f"those in 'url' ({reason})"

@@ -23,7 +23,7 @@ try:
     from cproton_ffi import ffi, lib
 except ImportError:
     raise MissingExtraError(
-        f"protocol 'amqp-1.0' works with python-qpid-proton 0.39 and 0.40, and {'.'.join(map(str, VERSION))} is "
+        f"protocol 'amqp-1.0' works with python-qpid-proton 0.39 and 0.40, but {'.'.join(map(str, VERSION))} is "
         f"installed; run: {sys.executable} -m pip install 'pyspark-mq[amqp10]'"
     ) from None
 
@@ -84,12 +84,12 @@ class Incoming:
                     break
             else:
                 if receive(link, buffer, size) != size:
-                    raise LinkException(f"proton announced {size} bytes of a delivery and gave others")
+                    raise LinkException(f"proton announced {size} bytes of a delivery but returned another number")
                 whole = unpack(buffer, size)
             advance(link)
             yield delivery, whole
         if payloads:
-            raise LinkException(f"proton has not the deliveries of {len(payloads)} payloads that were taken")
+            raise LinkException(f"proton lacks the deliveries of {len(payloads)} payloads that were taken")
 
     def _whole(self, data: bytes | bytearray, partial: bool) -> bytes | None:
         """The message this part completes; None if more is to come."""
@@ -105,7 +105,7 @@ class Incoming:
     def _read(self, size: int) -> bytearray:
         data = bytearray(size)
         if size and lib.pn_link_recv(self._pointer, ffi.from_buffer(data), size) != size:
-            raise LinkException(f"proton announced {size} bytes of a delivery and gave others")
+            raise LinkException(f"proton announced {size} bytes of a delivery but returned another number")
         return data
 
     def accept(self, handles: Iterable[Handle]) -> None:

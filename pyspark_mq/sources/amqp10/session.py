@@ -162,7 +162,7 @@ class Amqp10Session(Amqp10Connection):
         if not link.state & Endpoint.REMOTE_ACTIVE or not link.remote_source.address:
             return False
         if self.endpoint.selector is not None and not _has_filter(link.remote_source):
-            self._end = "the broker does not know selectors"
+            self._end = "the broker does not support selectors"
             raise SessionLostError(self._end)
         return True
 
@@ -182,7 +182,7 @@ class Amqp10Session(Amqp10Connection):
         # disposition on the link, which stays open and gets them no more. The oldest is the first.
         oldest = next(iter(self._open.values()), None)
         if oldest is not None and self._deliveries.taken_back(oldest):
-            self._ended("the broker took messages back that were not acknowledged in time")
+            self._ended("the broker took back messages that were not acknowledged in time")
             self._stated = True
         for place in (self._link, self._session, self._proton):
             if place is not None and place.state & Endpoint.REMOTE_CLOSED:
@@ -322,7 +322,7 @@ class Amqp10Session(Amqp10Connection):
         """Settle accepted deliveries; end the session and return False where the broker gave another outcome."""
         deliveries = self._deliveries
         if any(map(deliveries.taken_back, accepted)):
-            self._ended("the broker did not take an acknowledgement and keeps its message")
+            self._ended("the broker did not accept an acknowledgement and keeps its message")
             self._stated = True
             return False
         deliveries.settle(accepted)

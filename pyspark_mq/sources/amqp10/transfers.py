@@ -190,7 +190,7 @@ class Transfers:
         if count > _TAG:
             tag, place = plain_at(data, place)
         if place > behind or not isinstance(tag, bytes | None):
-            raise EncodingError(f"the fields of the transfer at byte {at} are others")
+            raise EncodingError(f"the transfer at byte {at} has unexpected fields")
         more, aborted = _flags(data[place:behind], count)
         begins, self._partial = not self._partial, more and not aborted
         if begins and count <= _TAG:

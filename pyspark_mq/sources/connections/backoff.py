@@ -83,7 +83,7 @@ class Backoff:
                 f"'{option}'"
             )
             raise BrokerUnavailableError(text) from problem
-        _LOG.warning("%s; trying again in %.1f s", _error_text(problem), pause_s)
+        _LOG.warning("%s; retrying in %.1f s", _error_text(problem), pause_s)
         return pause_s
 
     def record_refusal(self, problem: SessionLostError) -> None:
@@ -101,9 +101,9 @@ class Backoff:
             raise BrokerError(
                 f"{self._endpoint.destination}: the broker ended {self._ends} sessions in a row before anything was "
                 f"confirmed, the last with: {problem}. Nothing is lost: the messages stay in the queue. But each end "
-                "counts towards delivery limits, so the query stops here. The broker may be unable to deliver a "
-                f"message over {self._endpoint.protocol}, then its log says why: remove that message, or read the "
-                "queue with another 'protocol'"
+                "counts towards delivery limits, so the query stops here. If the broker cannot deliver a message over "
+                f"{self._endpoint.protocol}, its log says why: remove that message, or read the queue with another "
+                "'protocol'"
             ) from problem
 
 

@@ -109,10 +109,10 @@ class MessageIds:
         raise MissingMessageIdError(
             f"{destination}: {missing} message(s) without an ID under "
             f"messageIdFrom='{self.source}', the first of them delivery {first} of its session. They were not "
-            "acknowledged and stay in the queue. Have the producer set it, or choose another 'messageIdFrom'. Or set "
-            "'onMissingMessageId' to 'content', so that they are known by their contents and nothing is lost; to "
-            "'row', so that they are emitted as often as they come; or 'guarantee' to 'at-least-once'. 'reject' "
-            "refuses them for good"
+            "acknowledged and stay in the queue. Have the producer set an ID, or choose another 'messageIdFrom'. Or "
+            "set 'onMissingMessageId' to 'content', which identifies them by content and loses nothing, or to 'row', "
+            "which emits them as often as they are delivered; or set 'guarantee' to 'at-least-once'. 'reject' rejects "
+            "them for good"
         )
 
 

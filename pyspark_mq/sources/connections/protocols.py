@@ -53,7 +53,7 @@ def client_class(protocol: str, places: Mapping[str, tuple[str, str, str]]) -> A
             raise
         if missing.name in _OF_UNIX:
             raise ConfigurationError(
-                f"pyspark-mq runs on Linux, and this is '{sys.platform}', which has no '{missing.name}'. Run the "
+                f"pyspark-mq runs on Linux, but this is '{sys.platform}', which lacks '{missing.name}'. Run the "
                 "driver in a container, in WSL, or on a cluster; see docs/versions.md"
             ) from None
         # Clusters have several interpreters; name the one that lacks it.

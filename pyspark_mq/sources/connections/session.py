@@ -305,16 +305,16 @@ class Session(ABC):
         """The error for a message that cannot be decoded, where these are not kept."""
         return MessageError(
             f"{self.endpoint.destination} holds a message that cannot be read: {unreadable}. It was not acknowledged "
-            "and stays in the queue. Take it out with the tools of the broker, or set 'onUnreadableMessage' to "
-            "'reject' (dead-lettered, or dropped where there is no target) or to 'row' (a row with its bytes)"
+            "and stays in the queue. Take it out with the broker's tools, or set 'onUnreadableMessage' to 'reject' "
+            "(dead-letter it, or drop it if there is no target) or to 'row' (a row with its bytes)"
         )
 
     def _refuse_stream(self, hint: str = "") -> DestinationError:
         """The error for a stream of RabbitMQ, which forgets nothing that is acknowledged (docs/streams.md)."""
         return DestinationError(
-            f"{self.endpoint.destination} is a stream: it keeps what is acknowledged, and a consumer without an offset "
-            "skips what came while it was away. Read it with a URL rabbitmq-stream://user:password@host:5552/vhost and "
-            f"option 'stream' in place of 'queue'{hint}"
+            f"{self.endpoint.destination} is a stream: it keeps acknowledged messages, and a consumer without an "
+            "offset skips messages that arrived while it was away. Read it with a URL "
+            f"rabbitmq-stream://user:password@host:5552/vhost and option 'stream' in place of 'queue'{hint}"
         )
 
     @abstractmethod

@@ -276,7 +276,7 @@ class Worker:
                     rows += len(batch)
         except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
             _LOG.exception("handing over failed")
-            text = f"{supervised.supervisor.endpoint.destination}: deliveries could not be taken in: "
+            text = f"{supervised.supervisor.endpoint.destination}: deliveries could not be converted: "
             supervised.events.put(Failed(supervised.supervisor.key, MqError(f"{text}{type(error).__name__}: {error}")))
             supervised.supervisor.stop()
             supervised.session = None
@@ -300,6 +300,6 @@ def _check_descriptors(connections: int) -> None:
     if allowed != resource.RLIM_INFINITY and needed > allowed:
         raise OptionError(
             "consumers",
-            f"{connections} connections take up to {needed} open files, and this process may have {allowed}. Raise the "
+            f"{connections} connections need up to {needed} open files, but this process may have {allowed}. Raise the "
             "limit for the driver (ulimit -n, or LimitNOFILE of its service), or read with fewer 'consumers' or queues",
         )

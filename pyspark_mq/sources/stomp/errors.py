@@ -71,7 +71,7 @@ _REFUSALS = (
     ),
     (
         ("access_refused", "access refused", "authorized", "permission", "security"),
-        "{destination} in {place} is not for this user ({reason})",
+        "{destination} in {place} is denied to this user ({reason})",
     ),
 )
 

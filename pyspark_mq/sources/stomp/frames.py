@@ -113,7 +113,7 @@ class FrameReader:
         frames = list(self._cut(quiet=True))
         yield from frames
         if not frames:
-            raise StompFrameError(f"{came} bytes came of a body, and no end of it")
+            raise StompFrameError(f"a body did not end after {came} bytes")
 
     @property
     def inside(self) -> bool:

@@ -320,9 +320,9 @@ class StompSession(StompConnection):
             return None
         return MessageError(
             f"{self.endpoint.destination} holds a message that came over AMQP 1.0 with its producer's ID, "
-            f"{as_text(found)!r}: the broker cannot take its acknowledgement over STOMP if that is its message-id, and "
-            "shows no other if it is a property of that name. It stays in the queue. Read the queue with protocol "
-            "'amqp-1.0' and a new checkpointLocation, or have the producer send no message-id"
+            f"{as_text(found)!r}: over STOMP the broker cannot accept its acknowledgement if that is its message-id, "
+            "and shows no other ID if it is a property of that name. The message stays in the queue. Read the queue "
+            "with protocol 'amqp-1.0' and a new checkpointLocation, or have the producer send no message-id"
         )
 
     def _arrived(self, deliveries: int, size: int) -> None:
@@ -401,7 +401,7 @@ class StompSession(StompConnection):
 
     def _receipt(self, receipt: str | None) -> None:
         if receipt is None:
-            self._ended("a RECEIPT came without a receipt-id", stated=True)
+            self._ended("a RECEIPT arrived without a receipt-id", stated=True)
             return
         if receipt == PROVED:
             self._proof_s = -math.inf
