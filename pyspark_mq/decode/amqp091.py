@@ -250,7 +250,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @cached_property
     def _headers(self) -> list[_Header] | None:
-        """The headers, if all deliveries have the same ones of the same types in the same order."""
+        """The headers, if all deliveries have the same names and types in the same order; otherwise None."""
         field = self._walked[0].get("headers")
         if field is None or field.present is not None:
             return None
@@ -363,7 +363,7 @@ class Amqp091Batch(DeliveryBatch):
         return numbers((modes == _PERSISTENT) & present, known | present)
 
     def routing(self, part: int) -> DictionaryColumn:
-        """Return exchanges (0), or routing keys (1)."""
+        """Return exchanges (0) or routing keys (1)."""
         places, rows = self.places()
         return DictionaryColumn([_routing(where)[part] for where in places], rows)
 

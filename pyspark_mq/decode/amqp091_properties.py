@@ -99,7 +99,7 @@ class Properties(dict[str, bytes]):
         return self.get("headers", b"")[4:]
 
 
-# -- what arrives ------------------------------------------------------------------------------
+# -- deliveries --------------------------------------------------------------------------------
 
 
 class UnreadableDelivery(tuple[Any, ...]):

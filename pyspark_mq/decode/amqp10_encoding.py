@@ -37,7 +37,7 @@ class EncodingError(ValueError):
 
 
 class Pairs(list[tuple[Any, Any]]):
-    """A map: keys with their values, in order. Keys may be of any type, so `1`, `true` and `"1"` are three."""
+    """A map: keys with their values, in order. Keys may be of any type, so `1`, `true` and `"1"` are three keys."""
 
 
 def _number(shape: str) -> Callable[[bytes], Any]:

@@ -30,7 +30,7 @@ _PROBE = b"\x00\x53\x73\xc0\x13\x0a" + b"\x40" * 9 + b"\x83" + (1).to_bytes(8, "
 
 
 class WalkedField(NamedTuple):
-    """A field of `properties`: a text, or a number."""
+    """A field of `properties`, text or a number, in all rows."""
 
     begins: Any
     lengths: Any
@@ -111,7 +111,7 @@ class Walk:
         return self._views.at(at, 1)
 
     def _uint(self, at: Any, size: int) -> Any:
-        """Read whole numbers, big-endian; those of eight bytes come out signed."""
+        """Read big-endian integers: those of eight bytes as signed, others as unsigned."""
         return self._views.at(at, size).astype(np.int64)
 
     def _has(self, mark: int) -> Any:

@@ -34,12 +34,12 @@ from pyspark_mq.dedup import IdSource
 
 __all__ = ["FramesBatch", "ParsedBatch", "Raw", "StompBatch", "unreadable_of"]
 
-#: (tag, block of headers, body, how the broker speaks)
+#: (tag, header block, body, the broker's dialect)
 Raw: TypeAlias = "tuple[int, bytes, bytes, StompDialect]"
 
 #: Most digits of an unsigned 64-bit number.
 _NUMBER_DIGITS_MAX = 19
-#: The exchange of destinations that name none (RabbitMQ's documentation, "STOMP", "Destinations").
+#: The exchange of destinations that do not name one (RabbitMQ's documentation, "STOMP", "Destinations").
 _EXCHANGES = {"queue": "", "topic": "amq.topic"}
 
 #: Headers of MESSAGE and SEND in the specification, and those with a column of their own.
@@ -110,7 +110,7 @@ class StompBatch(DeliveryBatch):
             prefixes: prefixes of further names to leave out.
         """
 
-    # -- what they mean
+    # -- meanings of headers
 
     def ids(self, source: IdSource) -> list[object]:
         """Return the broker's ID if it gives one, or the producer's; None if a property hides the broker's."""
@@ -222,7 +222,7 @@ class StompBatch(DeliveryBatch):
 
 
 class ParsedBatch(StompBatch):
-    """One or more deliveries whose headers are parsed delivery by delivery."""
+    """Deliveries whose headers are parsed one by one; at least one."""
 
     def __init__(self, raws: Sequence[Raw]) -> None:
         self.raws = raws

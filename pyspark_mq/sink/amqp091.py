@@ -105,7 +105,7 @@ class Amqp091Publisher(Publisher):
             return
         code, reason = getattr(closed[0], "reply_code", 0), reason_of(closed[0])
         if code == _LOCKED:
-            return  # an exclusive queue, which others may write to
+            return  # an exclusive queue; others may write to it
         if code == _NOT_FOUND and not self.endpoint.broker.will_be_back(reason):
             raise DestinationError(
                 f"{destination} does not exist in virtual host '{self.url.virtual_host}' of {self.url}: declare it, or "
@@ -202,7 +202,7 @@ class Amqp091Publisher(Publisher):
             parts.append(frames)
             written += len(frames)
         if parts:
-            # One piece is one system call, where pika makes three per message.
+            # One piece takes one system call; pika would make three per message.
             self._connection._output_marshaled_frames([b"".join(parts)])  # noqa: SLF001 - it has no other name
             if not self._exhausted:
                 self._loop.add_callback_threadsafe(self._fill)

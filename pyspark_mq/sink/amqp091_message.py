@@ -13,7 +13,7 @@ from pyspark_mq.sink.settings import Destination, Message, ttl_ms
 
 __all__ = ["content", "properties_of", "publish_frame"]
 
-#: A name is a short string (AMQP 0-9-1, 4.2.5.3), and all headers are one frame (4.2.3), of 128 KiB by default.
+#: A name is a short string (AMQP 0-9-1, 4.2.5.3), and all headers fit in one frame (4.2.3), by default of 128 KiB.
 _SHORT_BYTES, _HEADERS_BYTES = 255, 120 << 10
 _MICROSECONDS = 1_000_000
 #: RabbitMQ's longest time to live (`?MAX_EXPIRY_TIMER`).

@@ -253,7 +253,7 @@ class Amqp10Publisher(Publisher):
         return self._refusal(str(destination), destination.kind, str(condition.name), str(condition.description or ""))
 
     def _end_error(self) -> MqError:
-        """The error for the end of the session or the connection."""
+        """Return the error for the end of the session or the connection."""
         condition = self._condition()
         if condition is None:
             return self.lost(self._end)
@@ -338,7 +338,7 @@ class Amqp10Publisher(Publisher):
 
     def close(self) -> None:
         if self._socket.connected and not self._end and self._failed is None:
-            with contextlib.suppress(Exception):  # the write is over, whatever the other side says
+            with contextlib.suppress(Exception):  # the write is over, whatever the broker says
                 self._proton.close()
                 self._until(
                     lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), time.monotonic() + _CLOSE_TIMEOUT_S

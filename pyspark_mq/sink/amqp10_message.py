@@ -88,7 +88,7 @@ def _body(message: Message) -> bytes:
     try:
         message.body.decode()
     except UnicodeDecodeError:
-        raise RowError("column 'body' is a string that is not UTF-8 in a row: cast it to binary for bytes") from None
+        raise RowError("column 'body' is a string that is not UTF-8 in a row: cast it to binary") from None
     return _VALUE + _sized(b"\xa1", b"\xb1", message.body)
 
 

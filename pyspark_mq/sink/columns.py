@@ -27,7 +27,7 @@ class _WriteColumn(NamedTuple):
     """A column.
 
     Attributes:
-        code: code of its field in a digest, frozen; 0 if it has none.
+        code: its field's code in a digest, frozen; 0 if it has none.
         kinds: accepted types, by Spark's names.
         text: its meaning in a message, for docs/sink.md, as Markdown.
     """
@@ -38,14 +38,14 @@ class _WriteColumn(NamedTuple):
 
 
 COLUMNS: Mapping[str, _WriteColumn] = {
-    "body": _WriteColumn(1, (_TEXT, "binary"), "a string is a text message, a binary a bytes message; required, and "
+    "body": _WriteColumn(1, (_TEXT, "binary"), "a string becomes a text message, binary a bytes message; required, "
                     "never null"),
     "messageId": _WriteColumn(0, (_TEXT,), "the ID; a row without one gets a [stable ID](#ids)"),
-    "correlationId": _WriteColumn(3, (_TEXT,), "pairs answers with requests"),
+    "correlationId": _WriteColumn(3, (_TEXT,), "pairs replies with requests"),
     "replyTo": _WriteColumn(4, (_TEXT,), "where to send the reply"),
     "contentType": _WriteColumn(5, (_TEXT,), "MIME type of the body"),
     "contentEncoding": _WriteColumn(6, (_TEXT,), "how the body is encoded; it is sent as is"),
-    "type": _WriteColumn(7, (_TEXT,), "what the producer calls this kind of message; over AMQP 1.0 the subject"),
+    "type": _WriteColumn(7, (_TEXT,), "the producer's name for this kind of message; over AMQP 1.0 the subject"),
     "priority": _WriteColumn(8, ("int", "bigint", "smallint", "tinyint"), "0 to 255, on the ActiveMQs to 9"),
     "timestamp": _WriteColumn(9, ("timestamp",), "creation time; over AMQP 0-9-1 in whole seconds"),
     "expiration": _WriteColumn(0, ("timestamp",), "when it expires; sent as a time to live"),
@@ -53,14 +53,14 @@ COLUMNS: Mapping[str, _WriteColumn] = {
     "groupId": _WriteColumn(11, (_TEXT,), "the group of messages it belongs to"),
     "groupSequence": _WriteColumn(12, ("bigint", "int"), "its number within the group"),
     "persistent": _WriteColumn(13, ("boolean",), "false: a broker restart may lose it. Null means true"),
-    "properties": _WriteColumn(14, (_MAP,), "headers or application properties, as texts"),
-    "queue": _WriteColumn(0, (_TEXT,), "the row's own queue, where no option names a destination"),
-    "exchange": _WriteColumn(0, (_TEXT,), "RabbitMQ: the row's own exchange, the same"),
+    "properties": _WriteColumn(14, (_MAP,), "headers or application properties, as text"),
+    "queue": _WriteColumn(0, (_TEXT,), "the row's own queue, if no option names a destination"),
+    "exchange": _WriteColumn(0, (_TEXT,), "RabbitMQ: the row's own exchange, likewise"),
     "routingKey": _WriteColumn(0, (_TEXT,), "RabbitMQ: its routing key, unless an option sets it"),
 }  # fmt: skip
 #: Codes of the other fields: a body in bytes, the destination, and an ID from the row.
 _BYTES_BODY, _DESTINATION, _GIVEN = 2, 20, 21
-#: Source columns about a delivery, and a place in a stream.
+#: Source columns about a delivery, or about a position in a stream.
 LEFT_OUT = frozenset(
     {"destination", "redelivered", "deliveryCount", "userId", "partition", "streamOffset", "chunkTimestamp"}
 )
@@ -292,7 +292,7 @@ def _columns(batch: pa.RecordBatch, names: Iterable[str]) -> dict[str, list[Any]
         if name == "body":
             if column.null_count:
                 raise RowError("column 'body' is null in a row, but a message needs one: filter such rows, or coalesce")
-            # Spark does not check that strings are UTF-8, so their bytes are taken as they are.
+            # Spark does not check that strings are UTF-8, so their bytes are taken unchanged.
             column = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
         elif name in {"timestamp", "expiration"}:
             column = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64())

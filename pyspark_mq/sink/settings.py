@@ -61,7 +61,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SinkSettings:
-    """The typed options of a write. They go to the tasks, with the password.
+    """The typed options of a write. They are sent to the tasks, including the password.
 
     Attributes:
         queue, topic, exchange, routing_key: None if columns of the rows decide.

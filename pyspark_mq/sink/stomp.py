@@ -67,7 +67,7 @@ class StompPublisher(Publisher):
         self._number = 0
         self._ids: dict[str, str] = {}
         self._end = ""
-        #: Whether the broker stated the end.
+        #: Whether the broker stated a reason for the end.
         self._stated = False
         self._cause: OSError | None = None
         self._send_every_s = self._silence_s = float("inf")
@@ -156,7 +156,7 @@ class StompPublisher(Publisher):
                 f"{where} at {self.url} may not be written to by user '{user}' ({said}): grant it permission to "
                 "write and to create, or correct option 'username'"
             )
-        if inner:  # Artemis writes the message and not the reason
+        if inner:  # Artemis sends the message instead of the reason
             return WriteError(
                 f"{self.url}: the broker refused a message for {where} ({said}) without a reason: user '{user}' may "
                 "lack permission to write, or the address is full; see the broker's log"
@@ -218,7 +218,7 @@ class StompPublisher(Publisher):
     def close(self) -> None:
         if self._socket.connected and not self._end and not self.window.unconfirmed:
             deadline = time.monotonic() + _CLOSE_TIMEOUT_S
-            with contextlib.suppress(Exception):  # the write is over, whatever the other side says
+            with contextlib.suppress(Exception):  # the write is over, whatever the broker says
                 self._protocol.send_frame("DISCONNECT", {"receipt": "end"})
                 self.window.sent("end", 0)
                 while self.window.unconfirmed and not self._end and time.monotonic() < deadline:
@@ -268,9 +268,9 @@ def _check_text(body: bytes) -> None:
     try:
         body.decode()
     except UnicodeDecodeError:
-        raise RowError("column 'body' is a string that is not UTF-8 in a row: cast it to binary for bytes") from None
+        raise RowError("column 'body' is a string that is not UTF-8 in a row: cast it to binary") from None
     if b"\0" in body:
-        raise RowError("column 'body' is a string with a NUL in a row, which ends a text in STOMP: cast it to binary")
+        raise RowError("column 'body' is a string with a NUL in a row, which ends text in STOMP: cast it to binary")
 
 
 def _escaped(text: str) -> str:

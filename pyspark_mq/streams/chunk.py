@@ -89,7 +89,7 @@ class Chunk(NamedTuple):
     def _entries(self) -> Iterator[Entry]:
         data, size = self.data, len(self.data)
         if self.entries == self.records:
-            # A packed entry may have one record: its first byte makes it longer than any chunk.
+            # A packed entry may hold just one record; read as a simple one, it would be longer than any chunk.
             with suppress(ChunkError):
                 begins = _begins(data, self.records)
                 if len(begins) == self.records + 1:

@@ -40,7 +40,7 @@ _REFUSALS = frozenset({7, 8, 9, 10, 11, 12, 16})
 #: Response codes: the stream does not exist, or has no member on this node.
 NO_STREAM, _NOT_HERE = 2, 6
 _SUBSCRIPTIONS = 256
-#: osiris of 3.10 cannot report the end of a stream.
+#: RabbitMQ 3.10's osiris cannot report the end of a stream.
 _VERSION_MIN = (3, 11)
 #: Offset specifications of Subscribe.
 _AT, _SINCE = 4, 5
@@ -108,7 +108,7 @@ class StreamConnection:
                 self._socket = self._access.context().wrap_socket(plain, server_hostname=self.member.host)
         except ssl.SSLError as failed:
             raise tls_error(failed, self._url) from None
-        except (OSError, ValueError, OverflowError) as failed:  # brokers advertise whatever was configured
+        except (OSError, ValueError, OverflowError) as failed:  # brokers may advertise anything
             text = f"{self.place} cannot be reached: {failed}"
             if self._socket is not None:
                 text = f"{self.place} does not answer with TLS: {failed}; without TLS, use {self._url.partner}://"
@@ -161,7 +161,7 @@ class StreamConnection:
             return answered & ~frames.RESPONSE == command and answered != frames.TUNE and fields.u32() == self._last
 
         reader = self._await(is_answer)
-        # Metadata has its own codes.
+        # The answer to Metadata has its own codes.
         code = frames.OK if command == frames.METADATA else reader.u16()
         if code == frames.OK:
             return reader
@@ -317,7 +317,7 @@ class StreamConnection:
         self._sent_s = time.monotonic()
 
     def close(self) -> None:
-        """Close the connection without a goodbye: the broker holds nothing of ours."""
+        """Close the connection without a handshake, as the broker keeps no state for it."""
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.close()

@@ -29,8 +29,8 @@ OK = 1
 REASONS = {
     2: "the stream does not exist", 3: "the subscription exists", 4: "the subscription does not exist",
     6: "the stream is not available on this node", 7: "the SASL mechanism is not supported",
-    8: "user or password are wrong", 9: "SASL failed", 10: "SASL asks for more",
-    11: "this user may connect from localhost only", 12: "no access to the virtual host", 13: "unknown command",
+    8: "user or password is wrong", 9: "SASL failed", 10: "SASL asks for more",
+    11: "this user may connect only from localhost", 12: "no access to the virtual host", 13: "unknown command",
     14: "the frame is too large", 15: "internal error of the broker", 16: "access refused",
     17: "precondition failed", 19: "no offset",
 }  # fmt: skip

@@ -46,7 +46,7 @@ class Range:
 
     Attributes:
         name: name of the stream or of its super stream.
-        proof: the last chunk of the epoch, or the one with record `end - 1`; None without proof.
+        proof: the last chunk of the epoch, or the chunk with record `end - 1`; None if unknown.
         turn: index of the first member to try.
     """
 

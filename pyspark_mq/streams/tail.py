@@ -23,7 +23,7 @@ class Copy:
     """A member's copy of a stream: the committed chunks within its retention, read on demand.
 
     Args:
-        connection: the member's.
+        connection: a connection to the member.
         known: the last known end; if it is unchanged, nothing is read.
         patient: whether to wait for a node that has just started or was elected.
 

@@ -64,7 +64,7 @@ def connected(access: Access, member: Member, url: BrokerUrl) -> Iterator[Stream
         yield connection
     except BaseException as failed:
         if not isinstance(failed, NoStream):
-            # Other idle connections to that node ended with it.
+            # Other idle connections to that node are probably lost, too.
             for one in (connection, *_KEPT.pop((access, member), ())):
                 one.close()
             raise
@@ -105,7 +105,7 @@ class Attempts(AbstractContextManager[object]):
 
     Args:
         what: purpose, for errors.
-        limit_s: longest time without success before the first login; by default `reconnectTimeout`.
+        limit_s: longest time without success, such as `connectTimeout` at the start; by default `reconnectTimeout`.
         absent_s: how long nodes must keep reporting the stream missing; by default `connectTimeout`.
 
     Attributes:
@@ -166,7 +166,7 @@ class Attempts(AbstractContextManager[object]):
         elif failed.code == NO_STREAM:
             self.absent.setdefault(failed.member, time.monotonic())
         else:
-            self.absent.clear()  # it exists elsewhere
+            self.absent.clear()  # the stream exists elsewhere
         return True
 
     def _end_round(self) -> None:

@@ -295,7 +295,7 @@ def _find_batch(
 
 
 def _framed(views: Views, begins: Any, ends: Any, kind: int, channel: int) -> Any:
-    """Whether frames of a kind start there, each with its end octet before the next start."""
+    """Return whether frames of this kind start at these places, each with its end octet before the next one."""
     return (views.at(begins, 1) == kind) & (views.at(begins + 1, 2) == channel) & (views.at(ends - 1, 1) == _END)
 
 

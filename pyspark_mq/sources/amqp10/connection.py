@@ -158,7 +158,7 @@ class Amqp10Connection(Session):
         self._look()
 
     def _receive(self) -> None:
-        """Read available bytes, up to a bound, so that requests do not wait."""
+        """Read available bytes, up to a limit, so that requests need not wait."""
         transport = self._transport
         data = self._socket.read(_READ_BYTES) if transport.capacity() >= 0 else b""
         if data is None:

@@ -29,7 +29,7 @@ except ImportError:
 
 __all__ = ["Handle", "Incoming"]
 
-#: A delivery, as a pointer of C.
+#: A delivery, as a C pointer.
 Handle = Any
 
 _ACCEPTED, _REJECTED = int(Delivery.ACCEPTED), int(Delivery.REJECTED)
@@ -130,5 +130,5 @@ class Incoming:
         return bool(lib.pn_delivery_settled(handle))
 
     def taken_back(self, handle: Handle) -> bool:
-        """Whether the sender gave it an outcome other than `accepted` (3.4), before or after we accepted it."""
+        """Whether the sender gave the delivery an outcome other than `accepted` (3.4), before or after we did."""
         return lib.pn_delivery_remote_state(handle) not in _AGREED

@@ -29,7 +29,7 @@ _NUMBER, _TAG, _MORE, _ABORTED = 1, 2, 5, 9
 #: How many frames are compared with a known one at once: this many at first, later twice as many as matched last time.
 #: After a mismatch the same number is examined one by one.
 _ALIKE_MIN = 8
-#: A frame of nothing (2.4.5).
+#: An empty frame (2.4.5).
 _EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 _unpack, _pack = Struct(">I").unpack_from, Struct(">I").pack
 

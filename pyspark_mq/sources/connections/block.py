@@ -264,7 +264,7 @@ class BlockRows:
         return int(self.sizes.sum())
 
     def values(self, name: str) -> list[Any]:
-        """Return a column; timestamps in microseconds since 1970."""
+        """Return a column as a list, with timestamps in microseconds since 1970."""
         found: list[Any] = []
         for batch in self._parts():
             column = batch.column(name)

@@ -45,7 +45,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Deliveries of one session, in order; at least one."""
+    """One or more deliveries of a session, in order."""
 
     key: int
     session: int

@@ -123,7 +123,7 @@ def _in_json(body: bytes, path: Sequence[str]) -> object:
         for name in path:
             found = found[int(name)] if isinstance(found, list) else found[name]
         if isinstance(found, str):
-            found.encode()  # JSON may have half a surrogate pair (RFC 8259, section 8.2), which is no text
+            found.encode()  # JSON may have half a surrogate pair (RFC 8259, section 8.2), which is not text
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return found if isinstance(found, str) or type(found) is int else None

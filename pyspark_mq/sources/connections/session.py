@@ -57,7 +57,7 @@ TRANSIT_S = 0.5
 #: after 15 s (`tcp_listen_options.send_timeout`), ActiveMQ Classic over STOMP after 30 s. So a paused session takes one
 #: delivery at this interval.
 KEEP_ALIVE_READ_S = 5.0
-#: Another explanation for a message with a stream offset, for brokers that cannot be asked.
+#: A further explanation of a message with a stream offset, for protocols that do not let us ask the broker.
 COPIED = (
     ". If it is a queue with messages that were copied from a stream, read it with protocol amqp-0-9-1, or have them "
     "copied without header 'x-stream-offset'"
@@ -168,7 +168,7 @@ class ReceiveBuffer:
     def take(self, maximum: float = math.inf) -> list[Any]:
         """Take up to `maximum` deliveries out of the inbox. There may be more, as a batch is not split."""
         items: list[Any] = []
-        with suppress(IndexError):  # it is empty; or the session ended on another thread and cleared it
+        with suppress(IndexError):  # the inbox is empty, or the session ended on its thread and cleared it
             while maximum > 0:
                 items.append(item := self.inbox.popleft())
                 maximum -= len(item) if isinstance(item, DeliveryBatch) else 1

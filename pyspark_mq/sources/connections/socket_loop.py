@@ -60,7 +60,7 @@ class ReadPace:
         self._read_s, self._bytes = now_s, 0
 
     def delay(self) -> None:
-        """Wait for more bytes before the next read, if the last reads were small."""
+        """Wait for more bytes before the next read if the last reads were small."""
         if self._delays:
             self._delays = False
             time.sleep(_GATHER_S)

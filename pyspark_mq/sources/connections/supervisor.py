@@ -115,7 +115,7 @@ class ConnectionSupervisor:
     # -- for other threads
 
     def start(self) -> None:
-        """Connect, and stay connected."""
+        """Start to connect, and to stay connected."""
         self._task = self._runtime.spawn("pyspark-mq supervisor", self._life(), self.stopping)
 
     def check(self) -> None:
@@ -253,7 +253,7 @@ class ConnectionSupervisor:
             raise
 
     def _live(self, session: Session, greeting: Greeting) -> Generator[float, None, SessionLostError | None]:
-        """Serve one session to its end; return why it ended, None if it was stopped."""
+        """Serve one session to its end; return why it ended, or None if it was stopped."""
         limits = self._limits
         # Spark may be busy with an epoch for minutes before this session is read.
         session.buffer.bytes_allowed = limits.bytes_allowed

@@ -185,7 +185,7 @@ class Worker:
     # -- its thread
 
     def _life(self) -> Iterator[float]:
-        """Go round until stopped; yield delays in seconds."""
+        """Run rounds until stopped; yield delays in seconds."""
         while self._supervised or not self._ending:
             began_s = self._look()
             self._events.arrived.clear()
@@ -216,7 +216,7 @@ class Worker:
         """Whether a supervisor with a session has been away from its socket for too long, so that bytes may be unread.
 
         Raises:
-            MqError: the thread of one has died. That ends the worker, and so the query.
+            MqError: a supervisor's thread has died. That ends the worker, and so the query.
         """
         waits = False
         for supervised in list(self._supervised.values()):

@@ -27,7 +27,7 @@ from pyspark_mq.decode.stomp_headers import UnreadableHeaders, value
 
 __all__ = ["COMMANDS", "MESSAGE", "Frame", "FrameReader", "StompFrameError", "UnreadableHeaders"]
 
-#: command, block of headers, body
+#: (command, header block, body)
 Frame: TypeAlias = "tuple[str, bytes, bytes]"
 
 MESSAGE = "MESSAGE"
@@ -153,7 +153,7 @@ class FrameReader:
             else:  # the next one differs
                 self._alone = 1
             return found
-        if tried < least:  # this many are left of what was read
+        if tried < least:  # this many are left from the last read
             self._alone = max(1, tried)
         else:
             self._alone, self._pause = self._pause, min(_PAUSE_MAX, 2 * self._pause)

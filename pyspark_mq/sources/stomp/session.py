@@ -46,7 +46,7 @@ _CLOSE_TIMEOUT_S = 1.0
 #: Longest wait for the answer to the first subscription. The broker may be collecting garbage or requeueing a former
 #: session's messages. Disconnecting would add to its work; heartbeats show whether it is alive.
 _SUBSCRIBE_TIMEOUT_S = 120.0
-#: Silence after which a stalled queue is woken; longer after each fruitless wake-up.
+#: Silence after which a stalled queue is woken, growing with each fruitless wake-up.
 _QUIET_FIRST_S = 0.01
 _QUIET_LAST_S = 10.0
 _QUIET_GROWTH = 4
@@ -270,7 +270,7 @@ class StompSession(StompConnection):
                         handles[tag] = value(headers, _ACK, dialect.last_header) or b""
                         append((tag, headers, body, dialect))
                         size += ROW_BYTES + len(headers) + len(body)
-                    if self._end is not None:  # whatever came with it
+                    if self._end is not None:  # ignore the remaining frames
                         return
         except StompFrameError as wrong:
             # Bytes that are not a frame do not belong to a message: the next session begins with a frame.
@@ -291,7 +291,7 @@ class StompSession(StompConnection):
         )
 
     def _is_of_queue(self, tag: int, headers: bytes, body: bytes) -> bool:
-        """Whether a message belongs to the queue and is taken; end the session if it cannot be."""
+        """Whether a message belongs to the queue and is taken; ends the session if it cannot be taken."""
         questions = self._questions
         if type(headers) is UnreadableHeaders and not self.options.keeps_unreadable:
             unreadable = unreadable_of((tag, headers, body, self._dialect))
