@@ -1,1 +1,1 @@
-"""From bytes to columns: decoders of received deliveries, in batches. No socket, no session, no clock."""
+"""From bytes to columns: decoders of received deliveries, in batches. No sockets, sessions or clocks."""

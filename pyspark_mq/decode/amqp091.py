@@ -1,7 +1,7 @@
 """Batches of AMQP 0-9-1 deliveries in one piece of memory.
 
-When a column is asked for, NumPy reads the field of all deliveries at once. Properties have to be valid:
-:meth:`Amqp091Batch.sound` and :func:`.check` verify that, and a stand-in replaces invalid ones with their readable part
+When a column is requested, NumPy reads the field of all deliveries at once. This needs valid properties:
+:meth:`Amqp091Batch.sound` and :func:`.check` verify them, and a stand-in replaces invalid ones with their readable part
 (:func:`.unreadable`).
 """
 
@@ -41,17 +41,17 @@ from pyspark_mq.dedup import IdSource, TextKeys
 
 __all__ = ["Amqp091Batch", "as_text", "unreadable_of"]
 
-#: Most headers decoded in batches, and deliveries for which each pays.
+#: Most headers decoded in batches, and the number of deliveries from which on each one pays.
 _HEADERS_MAX, _ROWS_PER_HEADER = 64, 8
 _MICROSECONDS = 1_000_000
 _SECONDS_MAX = INT64_MAX // _MICROSECONDS
-#: From this size on, another copy of a message would cost more than the rest.
+#: From this size on, another copy of a message costs more than everything else.
 _LARGE_BYTES = 256 << 10
 #: Python refuses to convert thousands of digits.
 _DIGITS_MAX = 20
-#: Numbers that JSON lacks, as texts (RFC 8259, section 6).
+#: Numbers that JSON lacks, as text (RFC 8259, section 6).
 _NO_NUMBERS = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
-#: Fields by the options of IDs.
+#: Fields by the kind of ID source.
 _ID_FIELDS = {"message-id": "message_id", "correlation-id": "correlation_id"}
 #: AMQP 0-9-1, domain delivery-mode.
 _PERSISTENT = 2
@@ -63,7 +63,7 @@ _DEATHS = b"x-death"
 class _Field(NamedTuple):
     begins: Any
     ends: Any
-    #: None if all have it.
+    #: None if all deliveries have it.
     present: Any | None
 
 
@@ -78,11 +78,11 @@ class Amqp091Batch(DeliveryBatch):
     """Deliveries of one channel with valid properties, in order.
 
     Args:
-        data: the memory. Batches of one connection may share it.
+        data: the memory; batches of one connection may share it.
         tags: delivery tags.
         flagged: whether the broker has flagged each as redelivered.
         spans: six rows: starts and ends of properties, of bodies, and of exchanges with routing keys.
-        bodies: bodies of single deliveries, which are not in the memory.
+        bodies: bodies of single deliveries, which are outside the memory.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @classmethod
     def kind(cls, item: Raw | Amqp091Batch, size: int) -> object:
-        """Whether it is too large to be copied into a batch with others."""
+        """Whether a delivery is too large to be copied into a batch with others."""
         return not isinstance(item, Amqp091Batch) and size > _LARGE_BYTES
 
     @classmethod
@@ -136,7 +136,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @classmethod
     def _read(cls, raws: Sequence[Raw], *, apart: bool) -> Amqp091Batch:
-        """Make a batch of single deliveries; their bodies stay outside the memory, which saves a copy."""
+        """Make a batch of single deliveries. With `apart`, bodies stay outside the memory, which saves a copy."""
         bodies = [raw[3] for raw in raws] if apart else None
         parts = [part for raw in raws for part in (raw[2], b"" if apart else raw[3], raw[4])]
         bounds = np.cumsum([0, *map(len, parts)])
@@ -168,7 +168,7 @@ class Amqp091Batch(DeliveryBatch):
         return self.flagged
 
     def block(self, place: int) -> bytes:
-        """Return the encoded properties of one."""
+        """Return the encoded properties of one delivery."""
         begin, end = self.spans[:2, place]
         return bytes(self.data[begin:end])
 
@@ -176,7 +176,7 @@ class Amqp091Batch(DeliveryBatch):
         return binary(self.data, self.spans[2], self.spans[3]) if self._bodies is None else joined(self._bodies)
 
     def ids(self, source: IdSource) -> Sequence[object]:
-        """Return the producers' IDs: RabbitMQ sets none."""
+        """Return the producers' IDs, as RabbitMQ sets none."""
         name = _ID_FIELDS.get(source.kind)
         if name is None:
             return listed(self.of_header(source.name.encode(), _header_id))
@@ -191,7 +191,7 @@ class Amqp091Batch(DeliveryBatch):
             return [None if value is None else string(value) for value in found.to_pylist()]
 
     def given(self) -> list[object]:
-        """The ID, and the time, which the column lacks if it is no number of seconds."""
+        """Return the ID, and the raw timestamp: if it is not in seconds, the column may lack it."""
         return [*zip(super().given(), listed(numbers(*self.numbers("timestamp"))), strict=True)]
 
     def not_redelivered(self) -> list[bool]:
@@ -200,7 +200,7 @@ class Amqp091Batch(DeliveryBatch):
         return [not flagged and _DEATHS not in bytes(self.data[begin:end]) for flagged, begin, end in spans]
 
     def places(self) -> tuple[list[bytes], Any]:
-        """Return exchanges with routing keys, as :func:`.distinct` does."""
+        """Return exchanges with routing keys in the form of :func:`.distinct`."""
         return distinct(binary(self.data, self.spans[4], self.spans[5]))
 
     @cached_property
@@ -228,7 +228,7 @@ class Amqp091Batch(DeliveryBatch):
         return found, (flags & MORE_FLAGS == 0) & (at <= ends)
 
     def sound(self) -> Amqp091Batch:
-        """Return the deliveries before the first with invalid properties."""
+        """Return the deliveries before the first one with invalid properties."""
         fields, good = self._walked
         if not good.all():
             return self[: int(np.argmin(good))].sound()
@@ -241,7 +241,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @cached_property
     def tables(self) -> tuple[list[bytes], Any]:
-        """Header tables without their lengths, empty where there is none, as :func:`.distinct` returns them."""
+        """Header tables without their lengths, empty if missing, in the form of :func:`.distinct`."""
         field = self._walked[0].get("headers")
         if field is None:
             return [b""], np.zeros(len(self), np.int64)
@@ -250,7 +250,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @cached_property
     def _headers(self) -> list[_Header] | None:
-        """The headers, if all deliveries have the same ones of the same types in the same order."""
+        """The headers, if all deliveries have the same names and types in the same order; otherwise None."""
         field = self._walked[0].get("headers")
         if field is None or field.present is not None:
             return None
@@ -277,7 +277,7 @@ class Amqp091Batch(DeliveryBatch):
         return found if (at == field.ends).all() else None
 
     def of_header(self, name: bytes, meaning: Callable[[object], Any]) -> DictionaryColumn:
-        """Return what one of the headers means."""
+        """Return a header, each value converted by `meaning`."""
         known = self.tables[0] if self._headers is None else [one.name for one in self._headers]
         if not any(name in one for one in known):
             return self.nothing()
@@ -285,7 +285,7 @@ class Amqp091Batch(DeliveryBatch):
         return DictionaryColumn([meaning(header(table, name)) for table in tables], rows)
 
     def properties(self) -> Any:
-        """Return headers as maps of texts."""
+        """Return headers as maps of text."""
         found = self._common_headers()
         if found is not None:
             return found
@@ -293,7 +293,7 @@ class Amqp091Batch(DeliveryBatch):
         return DictionaryColumn(list(map(_pairs, tables)), rows)
 
     def _common_headers(self) -> Any:
-        """Return headers as an Arrow array; None if they have to be decoded one by one."""
+        """Return headers as an Arrow array; None if they must be decoded one by one."""
         if not self._headers or len({one.name for one in self._headers}) < len(self._headers):
             return None
         columns = []
@@ -312,7 +312,7 @@ class Amqp091Batch(DeliveryBatch):
         return maps(columns, len(self))
 
     def texts(self, name: str) -> Any:
-        """Return a field of short strings as texts; null where there is none."""
+        """Return a field of short strings as text; null if missing."""
         field = self._walked[0].get(name)
         if field is None:
             return self.nothing()
@@ -333,8 +333,8 @@ class Amqp091Batch(DeliveryBatch):
     def timestamps_us(self) -> pa.Array:
         """Return when messages were published.
 
-        Seconds by the specification (section 4.2.5.4). Milliseconds become a date far in the future, as in every other
-        client. A value out of the column's range is null.
+        The field is in seconds (section 4.2.5.4). Milliseconds become a date far in the future, as in every other
+        client. A value outside the column's range is null.
         """
         seconds, present = self.numbers("timestamp")
         fits = present & (seconds <= _SECONDS_MAX)
@@ -347,7 +347,7 @@ class Amqp091Batch(DeliveryBatch):
         return list(map(_expiration_us, self.texts("expiration").to_pylist(), self.timestamps_us().to_pylist()))
 
     def delivery_counts(self) -> DictionaryColumn:
-        """Return how often each was handed out."""
+        """Return how often each was delivered."""
         counts, rows = self.of_header(_DELIVERY_COUNT, lambda count: count)
         meanings = [_delivery_count(count, flag) for count in counts for flag in (False, True)]
         return DictionaryColumn(meanings, 2 * rows + self.flagged)
@@ -355,7 +355,7 @@ class Amqp091Batch(DeliveryBatch):
     def persistent(self) -> pa.Array:
         """Return which are persistent.
 
-        Without the field a message is transient (RabbitMQ); in an unreadable one it may be the missing part.
+        Without the field a message is transient (RabbitMQ); in an unreadable message it may be in the unreadable part.
         """
         modes, present = self.numbers("delivery_mode")
         known = np.ones(len(self), bool)
@@ -363,7 +363,7 @@ class Amqp091Batch(DeliveryBatch):
         return numbers((modes == _PERSISTENT) & present, known | present)
 
     def routing(self, part: int) -> DictionaryColumn:
-        """Return exchanges (0), or routing keys (1)."""
+        """Return exchanges (0) or routing keys (1)."""
         places, rows = self.places()
         return DictionaryColumn([_routing(where)[part] for where in places], rows)
 
@@ -395,7 +395,7 @@ class Amqp091Batch(DeliveryBatch):
 
 
 def as_text(value: object) -> str | None:
-    """A field value for a string column; bytes that are not text are shown with escapes."""
+    """Return a field value for a string column; bytes that are not UTF-8 are shown as escapes."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -427,7 +427,7 @@ def _pairs(table: bytes) -> list[tuple[str, str | None]]:
 
 def _expiration_us(lifetime: object, published_us: int | None) -> int | None:
     # The property is a time to live in milliseconds as text, counted from publishing, so a
-    # moment in time follows only if the producer also said when that was.
+    # point in time follows only if the producer also set the time of publishing.
     if published_us is None or not isinstance(lifetime, str) or not lifetime.isdecimal():
         return None
     moment = published_us + int(lifetime) * 1000
@@ -435,15 +435,15 @@ def _expiration_us(lifetime: object, published_us: int | None) -> int | None:
 
 
 def _delivery_count(count: object, redelivered: bool) -> int | None:
-    # Quorum queues count the deliveries before this one (header x-delivery-count, absent at
-    # first); classic queues only say that there was one, and a producer may have put anything there.
+    # Quorum queues count earlier deliveries (header x-delivery-count, absent at first); classic
+    # queues only flag that there was one, and a producer may have put anything into the header.
     if _is_count(count) and count < INT32_MAX:
         return count + 1
     return None if redelivered else 1
 
 
 def _sequence(value: object) -> int | None:
-    # Clients that write JMS properties into headers write it as a number or as text.
+    # Clients that put JMS properties into headers write it as a number or as text.
     if isinstance(value, str) and value.isdecimal() and len(value) < _DIGITS_MAX:
         value = int(value)
     return value if _is_count(value) and value <= INT64_MAX else None
@@ -463,7 +463,7 @@ def unreadable_of(raw: UnreadableDelivery) -> Unreadable:
 
 
 def _routing(where: bytes) -> tuple[str | None, str | None]:
-    """Exchange and routing key, the last arguments of basic.deliver; None where these end before."""
+    """Return exchange and routing key, the last arguments of basic.deliver; None if these are cut off."""
     try:
         end = 1 + where[0]
         exchange, key = where[1:end], where[end + 1 : end + 1 + where[end]]

@@ -1,11 +1,11 @@
-"""Properties of AMQP 0-9-1 messages, block by block: their values, and why one is unreadable. Pure.
+"""Properties of AMQP 0-9-1 messages, block by block: their values, and why a block is unreadable. Pure.
 
-An encoded block has flags for fourteen fields, followed by the present ones in order, without gaps (AMQP 0-9-1,
-4.2.6.1). Each block is checked once, when it arrives (:func:`check`, or :meth:`.Amqp091Batch.sound`); later readers
-rely on that.
+An encoded block has flags for fourteen fields, followed by the present fields in order, without gaps (AMQP 0-9-1,
+4.2.6.1). Each block is checked once, on arrival (:func:`check`, or :meth:`.Amqp091Batch.sound`); later readers rely on
+that.
 
-Values equal pika's, with two exceptions: pika rounds floating-point numbers, and fails on dates beyond the year 9999,
-as milliseconds in place of seconds give; those stay numbers here.
+Values equal pika's, with two exceptions: pika rounds floating-point numbers, and it fails on dates beyond the year
+9999, which result from milliseconds instead of seconds; here those stay numbers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = [
     "UnreadableDelivery", "check", "header", "headers", "is_table", "string", "unreadable",
 ]  # fmt: skip
 
-#: (delivery tag, redelivered, encoded properties, body, encoded exchange and routing key). For one that cannot be read
-#: :class:`UnreadableDelivery` stands.
+#: (delivery tag, redelivered, encoded properties, body, encoded exchange and routing key). A delivery that cannot be
+#: read is an :class:`UnreadableDelivery` instead.
 Raw: TypeAlias = "tuple[int, bool, bytes, bytes, bytes]"
 
 _TEXT, _TABLE = -1, -4
-#: Fields of class basic in the order of their flags: octets of each, or, below zero, of the length that it begins with.
+#: Fields of class basic in the order of their flags: size of each in octets, or, negative, of its length prefix.
 FIELDS = {
     "content_type": _TEXT,
     "content_encoding": _TEXT,
@@ -46,13 +46,13 @@ FIELDS = {
     "app_id": _TEXT,
     "cluster_id": _TEXT,
 }
-#: The highest bit first.
+#: Flags by field, from the highest bit down.
 FLAGS = {name: 0x8000 >> place for place, name in enumerate(FIELDS)}
 FLAGS_BYTES = 2
-#: The lowest bit says that there is another word of flags.
+#: The lowest bit is set if another word of flags follows.
 MORE_FLAGS = 1
-#: Tables and arrays within each other; RabbitMQ's own are three deep. To read and to write one level takes two calls,
-#: and the interpreter ends at a thousand, of which whoever asks for the column has taken some.
+#: Most nested tables and arrays; RabbitMQ's own are three deep. Reading and writing one level takes two calls, and the
+#: interpreter allows a thousand, of which the caller has used some.
 _DEPTH_MAX = 64
 _TOO_SHORT = "fields are longer than the properties"
 
@@ -66,10 +66,10 @@ def _announced(flags: bytes) -> list[tuple[str, int]]:
 
 
 class Properties(dict[str, bytes]):
-    """The fields of a block as they are encoded, by their names.
+    """The encoded fields of a block, by name.
 
     Attributes:
-        whole: whether these are all; otherwise the block is too short for the next.
+        whole: whether these are all fields; otherwise the block is too short for the next one.
     """
 
     whole = True
@@ -89,24 +89,24 @@ class Properties(dict[str, bytes]):
             at = end
 
     def text(self, name: str) -> str | bytes | None:
-        """Return a short string, as bytes where it is no UTF-8; None where there is none."""
+        """Return a short string, as bytes if it is not UTF-8; None if missing."""
         field = self.get(name)
         return None if field is None else string(field[1:])
 
     @property
     def table(self) -> bytes:
-        """The header table without its length; empty where there is none."""
+        """The header table without its length; empty if missing."""
         return self.get("headers", b"")[4:]
 
 
-# -- what arrives ------------------------------------------------------------------------------
+# -- deliveries --------------------------------------------------------------------------------
 
 
 class UnreadableDelivery(tuple[Any, ...]):
     """A delivery whose properties cannot be read.
 
-    (tag, redelivered, what can be read of the properties, body, exchange and routing key, the properties, why not).
-    The readable part is a regular block of properties, with the reason among its headers.
+    (tag, redelivered, readable properties, body, exchange and routing key, the received properties, the reason).
+    The readable properties are a regular block, with the reason among its headers.
     """
 
     __slots__ = ()
@@ -115,7 +115,7 @@ class UnreadableDelivery(tuple[Any, ...]):
 def check(raws: list[Raw]) -> list[tuple[int, str]]:
     """Return the places of unreadable deliveries, each with the reason.
 
-    Those with further words of flags, to whose bits nobody has given a meaning, are replaced by ones without.
+    Further words of flags, whose bits are undefined, are removed from deliveries that have them.
     """
     wrong: list[tuple[int, str]] = []
     for place, raw in enumerate(raws):
@@ -153,7 +153,7 @@ def is_table(table: bytes) -> bool:
 
 
 def _check_values(block: bytes, at: int, end: int, within: int, depth: int = 0) -> None:
-    """Check the entries of a table, or of an array."""
+    """Check the entries of a table or an array."""
     while at < end:
         if within == _FIELD_TABLE:
             at += 1 + block[at]
@@ -188,20 +188,20 @@ def unreadable(raw: Raw, error: str) -> UnreadableDelivery:
 
 # -- header tables -----------------------------------------------------------------------------
 
-#: Values that have a size, by their type. Types: RabbitMQ's, which differ from section 4.2.1.
+#: Struct codes of values of fixed size, by type. The types are RabbitMQ's, which differ from section 4.2.1.
 _CODES = dict(
     zip("tbBsuUIilLfdDTV", ("?", "b", "B", "h", "H", "h", "i", "I", "q", "q", "f", "d", "Bi", "Q", ""), strict=True)
 )
 _STRUCTS = {ord(kind): Struct(f">{code}") for kind, code in _CODES.items()}
-#: Octets of them.
+#: Their sizes in octets.
 SIZES = {kind: struct.size for kind, struct in _STRUCTS.items()}
-#: Types of whole numbers: whether they have a sign.
+#: Types of whole numbers, and whether each has a sign.
 INTEGERS = {ord(kind): _CODES[kind].islower() for kind in "bBsuUIilL"}
 _LONG = LONG_STRING, _BYTES, _ARRAY, _FIELD_TABLE = b"SxAF"
 
 
 def headers(table: bytes) -> dict[str | bytes, Any]:
-    """The entries of a table; of several with one name the last."""
+    """Return the entries of a table; the last one of those with the same name."""
     entries: dict[str | bytes, Any] = {}
     at = 0
     while at < len(table):
@@ -212,12 +212,12 @@ def headers(table: bytes) -> dict[str | bytes, Any]:
 
 
 def header(table: bytes, name: bytes) -> Any:
-    """One entry of a table, None if there is none."""
+    """Return one entry of a table; None if missing."""
     return headers(table).get(name.decode()) if name in table else None
 
 
 def _value(block: bytes, at: int) -> tuple[Any, int]:
-    """The value that begins there, and where it ends."""
+    """Return the value that begins at this byte, and where it ends."""
     kind = block[at]
     if kind in SIZES:
         return _sized(kind, block, at + 1), at + 1 + SIZES[kind]
@@ -237,7 +237,7 @@ def _value(block: bytes, at: int) -> tuple[Any, int]:
 
 
 def string(value: bytes) -> str | bytes:
-    """Return a text, as bytes where it is no UTF-8."""
+    """Return text, or bytes if it is not UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:

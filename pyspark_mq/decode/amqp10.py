@@ -1,7 +1,7 @@
 """Batches of AMQP 1.0 deliveries: most messages are decoded together, the others one by one.
 
-The messages that a session takes at a time are decoded into columns by :mod:`pyspark_mq.decode.amqp10_columns`. A
-message that this leaves is a single delivery between batches.
+:mod:`pyspark_mq.decode.amqp10_columns` decodes messages that a session takes together into columns. A message that it
+leaves out becomes a single delivery between batches.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pyspark_mq.dedup import IdSource, TextKeys, content_digest, id_text
 
 __all__ = ["Amqp10Batch", "ReadBatch", "WalkedBatch", "find_batches", "message_columns"]
 
-#: Copies of more cost more than they save.
+#: Copying more bytes than this costs more than it saves.
 _BYTES_MAX = 4 << 20
 #: Columns that are IDs.
 _ID_COLUMNS = {"message-id": "messageId", "correlation-id": "correlationId"}
@@ -66,7 +66,7 @@ class Amqp10Batch(DeliveryBatch):
     @property
     @abstractmethod
     def read(self) -> ReadBatch:
-        """The deliveries read one by one."""
+        """The same deliveries, read one by one."""
 
     @abstractmethod
     def column(self, name: str) -> pa.Array:
@@ -107,7 +107,7 @@ class ReadBatch(Amqp10Batch):
         return [id_of(property_of(raw, source.name)) for raw in self.raws]
 
     def digests(self) -> list[bytes]:
-        # The body of an unreadable message is all of it, and the reason may name the byte.
+        # An unreadable message's body is the whole message, and the reason may name a byte.
         made = super().digests()
         for place in self.unreadable:
             made[place] = content_digest(b"", lasting(self.raws[place].body))
@@ -126,10 +126,10 @@ class WalkedBatch(Amqp10Batch):
     """Deliveries whose messages were walked.
 
     Args:
-        messages: as they came.
+        messages: the messages as received.
         tags: their numbers in the session.
         group: their columns.
-        reader: of the session.
+        reader: the session's reader.
     """
 
     def __init__(self, messages: Messages, tags: Any, group: WalkedGroup, reader: SectionReader) -> None:
@@ -138,7 +138,7 @@ class WalkedBatch(Amqp10Batch):
 
     @classmethod
     def joined(cls, batches: Sequence[WalkedBatch]) -> WalkedBatch:
-        """Make one batch of several."""
+        """Merge batches into one."""
         if len(batches) == 1:
             return batches[0]
         pieces: list[bytes] = []
@@ -186,12 +186,12 @@ class WalkedBatch(Amqp10Batch):
 
 
 def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -> Iterator[Raw | WalkedBatch]:
-    """Yield deliveries in order, as many together as can be.
+    """Yield deliveries in order, in batches where possible.
 
     Args:
-        first: number of the first.
-        messages: in the order of arrival.
-        reader: of the session.
+        first: number of the first delivery.
+        messages: the messages in order of arrival.
+        reader: the session's reader.
     """
     count = len(messages)
     if count < BATCH_MIN or sum(map(len, messages)) > _BYTES_MAX:
@@ -214,7 +214,7 @@ def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -
 
 
 def _walked(first: int, messages: Messages, reader: SectionReader) -> tuple[WalkedBatch | None, Any]:
-    """Return the messages decoded together, and the numbers of the others."""
+    """Decode messages together as far as possible; return the batch, and the rows of the other messages."""
     groups, left = walked_groups(messages, reader)
     if not groups:
         return None, left
@@ -227,7 +227,7 @@ def _walked(first: int, messages: Messages, reader: SectionReader) -> tuple[Walk
 def message_columns(
     messages: Messages, names: Collection[str], reader: SectionReader
 ) -> tuple[dict[str, pa.Array], list[Unreadable]]:
-    """Return the columns of these names, and the unreadable messages by number."""
+    """Return the columns with these names, and the unreadable messages, whose tags are row numbers."""
     walked, left = _walked(0, messages, reader)
     parts: list[Amqp10Batch] = [] if walked is None else [walked]
     if len(left) or walked is None:

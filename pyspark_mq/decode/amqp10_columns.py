@@ -1,11 +1,12 @@
-"""Columns of many messages at once, without an object for any of them.
+"""Columns of many messages at once, without an object for each message.
 
-NumPy walks all messages at once, one field of each at a time. Start and end offsets turn the bytes into an Arrow array
-of values and gaps, and a column is every second element.
+NumPy walks all messages at once, one field at a time. Start and end offsets turn the bytes into an Arrow array of
+values and gaps, and a column is every second element.
 
-It takes a subset of what :mod:`pyspark_mq.decode.amqp10_sections` takes: messages with equal header and annotations
-(byte by byte), texts or nothing in `properties`, texts, whole numbers and booleans in `application-properties`, and one
-body. All others are read one by one. So this never decides that a message is broken, and both ways give equal columns.
+It accepts a subset of what :mod:`pyspark_mq.decode.amqp10_sections` accepts: messages with equal header and annotations
+(byte by byte), text or nothing in `properties`, text, whole numbers and booleans in `application-properties`, and one
+body. All others are read one by one. So this module never decides that a message is broken, and both ways give equal
+columns.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ __all__ = ["COLUMN_TYPES", "NOT_REDELIVERED", "PADDING", "TIMESTAMP", "Messages"
 
 #: Padding after the last message, so that reading a number needs no bounds check.
 PADDING = bytes(16)
-#: For fewer messages the walk is slower than reading them one by one.
+#: With fewer messages the walk is slower than reading them one by one.
 _WALKED_MIN = 16
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 #: Internal column for :meth:`.DeliveryBatch.not_redelivered`.
 NOT_REDELIVERED = "not_redelivered"
-#: Columns of a message, by its bytes alone.
+#: Columns that depend only on the bytes of a message.
 COLUMN_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
     {
         "messageId": pa.string(),
@@ -60,7 +61,7 @@ COLUMN_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
     }
 )
 _TYPES = {**COLUMN_TYPES, NOT_REDELIVERED: pa.bool_()}
-#: Beginnings that are looked for; messages with others are read one by one.
+#: Most different beginnings to look for; messages with others are read one by one.
 _ROUNDS = 4
 
 
@@ -68,8 +69,8 @@ class Messages(NamedTuple):
     """Messages in one piece of memory, in ascending order.
 
     Attributes:
-        data: ends with :data:`PADDING`.
-        begins, ends: of each, as arrays of 64-bit integers.
+        data: the memory, which ends with :data:`PADDING`.
+        begins, ends: bounds of each message, as arrays of 64-bit integers.
     """
 
     data: bytes
@@ -77,11 +78,11 @@ class Messages(NamedTuple):
     ends: Any
 
     def taken(self, rows: Any) -> Messages:
-        """Some of them."""
+        """Return some of the messages."""
         return Messages(self.data, self.begins[rows], self.ends[rows])
 
     def cut(self) -> Iterator[bytes]:
-        """Each by itself."""
+        """Yield each message's bytes."""
         for begin, end in zip(self.begins.tolist(), self.ends.tolist(), strict=True):
             yield self.data[begin:end]
 
@@ -91,9 +92,9 @@ class WalkedGroup(NamedTuple):
 
     Attributes:
         rows: their numbers, ascending.
-        columns: by name; what is not there is constant.
-        constants: by name; what is not there is null.
-        begins, ends: of bodies.
+        columns: columns by name; other columns are constant.
+        constants: values of constant columns by name; null if missing.
+        begins, ends: bounds of bodies.
     """
 
     rows: Any
@@ -103,20 +104,20 @@ class WalkedGroup(NamedTuple):
     ends: Any
 
     def column(self, name: str) -> pa.Array:
-        """The column of that name."""
+        """Return the column with this name."""
         if name in self.columns:
             return self.columns[name]
         kind, value, count = _TYPES[name], self.constants.get(name), len(self.rows)
         return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
 
     def taken(self, places: Any) -> WalkedGroup:
-        """Some of them, in any order. Columns are copies: sizes are read from their buffers."""
+        """Return some of the messages, in any order. Columns are copied, as sizes are read from their buffers."""
         columns = {name: column.take(pa.array(places)) for name, column in self.columns.items()}
         return WalkedGroup(self.rows[places], columns, self.constants, self.begins[places], self.ends[places])
 
     @classmethod
     def of(cls, groups: Sequence[WalkedGroup]) -> WalkedGroup:
-        """Join several into one."""
+        """Merge groups into one."""
         first = groups[0]
         if len(groups) == 1:
             return first
@@ -132,7 +133,7 @@ class WalkedGroup(NamedTuple):
 
 
 def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[WalkedGroup], Any]:
-    """Decode messages column by column as far as possible; return groups of them, and the numbers of the others."""
+    """Decode messages column by column as far as possible; return groups of them, and the rows of the others."""
     groups: list[WalkedGroup] = []
     others: list[Any] = []
     rows = np.arange(len(messages.begins))
@@ -151,11 +152,11 @@ def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[Walke
 
 
 def _walked(messages: Messages, reader: SectionReader) -> tuple[WalkedGroup | None, Any]:
-    """Walk messages that begin as the first does.
+    """Walk the messages that begin like the first one.
 
     Returns:
-        them, and their numbers. If some have invalid texts or repeated property names: None, and the numbers of those,
-        which are read one by one. No numbers if none can be walked.
+        their group and rows. If some have invalid text or repeated property names: None and the rows of those, which
+        are then read one by one. No rows if none can be walked.
     """
     first = messages.data[messages.begins[0] : messages.ends[0]]
     known = prefix_of(first, reader)
@@ -175,10 +176,10 @@ def _walked(messages: Messages, reader: SectionReader) -> tuple[WalkedGroup | No
 
 
 class _Source:
-    """Spans of the rows that were walked, as arrays of Arrow.
+    """Spans of walked rows, as Arrow arrays.
 
     Attributes:
-        malformed: whether something is wrong with each; all are known when all columns are made.
+        malformed: whether each row is malformed; complete once all columns are made.
     """
 
     def __init__(self, data: bytes, walked: Walked) -> None:
@@ -189,17 +190,17 @@ class _Source:
     def text(
         self, begins: Any, lengths: Any, symbols: Any, valid: Any | None = None, rows: Any | None = None
     ) -> pa.Array:
-        """Return spans in ascending order as texts; null where they are not valid.
+        """Return spans in ascending order as text; null where they are not valid.
 
         Args:
-            rows: the row of each, where there is not one for each row.
+            rows: the row of each span, unless there is one span per row.
         """
         found = binary(self._data, begins, begins + lengths, valid)
         ascii_symbols = not symbols.any() or is_ascii(binary(self._data, begins, begins + lengths, symbols))
         with suppress(ValueError):
             if ascii_symbols:
                 return text(found)
-        # Whose bytes they are is not looked for: all with more than ASCII are read one by one.
+        # The culprit is not searched for: all rows with more than ASCII are read one by one.
         more = np.concatenate(([0], np.cumsum(np.frombuffer(self._data, np.uint8) >= 0x80)))
         last = len(self._data)
         wrong = more[np.minimum(begins + lengths, last)] != more[np.minimum(begins, last)]
@@ -209,19 +210,19 @@ class _Source:
         return pa.nulls(len(begins), pa.string())
 
 
-#: Fields of `properties` that are texts, by their number, and the numbers of others.
+#: Text fields of `properties` by number, and the numbers of other fields.
 _FIELDS = {
     0: "messageId", 1: "userId", 3: "type", 4: "replyTo", 5: "correlationId", 6: "contentType", 7: "contentEncoding",
 }  # fmt: skip
 _EXPIRY, _CREATED, _SEQUENCE = 8, 9, 11
 _NO_SYMBOLS = np.zeros(1, bool)
-#: What the beginning of a message says.
+#: Columns that the beginning of a message determines.
 _OF_THE_BEGINNING = ("priority", "persistent", "exchange", "routingKey", "redelivered", "deliveryCount")
 
 
 def _columns(source: _Source, like: Raw, ttl_ms: int) -> dict[str, pa.Array]:
     walked = source.walked
-    # All texts are checked, requested or not: one that is none makes its message unreadable.
+    # All text is checked, requested or not: invalid text makes its message unreadable.
     if walked.texts.any():
         texts = np.flatnonzero(walked.texts)
         source.text(walked.body_begins[texts], walked.body_lengths[texts], _NO_SYMBOLS, rows=texts)
@@ -236,12 +237,12 @@ def _columns(source: _Source, like: Raw, ttl_ms: int) -> dict[str, pa.Array]:
 
 
 def _texts(source: _Source) -> dict[str, pa.Array]:
-    """The fields of `properties` that are texts."""
+    """Return the text fields of `properties`."""
     found: dict[str, pa.Array] = {}
     for number, field in source.walked.fields.items():
         if number in {_EXPIRY, _CREATED, _SEQUENCE}:
             continue
-        # An empty ID is none.
+        # An empty ID counts as missing.
         valid = field.valid & (field.lengths > 0) if number == 0 else field.valid
         column = source.text(field.begins, field.lengths, field.symbols, valid)
         if number in _FIELDS:
@@ -265,7 +266,7 @@ def _timestamps(milliseconds: Any) -> pa.Array:
 
 
 def _maps(source: _Source, named: Named) -> pa.Array:
-    """Application properties, followed by the entries from other sections."""
+    """Return application properties, followed by the entries from other sections."""
     pairs = source.walked.pairs
     ends = np.concatenate(([0], np.cumsum(pairs.counts + len(named))))
     if not ends[-1]:
@@ -298,7 +299,10 @@ def _maps(source: _Source, named: Named) -> pa.Array:
 
 
 def _interleaved(counts: Any, ends: Any, more: int) -> pa.Array:
-    """Return where what is in each row is in an array of what rows have of their own, and then of what all have."""
+    """Return the order that interleaves the rows' own entries with the entries common to all rows.
+
+    The array to reorder has all own entries first, then the common ones once.
+    """
     places = np.empty(ends[-1], np.int64)
     common = (ends[1:, None] - more + np.arange(more)).ravel()
     own = np.ones(len(places), bool)
@@ -309,7 +313,7 @@ def _interleaved(counts: Any, ends: Any, more: int) -> pa.Array:
 
 
 def _repeating(rows: Any, codes: Any, counts: Any) -> Any:
-    """Return the rows that have the same twice, of rows and codes of all pairs."""
+    """Return the rows that have a code twice, given the row and code of each pair."""
     width = int(counts[0])
     if width and (counts == width).all():
         table = codes.reshape(-1, width)

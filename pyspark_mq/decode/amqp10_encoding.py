@@ -1,10 +1,10 @@
-"""Encoded values of AMQP 1.0 (part 1, section 1.6), read strictly and from their own bytes alone.
+"""Encoded values of AMQP 1.0 (part 1, section 1.6), read strictly and only from their own bytes.
 
-Bytes that are not a value as the specification has it are an :class:`EncodingError`: nothing is guessed, left out or
-cut. Nothing is allocated that the bytes do not hold, but for a bounded number of array elements that have none.
+Bytes that are not a value by the specification raise an :class:`EncodingError`: nothing is guessed, left out or cut.
+No more is allocated than the bytes hold, except for a bounded number of array elements without bytes.
 
 A value is None, a bool, int, float, :class:`~decimal.Decimal`, str (string, symbol, char), bytes, UUID, a list (list,
-array) or :class:`Pairs` (map). A timestamp is its milliseconds since 1970. Descriptors are read and left out.
+array) or :class:`Pairs` (map). A timestamp is its milliseconds since 1970. Descriptors are read and dropped.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _BINARY32, _STRING32, _SYMBOL32 = 0xB0, 0xB1, 0xB3
 _LIST0, _LIST8, _LIST32 = 0x45, 0xC0, 0xD0
 _MAP8, _MAP32 = 0xC1, 0xD1
 _ARRAY8, _ARRAY32 = 0xE0, 0xF0
-#: How deep values may be nested: recursion has to end before the stack does, here and where values are written.
+#: Deepest nesting of values: recursion must end before the stack does, here and when values are written.
 _DEPTH_MAX = 100
-#: Elements of arrays in a message that take no bytes (of `null`, `true`, `0`, `[]`). A count of four bytes could claim
+#: Most array elements in a message that take no bytes (`null`, `true`, `0`, `[]`). A count of four bytes could claim
 #: 2^32 of them.
 _BARE_ELEMENTS_MAX = 1024
 
 
 class EncodingError(ValueError):
-    """Bytes that are not an encoded value, or not one that belongs where they are."""
+    """The bytes are not an encoded value, or not one that belongs here."""
 
 
 class Pairs(list[tuple[Any, Any]]):
-    """A map: keys with their values, in order. Keys may be of any type, so `1`, `true` and `"1"` are three."""
+    """A map: keys with their values, in order. Keys may be of any type, so `1`, `true` and `"1"` are three keys."""
 
 
 def _number(shape: str) -> Callable[[bytes], Any]:
@@ -52,11 +52,11 @@ def _boolean(data: bytes) -> bool:
 
 
 def _decimal(exponent_bits: int, digits: int) -> Callable[[bytes], Decimal]:
-    """Decimals as binary integers (1.6.15 to 1.6.17; IEEE 754-2008, 3.5.2).
+    """Return a reader of decimals in binary integer encoding (1.6.15 to 1.6.17; IEEE 754-2008, 3.5.2).
 
     Args:
         exponent_bits: width of the exponent.
-        digits: of the largest coefficient. A larger one is not canonical, and stands for 0.
+        digits: digits of the largest coefficient. A larger one is not canonical, and stands for 0.
     """
     bias = 3 * (1 << (exponent_bits - 3)) + digits - 2
 
@@ -66,7 +66,7 @@ def _decimal(exponent_bits: int, digits: int) -> Callable[[bytes], Decimal]:
         combination = whole >> (bits - 6) & 0b11111
         if combination >= 0b11110:
             return Decimal("NaN" if combination & 1 else f"{sign}Infinity")
-        # Two bits that are set say that the coefficient begins with 100, which is left out.
+        # Two set bits mean that the coefficient begins with an implicit 100.
         long = combination >= 0b11000
         width = bits - 1 - exponent_bits - 2 * long
         exponent = whole >> width & (1 << exponent_bits) - 1
@@ -78,7 +78,7 @@ def _decimal(exponent_bits: int, digits: int) -> Callable[[bytes], Decimal]:
     return read
 
 
-#: Code -> width in bytes and how they are read (1.6.1 to 1.6.18).
+#: Code -> width in bytes and reader (1.6.1 to 1.6.18).
 _FIXED: dict[int, tuple[int, Callable[[bytes], Any]]] = {
     _NULL: (0, lambda _: None),
     0x41: (0, lambda _: True),
@@ -115,21 +115,21 @@ _VARIABLE: dict[int, Callable[[bytes], Any]] = {
 
 
 def plain_at(data: bytes, at: int) -> tuple[Any, int]:
-    """The value that begins at `at`, and where it ends. It has no other values in it, and no descriptor.
+    """Return the value that begins at `at`, and where it ends. It contains no other values, and has no descriptor.
 
     Raises:
-        EncodingError: another, or cut off.
+        EncodingError: it is another kind of value, or cut off.
         IndexError: the bytes end before it.
-        UnicodeDecodeError: text that is none.
+        UnicodeDecodeError: its text is invalid.
     """
     code = data[at]
     if code not in _FIXED and code not in _VARIABLE:
-        raise EncodingError(f"a value of the code 0x{code:02x} at byte {at}")
+        raise EncodingError(f"a value has the code 0x{code:02x} at byte {at}")
     return _plain(code, data, at + 1, len(data))
 
 
 def _plain(code: int, data: bytes, at: int, end: int) -> tuple[Any, int]:
-    """The value of a code of such values whose bytes begin at `at`, and where it ends."""
+    """Return the value with this code whose bytes begin at `at`, and where it ends."""
     fixed = _FIXED.get(code)
     if fixed is not None:
         width, read = fixed
@@ -154,7 +154,7 @@ def _bounded(at: int, stop: int, end: int) -> int:
 
 
 class Values:
-    """Values of any type. One for each message.
+    """Reader of values of any type, for one message.
 
     Args:
         data: the message.
@@ -165,15 +165,15 @@ class Values:
         self._bare_left = _BARE_ELEMENTS_MAX
 
     def at(self, at: int, end: int, depth: int = 0) -> tuple[Any, int]:
-        """The value that begins at `at`, and where it ends.
+        """Return the value that begins at `at`, and where it ends.
 
         Args:
-            end: of what it is in.
-            depth: how many values it is in.
+            end: end of the enclosing value.
+            depth: number of enclosing values.
 
         Raises:
-            EncodingError: there is none, or it is not within these bounds.
-            UnicodeDecodeError: text that is none.
+            EncodingError: there is no value, or it is not within these bounds.
+            UnicodeDecodeError: its text is invalid.
         """
         if at >= end:
             raise EncodingError(f"a value is missing at byte {at}")
@@ -184,7 +184,7 @@ class Values:
         return self._of(code, at + 1, end, depth)
 
     def _of(self, code: int, at: int, end: int, depth: int) -> tuple[Any, int]:
-        """The value of a code whose bytes begin at `at`, and where it ends."""
+        """Return the value with this code whose bytes begin at `at`, and where it ends."""
         data = self._data
         if code in _FIXED or code in _VARIABLE:
             return _plain(code, data, at, end)
@@ -237,7 +237,7 @@ def _deeper(depth: int, at: int) -> int:
 
 def _paired(items: list[Any], at: int) -> Pairs:
     if len(items) % 2:
-        raise EncodingError(f"a key without a value in the map at byte {at}")
+        raise EncodingError(f"a key has no value in the map at byte {at}")
     return Pairs(zip(items[::2], items[1::2], strict=True))
 
 
@@ -245,7 +245,7 @@ def list_at(data: bytes, at: int) -> tuple[int, int, int]:
     """Return where the items of the list at `at` begin, how many there are, and where the list ends.
 
     Raises:
-        EncodingError: something else, or longer than the bytes.
+        EncodingError: it is not a list, or longer than the bytes.
         IndexError: the bytes end before it.
     """
     if data[at] == _LIST0:
@@ -261,13 +261,13 @@ def _compound(data: bytes, at: int, short: int, long: int) -> tuple[int, int, in
         begin, count = at + 9, int.from_bytes(data[at + 5 : at + 9], "big")
         end = at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")
     else:
-        raise EncodingError(f"a value of the code 0x{code:02x} at byte {at}")
+        raise EncodingError(f"a value has the code 0x{code:02x} at byte {at}")
     if not begin <= end <= len(data):
         raise EncodingError(f"the value at byte {at} is cut off")
     return begin, count, end
 
 
-#: What annotations, two maps, begin with (3.2.2, 3.2.3); before them is the header, a list.
+#: The first bytes of the header, a list, and of the two annotations sections after it, maps (3.2.1 to 3.2.3).
 _HEADER, _ANNOTATIONS = b"\x00\x53\x70", (b"\x00\x53\x71", b"\x00\x53\x72")
 
 

@@ -1,8 +1,8 @@
-"""Messages of AMQP 1.0 as columns.
+"""AMQP 1.0 messages as columns.
 
-The session makes a :class:`Raw` of each message when it arrives; what is here works on those and needs
-no client library. Sections and properties: AMQP 1.0, part 3. How JMS maps to
-them: "AMQP JMS Mapping" of OASIS, and Qpid JMS, which both ActiveMQ brokers follow.
+The session makes a :class:`Raw` of each arriving message; this module works on those and needs no client library. For
+sections and properties see AMQP 1.0, part 3. For their JMS mapping see OASIS's "AMQP JMS Mapping", and Qpid JMS, which
+both ActiveMQ brokers follow.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = [
     "is_not_redelivered", "json_text", "lasting", "property_of", "text", "unreadable_of",
 ]  # fmt: skip
 
-#: Message annotation with the kind of a JMS message ("AMQP JMS Mapping", 3.2.1), and the property made of it.
+#: Message annotation with the kind of a JMS message ("AMQP JMS Mapping", 3.2.1); also the name of its property.
 JMS_KIND = "x-opt-jms-msg-type"
 #: Message annotations of RabbitMQ 4: where a message was published.
 ROUTING = ("x-exchange", "x-routing-key")
-#: Annotations of dead letters, of RabbitMQ 4 and of 3 ("Dead Letter Exchanges", "Effects on Messages").
+#: Annotations of dead letters in RabbitMQ 4 and 3 ("Dead Letter Exchanges", "Effects on Messages").
 DEATHS = ("x-opt-deaths", "x-death")
 
-#: What sections other than `application-properties` say under the name of a property.
+#: Properties that come from sections other than `application-properties`.
 Named: TypeAlias = "tuple[tuple[str, str], ...]"
 
 
@@ -39,15 +39,16 @@ class Sections(NamedTuple):
     """The sections of a message, for deliveries.
 
     Attributes:
-        priority, durable, deliveries: of the header; how often the message was handed out before this time.
-        redelivered: somebody had it before.
+        priority, durable, deliveries: header fields; `deliveries` counts the deliveries before this one.
+        redelivered: whether it may have been delivered before.
         id, correlation_id: as sent: str, int, UUID, bytes, or None.
         created_ms, expires_ms: milliseconds since 1970; 0 for none.
-        application: application properties by name; a value that has others in it is JSON.
-        named: what other sections say under the name of a property; it comes before one of that name.
-        exchange, routing_key, died: where it was published, and whether it was a dead letter before.
-        value: the body: bytes of `data`, the list of `amqp-sequence`, or what an `amqp-value` has; None without one.
-        described: whether it is an `amqp-value` with a descriptor, so that its body is JSON in any case.
+        application: application properties by name; a nested value is JSON.
+        named: properties from other sections; they take precedence over application properties.
+        exchange, routing_key, died: where it was published, and whether it has been a dead letter.
+        value: the body: the bytes of `data`, the list of `amqp-sequence`, or the value of `amqp-value`; None without
+            one.
+        described: whether it is an `amqp-value` with a descriptor, whose body is always JSON.
     """
 
     priority: int = 4
@@ -80,8 +81,8 @@ class Raw(NamedTuple):
     Attributes:
         tag: its number within its session.
         body: the body's bytes, see :func:`body_bytes`.
-        size: bytes of the whole message as it came.
-        of: what the message says.
+        size: bytes of the whole message as received.
+        of: the message's sections.
     """
 
     tag: int
@@ -91,13 +92,13 @@ class Raw(NamedTuple):
 
 
 class UnreadableMessage(Raw):
-    """A delivery whose sections could not be decoded: its body is the whole message as it came."""
+    """A delivery whose sections could not be decoded; its body is the whole message as received."""
 
     __slots__ = ()
 
 
 def body_bytes(value: object) -> bytes:
-    """The body of a message as bytes: a binary value as it is, text as UTF-8, nothing as no bytes, others as JSON."""
+    """Return a message's body as bytes: binary values unchanged, text as UTF-8, None as no bytes, others as JSON."""
     if value is None:
         return b""
     if isinstance(value, bytes):
@@ -110,10 +111,10 @@ _NO_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})
 
 
 def json_text(value: object) -> str:
-    """A value of any AMQP type as JSON.
+    """Return a value of any AMQP type as JSON.
 
-    Binary values are text in base64. A number that JSON does not have (`NaN`, `Infinity`, `-Infinity`) is text. A map
-    is an object if all its keys are plain and no two have the same text; otherwise a list of pairs, each a list.
+    Binary values become base64 text, and numbers that JSON lacks (`NaN`, `Infinity`, `-Infinity`) text. A map becomes
+    an object if all its keys are plain and no two have the same text; otherwise a list of pairs, each a list.
     """
     if isinstance(value, str):
         return _quoted(value)
@@ -137,7 +138,7 @@ def _json_map(pairs: Pairs) -> str:
 
 
 def _plain(value: Any) -> str:
-    """The text of a value that has no others in it; `null` of none, and base64 of bytes."""
+    """Return the text of a value that contains no others; `null` for None, and base64 for bytes."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -146,7 +147,7 @@ def _plain(value: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    """A boolean, a number, or a UUID."""
+    """Return the text of a boolean, a number, or a UUID."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and not isfinite(value):
@@ -155,7 +156,7 @@ def _number(value: Any) -> str:
 
 
 def text(value: object) -> str | None:
-    """A value for a string column, or None: bytes as UTF-8 with escapes for what is none, lists and maps as JSON."""
+    """Return a value for a string column, or None: bytes as UTF-8, invalid ones as escapes; lists and maps as JSON."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -164,7 +165,7 @@ def text(value: object) -> str | None:
 
 
 def id_of(value: object) -> object:
-    """Return an ID as it counts: text, or bytes; numbers count by their decimal text, as over the other protocols."""
+    """Return the identity of an ID: text or bytes; numbers are decimal text, as over the other protocols."""
     return value if isinstance(value, bytes) else text(value)
 
 
@@ -173,7 +174,7 @@ def _timestamp_us(milliseconds: int) -> int | None:
 
 
 def property_of(raw: Raw, name: str) -> object:
-    """Return a property, wherever it stands."""
+    """Return a property, whichever section has it."""
     return next((value for known, value in raw.of.named if known == name), raw.of.application.get(name))
 
 
@@ -183,7 +184,7 @@ def _pairs(raw: Raw) -> list[tuple[str, str | None]]:
 
 
 def lasting(data: bytes) -> bytes:
-    """Leave out of an encoded message what differs between its deliveries, as far as that can be read."""
+    """Return an encoded message without the sections that differ between deliveries, if these can be read."""
     try:
         return data[bare_message_at(data) :]
     except (EncodingError, IndexError):
@@ -191,23 +192,23 @@ def lasting(data: bytes) -> bytes:
 
 
 def unreadable_of(raw: Raw) -> Unreadable:
-    """Return what is reported of a delivery that could not be decoded."""
+    """Describe a delivery that could not be decoded."""
     known = {"message-id": text(raw.of.id), "correlation-id": text(raw.of.correlation_id), "subject": raw.of.subject}
     error = raw.of.application[UNREADABLE_PROPERTY]
     return Unreadable(raw.tag, {name: value for name, value in known.items() if value}, raw.body, str(error))
 
 
 def _delivery_count(before: int, redelivered: bool) -> int | None:
-    # A redelivery without a count: the broker does not count. The header is a uint, the column is signed.
+    # A redelivery without a count means that the broker does not count. The header is a uint, the column is signed.
     return before + 1 if (before or not redelivered) and before < INT32_MAX else None
 
 
 def is_not_redelivered(raw: Raw) -> bool:
-    """Whether nothing marks it as delivered before, or as a dead letter."""
+    """Whether nothing marks a delivery as redelivered, or as a dead letter."""
     return not raw.of.redelivered and not raw.of.died and type(raw) is not UnreadableMessage
 
 
-#: Columns of deliveries one by one, see :attr:`.DeliveryBatch.columns`.
+#: Columns of deliveries read one by one, see :attr:`.DeliveryBatch.columns`.
 COLUMNS: Mapping[str, Column] = {
     "properties": lambda raws: list(map(_pairs, raws)),
     "correlationId": lambda raws: [text(raw.of.correlation_id) for raw in raws],
@@ -222,7 +223,7 @@ COLUMNS: Mapping[str, Column] = {
     "routingKey": lambda raws: [raw.of.routing_key for raw in raws],
     "exchange": lambda raws: [raw.of.exchange for raw in raws],
     "userId": lambda raws: [text(raw.of.user) for raw in raws],
-    # AMQP 1.0 has no place for it, and JMS has a property (JMS 2.0, 3.5.9).
+    # AMQP 1.0 has no field for it, but JMS has a property (JMS 2.0, 3.5.9).
     "appId": lambda raws: [text(property_of(raw, "JMSXAppID")) for raw in raws],
     "contentEncoding": lambda raws: [raw.of.content_encoding for raw in raws],
     "persistent": lambda raws: [raw.of.durable for raw in raws],

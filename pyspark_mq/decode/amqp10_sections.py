@@ -1,7 +1,7 @@
 """Messages from their bytes: the sections of AMQP 1.0, part 3.2, whatever they hold. No socket, no clock.
 
-What is read of a message depends on its bytes alone, and is all of it: what has no place in a delivery is an
-:class:`~pyspark_mq.decode.amqp10_encoding.EncodingError`, and the message unreadable.
+The result depends only on the bytes of the message, and covers all of them: anything that has no place in a delivery
+raises an :class:`~pyspark_mq.decode.amqp10_encoding.EncodingError`, and the message is unreadable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["SectionReader", "Sections", "read_sections"]
 
 _HEADER, _DELIVERY_ANNOTATIONS, _MESSAGE_ANNOTATIONS, _PROPERTIES, _APPLICATION = range(0x70, 0x75)
 _DATA, _SEQUENCE, _VALUE, _FOOTER = range(0x75, 0x79)
-#: Names that a section may begin with in place of its number (3.2.1 to 3.2.9).
+#: Names that a section may begin with instead of its number (3.2.1 to 3.2.9).
 _NAMES = {
     "amqp:header:list": _HEADER,
     "amqp:delivery-annotations:map": _DELIVERY_ANNOTATIONS,
@@ -45,7 +45,7 @@ _NAME_OF = {number: name for name, number in _NAMES.items()}
 _ULONG, _SMALL_ULONG, _SYMBOL8, _SYMBOL32 = 0x80, 0x53, 0xA3, 0xB3
 _EMPTY_LIST = b"\x45"
 _MAP, _LIST, _OCTETS = (0xC1, 0xD1), (0x45, 0xC0, 0xD0), (0xA0, 0xB0)
-#: The types of the sections that have one, and may not be described further.
+#: Codes of the sections with a fixed type, which may not be described further.
 _TYPES = {
     _DELIVERY_ANNOTATIONS: _MAP, _MESSAGE_ANNOTATIONS: _MAP, _APPLICATION: _MAP, _FOOTER: _MAP,
     _DATA: _OCTETS, _SEQUENCE: _LIST,
@@ -54,7 +54,7 @@ _DEFAULT_PRIORITY = 4
 _NULL = frozenset({0x40})
 _BOOLEAN = _NULL | {0x41, 0x42, 0x56}
 _UINT = _NULL | {0x70, 0x52, 0x43}
-#: Producers that confuse string and symbol are understood all the same.
+#: A string and a symbol may stand for each other, as some producers confuse them.
 _TEXT = _NULL | {0xA1, 0xB1, 0xA3, 0xB3}
 _TIMESTAMP = _NULL | {0x83}
 _BINARY = _NULL | {0xA0, 0xB0}
@@ -72,18 +72,18 @@ _LISTS = {_HEADER: _HEADER_FIELDS, _PROPERTIES: _PROPERTIES_FIELDS}
 
 
 class SectionReader:
-    """Maker of raw deliveries from encoded messages.
+    """Makes raw deliveries from encoded messages.
 
     Args:
-        counts_acquirers: does the broker mark a redelivery by the header `first-acquirer`?
-        names_annotations: are all message annotations properties?
+        counts_acquirers: whether the broker marks a redelivery by the header `first-acquirer`.
+        names_annotations: whether all message annotations are properties.
     """
 
     def __init__(self, *, counts_acquirers: bool, names_annotations: bool = False) -> None:
         self._counts_acquirers, self._names_annotations = counts_acquirers, names_annotations
 
     def read(self, tag: int, data: bytes) -> Raw:
-        """The delivery of that number; an :class:`UnreadableMessage` if the message cannot be read whole."""
+        """Return the delivery with this tag; an :class:`UnreadableMessage` if the message cannot be read whole."""
         try:
             said = read_sections(
                 data, counts_acquirers=self._counts_acquirers, names_annotations=self._names_annotations
@@ -97,10 +97,10 @@ class SectionReader:
 def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotations: bool = False) -> Sections:
     """Read all sections of an encoded message.
 
-    Sections are taken in any order, each once; a body may have several of `data` or of `amqp-sequence`.
+    Sections may come in any order, each once; a body may have several of `data` or of `amqp-sequence`.
 
     Raises:
-        EncodingError, IndexError, UnicodeDecodeError: it is not a message, or says what a delivery has no place for.
+        EncodingError, IndexError, UnicodeDecodeError: it is not a message, or has a part with no place in a delivery.
     """
     values, at, described = Values(data), 0, False
     found: dict[int, list[Any]] = {}
@@ -150,11 +150,11 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotati
 
 
 def _content_at(number: int, data: bytes, at: int, values: Values) -> tuple[Any, int]:
-    """The content of a section, and where it ends. The content of `header` and `properties` is their fields."""
+    """Return the content of a section, and where it ends. For `header` and `properties` that is their fields."""
     if number in _LISTS:
         return _fields(data, at, _LISTS[number])
     if number in _TYPES and data[at] not in _TYPES[number]:
-        raise EncodingError(f"a section {_NAME_OF[number]} of a value of the code 0x{data[at]:02x}")
+        raise EncodingError(f"a section {_NAME_OF[number]} has a value with the code 0x{data[at]:02x}")
     return values.at(at, len(data))
 
 
@@ -170,7 +170,7 @@ def _body(found: dict[int, list[Any]]) -> Any:
 
 
 def _section_at(data: bytes, at: int) -> tuple[int, int]:
-    """The number of the section that begins there, and where its value does."""
+    """Return the number of the section that begins at this byte, and where its value begins."""
     code = data[at + 1]
     if data[at] == 0 and code in {_SMALL_ULONG, _ULONG, _SYMBOL8, _SYMBOL32}:
         descriptor, after = plain_at(data, at + 1)
@@ -184,7 +184,8 @@ def _annotated(pairs: Pairs, *, names_all: bool) -> tuple[Named, str | None, str
     """Read message annotations: as properties, where the message was published, and whether it was a dead letter.
 
     Args:
-        names_all: are all of them properties? In a queue a broker changes some with each delivery, in a log it cannot.
+        names_all: whether all of them are properties. In a queue a broker changes some at each delivery, in a log it
+            cannot.
     """
     annotations = {key: value for key, value in reversed(pairs) if isinstance(key, str)}
     exchange, key = (text(annotations.get(name)) for name in ROUTING)
@@ -195,10 +196,10 @@ def _annotated(pairs: Pairs, *, names_all: bool) -> tuple[Named, str | None, str
 
 
 def _fields(data: bytes, at: int, kinds: tuple[frozenset[int], ...]) -> tuple[list[Any], int]:
-    """The fields of a list as a section has it, each of one of its kind; None for those left out. And its end."""
+    """Return the fields of a section's list, each of an accepted type, None for those left out; and where it ends."""
     item, count, end = list_at(data, at)
     if count > len(kinds):
-        raise EncodingError(f"the list at byte {at} has {count} fields, and its section {len(kinds)}")
+        raise EncodingError(f"the list at byte {at} has {count} fields, but its section allows {len(kinds)}")
     found: list[Any] = []
     for kind in kinds[:count]:
         code = data[item]
@@ -216,7 +217,7 @@ def _fields(data: bytes, at: int, kinds: tuple[frozenset[int], ...]) -> tuple[li
 
 
 def _application(pairs: Pairs) -> dict[str, object]:
-    """Properties by name. A value that has others in it is JSON."""
+    """Return properties by name. A nested value is JSON."""
     found: dict[str, object] = {}
     for key, value in pairs:
         name = None if isinstance(key, list) else text(key)
@@ -227,7 +228,7 @@ def _application(pairs: Pairs) -> dict[str, object]:
 
 
 def _unreadable(tag: int, data: bytes, broken: Exception) -> UnreadableMessage:
-    """A stand-in for a message that cannot be read, with its properties section, if that can be read."""
+    """Make a stand-in for an unreadable message, with the fields of its properties section if that is readable."""
     fields: list[Any] = [None] * len(_PROPERTIES_FIELDS)
     with contextlib.suppress(Exception):
         values, at, number = Values(data), 0, 0

@@ -1,7 +1,7 @@
-"""The walk over the sections of many messages at once (AMQP 1.0, 1.6 and 3.2): where their values are. NumPy alone.
+"""The walk over the sections of many messages at once (AMQP 1.0, 1.6 and 3.2) finds their values, with NumPy alone.
 
-A message that has anything that is not looked for here leaves the walk, and nothing is said about it. Positions are
-clamped before they are read, so no size that a message states leads out of the memory.
+A message with anything unexpected leaves the walk, without a verdict on it. Positions are clamped before they are read,
+so no size that a message states leads out of the memory.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ __all__ = ["Walk", "Walked", "WalkedField", "WalkedPairs", "prefix_of"]
 
 _PROPERTIES, _APPLICATION, _DATA, _VALUE = 0x73, 0x74, 0x75, 0x77
 _MARK_BYTES = 3
-#: A longer beginning is compared byte by byte for nothing.
+#: Comparing a longer beginning byte by byte does not pay.
 _PREFIX_BYTES_MAX = 512
 _PAIRS_MAX = 64
 _NULL, _STRING8, _STRING32, _SYMBOL8, _SYMBOL32, _BINARY8, _BINARY32 = 0x40, 0xA1, 0xB1, 0xA3, 0xB3, 0xA0, 0xB0
 _TIMESTAMP = 0x83
 _USER, _EXPIRY, _CREATED, _GROUP, _SEQUENCE = 1, 8, 9, 10, 11
-#: An empty body after properties created at 1 ms: reveals what a header says about expiry.
+#: Properties with a creation time of 1 ms, and an empty body: reveals the time to live in a header.
 _PROBE = b"\x00\x53\x73\xc0\x13\x0a" + b"\x40" * 9 + b"\x83" + (1).to_bytes(8, "big") + b"\x00\x53\x75\xa0\x00"
 
 
 class WalkedField(NamedTuple):
-    """A field of `properties`: a text, or a number."""
+    """A field of `properties`, text or a number, in all rows."""
 
     begins: Any
     lengths: Any
@@ -40,9 +40,10 @@ class WalkedField(NamedTuple):
 
 
 class WalkedPairs(NamedTuple):
-    """Application properties of all rows, concatenated; `counts` of each row.
+    """Application properties of all rows, concatenated; `counts` has the number in each row.
 
-    Which have a text, a whole number (also null) or a truth value; `numbers` has the latter two.
+    `texts`, `whole` and `truths` tell which values are text, a whole number or a truth value; `numbers` has the values
+    of the latter two. All others are null.
     """
 
     counts: Any
@@ -57,11 +58,11 @@ class WalkedPairs(NamedTuple):
 
 
 class Walked(NamedTuple):
-    """The values that were found; all but `rows` are of the rows that are in that.
+    """The values that were found. All but `rows` cover only the walked messages.
 
     Attributes:
-        rows: a truth value for each message.
-        texts: is the body a text, which has to be one?
+        rows: whether each message was walked.
+        texts: whether the body is text, which must be valid.
     """
 
     rows: Any
@@ -73,9 +74,9 @@ class Walked(NamedTuple):
 
 
 def prefix_of(message: bytes, reader: SectionReader) -> tuple[int, Raw, int] | None:
-    """Return what comes before `properties` or the body: its size, a message that has it, and its time to live.
+    """Read everything before `properties` or the body; return its size, a message that has it, and its time to live.
 
-    None if that cannot be read.
+    Returns None if it cannot be read.
     """
     try:
         at = bare_message_at(message)
@@ -91,8 +92,8 @@ class Walk:
     """The walk over some messages.
 
     Args:
-        data: their bytes, and 16 more that are of no message.
-        prefix: what those begin with that are walked.
+        data: their bytes, and 16 more as padding.
+        prefix: the beginning of messages to walk.
     """
 
     def __init__(self, data: bytes, begins: Any, ends: Any, prefix: bytes) -> None:
@@ -110,7 +111,7 @@ class Walk:
         return self._views.at(at, 1)
 
     def _uint(self, at: Any, size: int) -> Any:
-        """Read whole numbers, big-endian; those of eight bytes come out signed."""
+        """Read big-endian integers: those of eight bytes as signed, others as unsigned."""
         return self._views.at(at, size).astype(np.int64)
 
     def _has(self, mark: int) -> Any:
@@ -119,7 +120,7 @@ class Walk:
         return self._ok & inside & (self._byte(at) == 0) & (self._byte(at + 1) == 0x53) & (self._byte(at + 2) == mark)
 
     def walked(self) -> Walked:
-        """Walk the messages. May be called once."""
+        """Walk the messages. Call it only once."""
         fields = self._properties()
         pairs, owners = self._application()
         begins, lengths, texts = self._body()
@@ -209,7 +210,7 @@ class Walk:
         return WalkedField(begins, lengths, valid, symbols, zeros), np.where(valid, begins + lengths, item + 1)
 
     def _application(self) -> tuple[WalkedPairs, Any]:
-        """The pairs, one property of all rows after the other; and the row of each."""
+        """Return the pairs, for all rows one property after another; and the row of each pair."""
         has = self._has(_APPLICATION)
         total = len(self._at)
         counts = np.zeros(total, np.int64)

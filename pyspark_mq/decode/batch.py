@@ -1,12 +1,12 @@
 """Consecutive deliveries as one batch: the contract of all decoders.
 
-A session appends to its inbox with as little work as possible: batches, and single deliveries.
-:meth:`DeliveryBatch.gather` makes batches of all of them, and :func:`.make_block` asks these for IDs, bodies and the
-columns of the query.
+A session appends batches and single deliveries to its inbox, with as little work as possible.
+:meth:`DeliveryBatch.gather` makes batches of all of them, and :func:`.make_block` reads IDs, bodies and the columns of
+the query from these.
 
 A batch is immutable, so all methods may be called on any thread, any number of times, and a delivery has the same
-values alone, next to others, and in a slice. Nothing blocks. No content of a message raises an error: an undecodable
-message is a regular delivery, with an ID if that is readable, with nulls for columns, and with the reason in
+values alone, next to others, and in a slice. Nothing blocks. No message content raises an error: an undecodable message
+is a regular delivery, with an ID if that is readable, nulls for columns, and the reason in
 :attr:`DeliveryBatch.unreadable`.
 
 Guarantee: a redelivery has the same ID, and no other message has it.
@@ -44,19 +44,19 @@ __all__ = [
     "listed",
 ]  # fmt: skip
 
-#: Name in `properties` for the reason why a message is unreadable.
+#: Key in `properties` for the reason why a message is unreadable.
 UNREADABLE_PROPERTY = "unreadable"
-#: Bytes that a delivery takes next to its content: its place in a block, in the in-flight table and in an epoch.
-#: Measured: 290 of one that is received, 330 of one that is planned.
+#: Bytes that a delivery takes in addition to its content: its place in a block, in the in-flight table and in an epoch.
+#: Measured: 290 when received, 330 when planned.
 ROW_BYTES = 330
-#: Fewer deliveries are read one by one in the same time (measured: 30 to 40 over each protocol).
+#: Reading fewer deliveries one by one takes no longer (break-even measured at 30 to 40, over each protocol).
 BATCH_MIN = 40
-#: The largest numbers that columns have.
+#: The largest numbers of integer columns.
 INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
-#: The ID that a message has by itself.
+#: The default source of IDs: the message's own ID.
 MESSAGE_ID = IdSource("message-id")
 _SHOWN_CHARACTERS = 200
-#: Columns for what a producer sets on a message, apart from properties.
+#: Columns that a producer sets, apart from properties.
 _CONTENT = (
     "correlationId", "replyTo", "contentType", "type", "priority", "timestamp", "userId", "appId", "contentEncoding",
     "persistent", "groupId", "groupSequence",
@@ -68,7 +68,7 @@ class Unreadable:
     """A delivery that could not be decoded. It can be acknowledged or rejected like any other.
 
     Attributes:
-        known: what can be read of it, by the names that the protocol has for them.
+        known: readable fields, by the protocol's names.
         data: the bytes that could not be read.
     """
 
@@ -78,9 +78,9 @@ class Unreadable:
     error: str
 
     def __str__(self) -> str:
-        """Position, what is known, and the reason, for errors and logs."""
+        """Return tag, readable fields and the reason, for errors and logs."""
         known = ", ".join(f"{name} {_shortened(value)!r}" for name, value in self.known.items())
-        return f"delivery {self.tag} of the session ({known or 'nothing is known of it'}): {_shortened(self.error)}"
+        return f"delivery {self.tag} of the session ({known or 'no readable fields'}): {_shortened(self.error)}"
 
 
 def _shortened(text: str) -> str:
@@ -92,7 +92,7 @@ class DictionaryColumn(NamedTuple):
 
     Attributes:
         values: the distinct values.
-        rows: index of each row's value, an array of whole numbers.
+        rows: index of each row's value, an integer array.
     """
 
     values: list[Any]
@@ -100,7 +100,7 @@ class DictionaryColumn(NamedTuple):
 
 
 def listed(column: Any) -> list[Any]:
-    """Return a column of :attr:`DeliveryBatch.columns` as a list, however it was made."""
+    """Return a column of :attr:`DeliveryBatch.columns` as a list, whatever its form."""
     if isinstance(column, DictionaryColumn):
         return [column.values[row] for row in column.rows.tolist()]
     if not isinstance(column, pa.Array):
@@ -114,7 +114,7 @@ def listed(column: Any) -> list[Any]:
 
 
 def array_of(values: Any, kind: pa.DataType) -> pa.Array:
-    """Return a column of :attr:`DeliveryBatch.columns` as an array of a type."""
+    """Return a column of :attr:`DeliveryBatch.columns` as an array of this type."""
     if isinstance(values, DictionaryColumn):
         if values.values == [None]:
             return pa.nulls(len(values.rows), kind)
@@ -134,26 +134,26 @@ class DeliveryBatch(ABC):
     """Consecutive deliveries of one session. Slices are batches, too.
 
     Attributes:
-        tags: handles, an array of whole numbers: ascending in the order of arrival, unique within the session.
+        tags: handles, an integer array: ascending in order of arrival, unique within the session.
         unreadable: undecodable deliveries, by row. The other methods include them: their bodies are the received bytes,
-            their columns are null where unknown, and `properties` has the reason under `UNREADABLE_PROPERTY`.
+            unknown columns are null, and `properties` has the reason under `UNREADABLE_PROPERTY`.
     """
 
     tags: Any
     unreadable: Mapping[int, Unreadable] = {}
-    #: Properties that are no part of the content of a message.
+    #: Properties that are not part of a message's content.
     passing: ClassVar[frozenset[str]] = PASSING_HEADERS
-    #: column name -> function from a batch to its column: an array of Arrow, :class:`DictionaryColumn`, or a list of
+    #: column name -> function from a batch to its column: an Arrow array, a :class:`DictionaryColumn`, or a list of
     #: values: str, int, bool, a list of (str, str or None) pairs for `properties`, microseconds since 1970 for
-    #: timestamps; None for nothing. `messageId`, `body` and `destination` are not among them. What is not here is null.
+    #: timestamps, or None. `messageId`, `body` and `destination` are made elsewhere. All other columns are null.
     columns: ClassVar[Mapping[str, Column]]
 
     @classmethod
     def gather(cls, items: Sequence[Any], bytes_max: int) -> Iterator[DeliveryBatch]:
-        """Yield the items of an inbox as batches to make blocks of, in order.
+        """Yield the items of an inbox as batches to make blocks from, in order.
 
         Args:
-            bytes_max: no more than that is put together.
+            bytes_max: the most bytes to merge.
         """
         held: list[Any] = []
         size, kind = 0, None
@@ -170,23 +170,23 @@ class DeliveryBatch(ABC):
 
     @classmethod
     def kind(cls, item: Any, size: int) -> object:  # noqa: ARG003 - for those that override it
-        """Return the property that neighbours in an inbox must share to be joined."""
+        """Return a value that neighbours in an inbox must share to be merged."""
         return isinstance(item, DeliveryBatch)
 
     @classmethod
     def size_of(cls, item: Any) -> int:
-        """Return the bytes of an item as it came, headers and all."""
+        """Return the bytes of an item as received, including headers."""
         return int(item.sizes.sum()) if isinstance(item, DeliveryBatch) else cls.size(item)
 
     @classmethod
     @abstractmethod
     def of(cls, items: Sequence[Any]) -> DeliveryBatch:
-        """Make one batch of batches and of deliveries one by one, in order."""
+        """Merge batches and single deliveries into one batch, in order."""
 
     @classmethod
     @abstractmethod
     def size(cls, raw: Any) -> int:
-        """Return the bytes of a delivery that is by itself, headers and all."""
+        """Return the bytes of a single delivery, including headers."""
 
     def __len__(self) -> int:
         return len(self.tags)
@@ -196,17 +196,17 @@ class DeliveryBatch(ABC):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of deliveries as they came, headers and all, and `ROW_BYTES` more for each."""
+        """Bytes of the deliveries as received, including headers, and `ROW_BYTES` more for each."""
         return int(self.sizes.sum()) + ROW_BYTES * len(self)
 
     @abstractmethod
     def taken(self, places: Any) -> Self:
-        """Return some of them: an array of their places in ascending order."""
+        """Return some of the deliveries, by an array of their places in ascending order."""
 
     @property
     @abstractmethod
     def sizes(self) -> Any:
-        """Bytes of each as it came, headers and all."""
+        """Bytes of each as received, including headers."""
 
     @property
     def redelivered(self) -> Any:
@@ -220,13 +220,13 @@ class DeliveryBatch(ABC):
 
     @abstractmethod
     def ids(self, source: IdSource) -> Sequence[object]:
-        """Return the value of each message under the source; None where it has nothing."""
+        """Return each message's ID from this source; None if it has none."""
 
     def digests(self) -> list[bytes]:
-        """Digests, of 16 bytes, of each message as the producer sent it: properties, headers and body.
+        """Return a 16-byte digest of each message as the producer sent it: properties, headers and body.
 
-        Equal at each delivery of a message. They exclude delivery counts, routes, times to live, and notes on
-        dead letters.
+        Every delivery of a message has the same digest. It excludes delivery counts, routes, times to live, and
+        dead-letter headers.
         """
         others = zip(self.given(), *(listed(self.columns[name](self)) for name in _CONTENT), strict=True)
         properties = listed(self.columns["properties"](self))
@@ -240,7 +240,7 @@ class DeliveryBatch(ABC):
         return digests
 
     def given(self) -> list[object]:
-        """Return the content of each that no column has: the producer's ID."""
+        """Return the content of each that no column covers: the producer's ID."""
         return [*self.ids(MESSAGE_ID)]
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Spans of one piece of memory as Arrow arrays, without an object for any of them.
+"""Spans of one piece of memory as Arrow arrays, without an object for each span.
 
 Start and end offsets turn the memory into an Arrow array; odd elements are gaps.
 """
@@ -19,13 +19,13 @@ _INT32_MAX = 2**31 - 1
 
 
 class Views:
-    """Whole numbers, big-endian, wherever they are in a piece of memory."""
+    """Big-endian integers at any places of a piece of memory."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self._all = {size: np.ndarray((len(data) - size + 1,), f">u{size}", data, 0, (1,)) for size in (1, 2, 4, 8)}
 
     def at(self, places: Any, size: int) -> Any:
-        """Return the numbers of this many bytes that begin there; any numbers beyond the end."""
+        """Return the integers of this many bytes that begin at these places; arbitrary ones beyond the end."""
         found = self._all[size]
         return found[np.minimum(places, len(found) - 1)].astype(f"u{size}", copy=False)
 
@@ -34,9 +34,9 @@ def binary(data: bytes | memoryview, begins: Any, ends: Any, valid: Any | None =
     """Return spans in ascending order as bytes.
 
     Args:
-        data: less than 2 GiB.
-        begins, ends: of each, arrays of whole numbers.
-        valid: a truth value for each; the others are null. None if all are valid.
+        data: the memory, less than 2 GiB.
+        begins, ends: bounds of each span, integer arrays.
+        valid: which spans are valid; the others are null. None if all are valid.
     """
     if valid is None or valid.all():
         return _pieces(data, begins, ends).take(pa.array(np.arange(0, 2 * len(begins), 2)))
@@ -49,7 +49,7 @@ def binary(data: bytes | memoryview, begins: Any, ends: Any, valid: Any | None =
 
 
 def _pieces(data: bytes | memoryview, begins: Any, ends: Any) -> pa.Array:
-    """Return spans, and what is between them."""
+    """Return spans, and the gaps between them."""
     _check_size(len(data))
     bounds = np.empty(2 * len(begins), np.int32)
     bounds[0::2], bounds[1::2] = begins, ends
@@ -57,7 +57,7 @@ def _pieces(data: bytes | memoryview, begins: Any, ends: Any) -> pa.Array:
 
 
 def joined(values: Sequence[bytes]) -> pa.Array:
-    """Return values as an array in just the memory they need: a builder doubles its memory each time it is full."""
+    """Return values as an array without spare memory: a builder would double its memory each time it is full."""
     ends = np.cumsum([0, *map(len, values)])
     _check_size(int(ends[-1]))
     buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(values))]
@@ -66,11 +66,11 @@ def joined(values: Sequence[bytes]) -> pa.Array:
 
 def _check_size(size: int) -> None:
     if size > _INT32_MAX:
-        raise InternalError(f"{size} bytes are more than an array has offsets for")
+        raise InternalError(f"{size} bytes are more than the offsets of an array can address")
 
 
 def text(found: pa.Array) -> pa.Array:
-    """Return bytes as texts.
+    """Return bytes as text.
 
     Raises:
         ValueError: one of them is not UTF-8.
@@ -79,7 +79,7 @@ def text(found: pa.Array) -> pa.Array:
 
 
 def is_ascii(found: pa.Array) -> bool:
-    """Whether all texts are; nulls have no bytes and do not count."""
+    """Whether all bytes are ASCII; nulls have no bytes and do not count."""
     content = found.buffers()[2]
     return content is None or content.size == 0 or int(np.frombuffer(content, np.uint8).max()) < 0x80
 
@@ -96,7 +96,7 @@ def distinct(found: pa.Array) -> tuple[list[Any], Any]:
 
 
 def decimals(values: Any, valid: Any | None = None) -> pa.Array:
-    """Return whole numbers as texts, null where they are not valid."""
+    """Return integers as decimal text, null where they are not valid."""
     return numbers(values, valid).cast(pa.string())
 
 
@@ -104,8 +104,8 @@ def maps(columns: Sequence[tuple[str, pa.Array]], count: int) -> pa.Array:
     """Return maps that all have the same keys in the same order.
 
     Args:
-        columns: each key with its texts.
-        count: of maps.
+        columns: each key with its column of text.
+        count: number of maps.
     """
     width = len(columns)
     if not width:

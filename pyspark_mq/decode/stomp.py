@@ -34,12 +34,12 @@ from pyspark_mq.dedup import IdSource
 
 __all__ = ["FramesBatch", "ParsedBatch", "Raw", "StompBatch", "unreadable_of"]
 
-#: (tag, block of headers, body, how the broker speaks)
+#: (tag, header block, body, the broker's dialect)
 Raw: TypeAlias = "tuple[int, bytes, bytes, StompDialect]"
 
 #: Most digits of an unsigned 64-bit number.
 _NUMBER_DIGITS_MAX = 19
-#: The exchange of destinations that name none (RabbitMQ's documentation, "STOMP", "Destinations").
+#: The exchange of destinations that do not name one (RabbitMQ's documentation, "STOMP", "Destinations").
 _EXCHANGES = {"queue": "", "topic": "amq.topic"}
 
 #: Headers of MESSAGE and SEND in the specification, and those with a column of their own.
@@ -52,10 +52,10 @@ _NAMED = frozenset(
 
 
 class StompBatch(DeliveryBatch):
-    """Deliveries of one session, in order. Names of headers are as applications see them.
+    """Deliveries of one session, in order. Header names are unescaped.
 
     Attributes:
-        dialect: of the broker.
+        dialect: the broker's dialect.
     """
 
     dialect: StompDialect
@@ -77,43 +77,43 @@ class StompBatch(DeliveryBatch):
     @property
     @abstractmethod
     def parsed(self) -> ParsedBatch:
-        """The deliveries parsed one by one."""
+        """The same deliveries, parsed one by one."""
 
     # -- questions about headers
 
     @abstractmethod
     def has_any(self, name: str) -> bool:
-        """Whether any message has a header."""
+        """Whether any message has this header."""
 
     @abstractmethod
     def values(self, name: str) -> list[str | None]:
-        """Return a header, with surrogates for bytes that are no text; None where there is none."""
+        """Return a header, with surrogates for bytes that are not UTF-8; None if missing."""
 
     @abstractmethod
     def text(self, name: str) -> pa.Array:
-        """Return a header as texts; null where there is none."""
+        """Return a header as text; null if missing."""
 
     @abstractmethod
     def number(self, name: str, maximum: int, unit: int = 1) -> pa.Array:
-        """Return a header as whole numbers of units; null where it is none, or comes to more than `maximum`."""
+        """Return a header as an integer times `unit`; null if it is not a number, or the product exceeds `maximum`."""
 
     @abstractmethod
     def has(self, name: str, value: str) -> pa.Array:
-        """Return whether a header is there and has this value."""
+        """Return whether each message has a header with this value."""
 
     @abstractmethod
     def others(self, hidden: Collection[str], prefixes: tuple[str, ...]) -> Any:
-        """Return headers but some as a column of pairs.
+        """Return the other headers as a column of pairs.
 
         Args:
             hidden: names to leave out.
-            prefixes: how further names begin that are left out.
+            prefixes: prefixes of further names to leave out.
         """
 
-    # -- what they mean
+    # -- meanings of headers
 
     def ids(self, source: IdSource) -> list[object]:
-        """The broker's ID where it gives one, or the producer's; None where a property hides the broker's."""
+        """Return the broker's ID if it gives one, or the producer's; None if a property hides the broker's."""
         dialect = self.dialect
         name = {"message-id": dialect.id_header, "correlation-id": "correlation-id"}.get(source.kind, source.name)
         ids = [value if value is None or value.isascii() else _id(value) for value in self.values(name)]
@@ -127,13 +127,13 @@ class StompBatch(DeliveryBatch):
         return ids
 
     def given(self) -> list[object]:
-        """The producer's ID, where the broker has a second header for it; and the time as it is written."""
+        """Return the producer's ID if the broker has a separate header for it, and the raw timestamp."""
         is_the_brokers = self.dialect.id_header == "message-id"
         ids = [None] * len(self) if is_the_brokers else self.ids(MESSAGE_ID)
         return [*zip(ids, self.values("timestamp"), strict=True)]
 
     def not_redelivered(self) -> list[bool]:
-        # RabbitMQ leaves out arrays over STOMP, so `x-death` is missing and this text is there (3.10, 4.3).
+        # RabbitMQ leaves out arrays over STOMP: `x-death` is missing, but this text header is there (3.10, 4.3).
         deaths = self.values("x-first-death-reason")
         return [not one and death is None for one, death in zip(self.redelivered, deaths, strict=True)]
 
@@ -144,7 +144,7 @@ class StompBatch(DeliveryBatch):
         return [str(as_text(name)) for name, key in zip(names, keys, strict=True) if key is None]
 
     def properties(self) -> Any:
-        """Return headers that have no meaning and no column of their own."""
+        """Return headers that have neither a meaning nor a column of their own."""
         return self.others(_NAMED | self.dialect.internal_headers, self.dialect.internal_prefixes)
 
     def timestamps_us(self) -> pa.Array:
@@ -166,7 +166,7 @@ class StompBatch(DeliveryBatch):
     def persistent(self) -> pa.Array:
         """Return which are persistent.
 
-        Without the header a message is not; in an unreadable one it may be the missing part.
+        Without the header a message is transient; in an unreadable message it may be in the missing part.
         """
         found = self.has("persistent", "true")
         if not self.unreadable:
@@ -175,7 +175,7 @@ class StompBatch(DeliveryBatch):
         return pc.if_else(pa.array(unknown), None, found)
 
     def delivery_counts(self) -> Any:
-        """Return delivery counts, where the broker reports them."""
+        """Return delivery counts, if the broker reports them."""
         if not self.dialect.count_header:
             return self.nothing()
         counts = self.number(self.dialect.count_header, INT32_MAX - 1)
@@ -183,9 +183,9 @@ class StompBatch(DeliveryBatch):
         return pc.coalesce(pc.add(counts, 1), uncounted)
 
     def routing(self, part: int) -> DictionaryColumn:
-        """Return exchanges (0), or routing keys (1), as `destination` has them.
+        """Return exchanges (0) or routing keys (1), taken from header `destination`.
 
-        RabbitMQ writes them in `rabbit_stomp_util:format_destination`.
+        RabbitMQ writes it in `rabbit_stomp_util:format_destination`.
         """
         if not self.dialect.routed:
             return self.nothing()
@@ -193,7 +193,7 @@ class StompBatch(DeliveryBatch):
         return DictionaryColumn([_routing(where)[part] for where in destinations], rows)
 
     def first_of(self, names: Sequence[str], read: Callable[[StompBatch, str], pa.Array]) -> Any:
-        """Return the first of several headers that has a value."""
+        """Return, for each message, the first of these headers that has a value."""
         columns = [read(self, name) for name in names if self.has_any(name)]
         return pc.coalesce(*columns) if columns else self.nothing()
 
@@ -222,7 +222,7 @@ class StompBatch(DeliveryBatch):
 
 
 class ParsedBatch(StompBatch):
-    """One or more deliveries whose headers are parsed delivery by delivery."""
+    """Deliveries whose headers are parsed one by one; at least one."""
 
     def __init__(self, raws: Sequence[Raw]) -> None:
         self.raws = raws
@@ -243,10 +243,10 @@ class ParsedBatch(StompBatch):
         return np.array(list(map(self.size, self.raws)), np.int64)
 
     def body(self) -> pa.Array:
-        """Return bodies as they came; a text in UTF-8.
+        """Return bodies as received; text is in UTF-8.
 
-        Of JMS messages, STOMP carries texts and bytes. ActiveMQ Classic sends the others with an empty
-        body; Artemis sends a MapMessage in its own encoding, and a StreamMessage not at all.
+        STOMP carries JMS text and bytes messages. ActiveMQ Classic sends other kinds with an empty body; Artemis sends
+        a MapMessage in its own encoding, and does not send a StreamMessage.
         """
         return joined([raw[2] for raw in self.raws])
 
@@ -282,9 +282,9 @@ class FramesBatch(StompBatch):
     """Deliveries decoded together.
 
     Args:
-        frames: as they came.
+        frames: the frames as received.
         tags: their numbers in the session.
-        dialect: of the broker.
+        dialect: the broker's dialect.
     """
 
     def __init__(self, frames: Frames, tags: Any, dialect: StompDialect) -> None:
@@ -292,7 +292,7 @@ class FramesBatch(StompBatch):
 
     @classmethod
     def joined(cls, batches: Sequence[FramesBatch]) -> FramesBatch:
-        """Make one batch of several."""
+        """Merge batches into one."""
         if len(batches) == 1:
             return batches[0]
         tags = np.concatenate([batch.tags for batch in batches])
@@ -349,15 +349,15 @@ class FramesBatch(StompBatch):
             return parts[0]
         return pa.concat_arrays(parts).take(pa.array(np.argsort(np.concatenate(places))))
 
-    # -- what is of the memory
+    # -- read from the memory
 
     def _written(self, name: str) -> pa.Array:
-        """Return a header as it is written, null where there is none."""
+        """Return a header as written, null if missing."""
         field = self.frames.fields.get(name)
         return pa.nulls(len(self), pa.binary()) if field is None else binary(self.frames.data, *field)
 
     def _text(self, name: str) -> pa.Array | None:
-        """Return a header as texts; None if one is no text, or has escapes of other characters than colons."""
+        """Return a header as text; None if a value is not UTF-8, or escapes characters other than colons."""
         try:
             found = text(self._written(name))
         except ValueError:
@@ -367,11 +367,11 @@ class FramesBatch(StompBatch):
         escapes = written.count(b"\\")
         if not escapes:
             return found
-        # The next value begins after the last character of a value, whose `c` makes no escape of a backslash there.
+        # A backslash that ends a value counts as an escape if the next value begins with `c`, but is not replaced.
         return pc.replace_substring(found, "\\c", ":") if escapes == written.count(b"\\c") else None
 
     def _number(self, name: str, maximum: int, unit: int = 1) -> pa.Array | None:
-        """Return a header as :meth:`number` does; None if a number has to be read separately."""
+        """Return a header as :meth:`number` does; None if a value must be read separately."""
         found = self._written(name)
         if found.null_count == len(found):
             return pa.nulls(len(found), pa.int64())

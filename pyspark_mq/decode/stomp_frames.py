@@ -1,13 +1,12 @@
 """STOMP messages in one piece of memory, cut together.
 
-Messages of one producer have the same headers in the same order. So NumPy compares the first message's header names
-with those of all others, line by line. That gives the spans of all values, and a column is made of the memory on
-demand.
+Messages from one producer have the same headers in the same order. So NumPy compares the first message's header names
+with those of all others, line by line. That gives the spans of all values, from which columns are made on demand.
 
-It takes a subset of what :mod:`pyspark_mq.sources.stomp.frames` takes: whole MESSAGE frames that follow
-each other, each after one line feed, with a length that agrees, or a text without NUL that another frame follows;
-headers with short names in ASCII; no carriage return before the body. That module handles the rest. So this never
-decides that a frame or a message is broken.
+This module accepts a subset of what :mod:`pyspark_mq.sources.stomp.frames` accepts: consecutive complete MESSAGE
+frames, each after one line feed, with a matching content-length, or with text without NUL that another frame follows;
+headers with short ASCII names; no carriage return before the body. The other module handles all others, so this one
+never decides that a frame or a message is broken.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ import numpy as np
 __all__ = ["Frames", "find_frames"]
 
 _COMMAND = b"MESSAGE"
-#: After a frame that another one follows. The next begins two bytes later.
+#: Bytes between the body of a frame and the next frame, which begins at the third of them.
 _BETWEEN = b"\0\nMESSAGE\n"
 _LAST = b"\0\n"
 _EOL, _RETURN = b"\n\r"
 _LENGTH = "content-length"
 _DIGITS_MAX = 9
-#: Frames larger than this, on average, are not worth another copy.
+#: Frames larger than this on average are not worth another copy.
 _FRAME_BYTES_MAX = 10 << 10
-#: Layouts of headers that are looked for, and the share of the frames that each has to have at least.
+#: Most header layouts to look for; each must cover at least one frame in this many.
 _LAYOUTS_MAX, _SHARE_MIN = 3, 8
-#: Headers of a layout, and bytes of a name: as many are copied for each message.
+#: Most headers of a layout, and most bytes of a name: as many are copied for each message.
 _HEADERS_MAX, _NAME_BYTES_MAX = 64, 256
 
 
@@ -39,7 +38,7 @@ class Field(NamedTuple):
     """A header of many messages.
 
     Attributes:
-        begins, ends: of each value.
+        begins, ends: bounds of each value.
         present: whether each message has it.
     """
 
@@ -49,7 +48,7 @@ class Field(NamedTuple):
 
     @classmethod
     def of(cls, count: int, parts: Sequence[tuple[Any, Field]]) -> Field:
-        """Join parts into one with this many messages, each with the places of its messages."""
+        """Merge parts, each with the places of its messages, into a header of this many messages."""
         begins, ends, present = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, bool)
         for places, part in parts:
             begins[places], ends[places], present[places] = part
@@ -61,10 +60,9 @@ class Frames(NamedTuple):
 
     Attributes:
         data: the memory.
-        spans: four rows: where blocks of headers, as :mod:`pyspark_mq.decode.stomp_headers` says, and bodies begin
-            and end.
-        layouts: names of headers in their order.
-        kinds: the number of its layout for each frame.
+        spans: four rows: starts and ends of header blocks (see :mod:`pyspark_mq.decode.stomp_headers`) and of bodies.
+        layouts: header names, in order.
+        kinds: each frame's layout, as its index.
         fields: headers by name.
     """
 
@@ -75,18 +73,18 @@ class Frames(NamedTuple):
     fields: Mapping[str, Field]
 
     def taken(self, places: Any) -> Frames:
-        """Some of them."""
+        """Return some of the frames."""
         fields = {name: Field(*(part[places] for part in field)) for name, field in self.fields.items()}
         return Frames(self.data, self.spans[:, places], self.layouts, self.kinds[places], fields)
 
     def cut(self) -> Iterator[tuple[bytes, bytes]]:
-        """Block of headers and body of each."""
+        """Yield header block and body of each frame."""
         data = self.data
         for a, b, c, d in zip(*self.spans.tolist(), strict=True):
             yield data[a:b], data[c:d]
 
     def values(self, name: str) -> list[bytes]:
-        """A header as it is written, empty where there is none."""
+        """Return a header as written, empty if missing."""
         field = self.fields.get(name)
         if field is None:
             return [b""] * len(self.kinds)
@@ -95,12 +93,12 @@ class Frames(NamedTuple):
 
     @classmethod
     def of(cls, parts: Sequence[Frames]) -> Frames:
-        """Make one of several."""
+        """Merge frames into one piece of memory."""
         pieces: list[bytes] = []
         starts = []
         start = end = 0
         for part in parts:
-            if not pieces or part.data is not pieces[-1]:  # what was cut apart shares its memory
+            if not pieces or part.data is not pieces[-1]:  # slices of one batch share their memory
                 pieces.append(part.data)
                 start, end = end, end + len(part.data)
             starts.append(start)
@@ -128,19 +126,19 @@ def find_frames(data: bytes | bytearray, least: int, most: int, last: str) -> tu
     """Find consecutive complete MESSAGE frames with few layouts.
 
     Args:
-        data: as it was read; the first frame begins there. The last ends `len(frames.data)` bytes on, with its NUL.
-        least, most: fewer are not examined, and no more, which bounds what it takes.
-        last: the header of which the last entry counts; empty for none.
+        data: the bytes read, beginning with the first frame. The frames end after `len(frames.data)` bytes, with a NUL.
+        least, most: bounds for the number of frames to examine, to limit the time.
+        last: the header whose last entry counts; empty for none.
 
     Returns:
-        the frames, None if the first is not taken; and their apparent number, up to `most`.
+        the frames, or None if the first one does not qualify; and the apparent number of frames, up to `most`.
     """
     starts = [0]
     while len(starts) <= most and (found := data.find(_BETWEEN, starts[-1])) >= 0:
         starts.append(found + 2)
     begins = np.array(starts)
     ends = begins[1:] - 2
-    # More of a text may follow, so the last message needs a length.
+    # Text may continue, so the last message needs a content-length.
     ends_here = len(starts) <= most and data.endswith(_LAST)
     if ends_here:
         ends = np.append(ends, len(data) - 2)
@@ -153,22 +151,22 @@ def find_frames(data: bytes | bytearray, least: int, most: int, last: str) -> tu
 
 
 class _Finder:
-    """Frames that may be in a piece of memory: where they begin, and where the NUL of each would be."""
+    """Finder of frames in a piece of memory, given where each would begin and where its NUL would be."""
 
     def __init__(self, data: bytes, begins: Any, ends: Any, last: str, *, ends_here: bool) -> None:
         self._data, self._ends = data, ends
         self._last, self._ends_here = last, ends_here
         frames = zip(begins.tolist(), ends.tolist(), strict=True)
         heads = [data[begin : data.find(b"\n\n", begin, end) + 2] for begin, end in frames]
-        #: Frames up to their bodies, concatenated: all that is searched.
+        #: Frames up to their bodies, concatenated: nothing else is searched.
         self._heads = b"".join(heads)
         bounds = np.cumsum([0, *map(len, heads)])
         self._begins, self._bodies = bounds[:-1], bounds[1:]
-        #: From there to where they are in the memory.
+        #: Distance from a position in these to the same position in the memory.
         self._shift = begins - self._begins
         self._octets = np.frombuffer(self._heads, np.uint8)
         self._lines = np.flatnonzero(self._octets == _EOL)
-        #: The number of the end of each first line.
+        #: For each frame, the index of the end of its first line.
         self._first = np.searchsorted(self._lines, self._begins + len(_COMMAND))
         self._returns = np.flatnonzero(self._octets == _RETURN)
 
@@ -188,7 +186,7 @@ class _Finder:
             kinds[rows] = len(groups)
             spans[1, rows], spans[2, rows] = bounds[-2] + 1, bounds[-1] + 1
             groups.append((layout, rows, bounds))
-        # All before the first that is left.
+        # Everything before the first frame that is left.
         first = int(left[0]) if len(left) else count
         if not first:
             return None
@@ -201,13 +199,13 @@ class _Finder:
         """Return all headers by name.
 
         Args:
-            groups: a layout each, with the rows that have it and the ends of their lines.
+            groups: layouts, each with the rows that have it and the ends of their lines.
         """
         found: dict[str, list[tuple[Any, Field]]] = {}
         for layout, rows, bounds in groups:
             present = np.ones(len(rows), bool)
             for name in dict.fromkeys(layout):
-                # Of a header that is there again one entry counts.
+                # Only one entry of a repeated header counts.
                 number = layout.index(name) if name != self._last else len(layout) - 1 - layout[::-1].index(name)
                 field = Field(bounds[number] + len(name) + 2, bounds[number + 1], present)
                 found.setdefault(name, []).append((rows, field))
@@ -216,7 +214,7 @@ class _Finder:
         return {name: Field.of(len(self._ends), parts) for name, parts in found.items()}
 
     def _layout(self, row: int) -> tuple[str, ...] | None:
-        """Return the names of a frame's headers; None if it has to be parsed alone."""
+        """Return the names of a frame's headers; None if the frame must be parsed alone."""
         begin, end = int(self._begins[row]) + len(_COMMAND) + 1, int(self._bodies[row]) - 2
         lines = self._heads[begin:end].split(b"\n") if end > begin else []
         names = [line.partition(b":")[0] for line in lines if b":" in line]
@@ -232,7 +230,7 @@ class _Finder:
         """Compare frames with a layout.
 
         Returns:
-            where the lines of all rows end, from the first to the empty one; and whether each row is like that.
+            where the lines of all rows end, from the first to the empty one; and whether each row has the layout.
         """
         first, last = self._first[rows], len(self._lines) - 1
         bounds = self._lines[np.minimum(first + np.arange(len(layout) + 2)[:, None], last)]
@@ -254,7 +252,7 @@ class _Finder:
         return bounds, good
 
     def _starts(self, places: Any, name: bytes) -> Any:
-        """Return whether these bytes are at each place."""
+        """Return whether these bytes are found at each place."""
         size = len(name)
         most = len(self._heads) - size
         if most < 0:

@@ -1,11 +1,11 @@
 """Headers of a STOMP frame. Pure.
 
-A *block* is the header lines of a frame as they came, each between two line feeds:
+A *block* is the header lines of a frame as received, each between two line feeds:
 ``b"\\nack:1\\nsubscription:0\\n"``, without the command and without carriage returns at the ends of lines.
 
-Of a repeated header the first counts (STOMP 1.2, section "Repeated Header Entries"), except for one that a dialect
-names: there the last does (:attr:`~pyspark_mq.brokers.base.StompDialect.last_header`). A line without a colon is a
-header with an empty value. Bytes that are no UTF-8 become reversible surrogates, so different IDs stay different.
+The first entry of a repeated header counts (STOMP 1.2, section "Repeated Header Entries"). For one header that the
+dialect may name, the last does (:attr:`~pyspark_mq.brokers.base.StompDialect.last_header`). A line without a colon is a
+header with an empty value. Bytes that are not UTF-8 become reversible surrogates, so different IDs stay different.
 Undefined escapes are kept: an error would make the message unreadable forever.
 """
 
@@ -20,10 +20,10 @@ _MEANINGS = {"\\r": "\r", "\\n": "\n", "\\c": ":", "\\\\": "\\"}
 
 
 class UnreadableHeaders(bytes):
-    """The block of a message with a misplaced end.
+    """The header block of a message with a misplaced end.
 
     Attributes:
-        error: why not.
+        error: why the message is unreadable.
     """
 
     error = "a text with a NUL in it, which STOMP cannot carry"
@@ -34,8 +34,8 @@ def parse(block: bytes, last: str = "", *, escaped: bool = True) -> dict[str, st
 
     Args:
         block: as in the module's docstring.
-        last: the header of which the last entry counts; empty for none.
-        escaped: all but those of CONNECTED are (section "Value Encoding").
+        last: the header whose last entry counts; empty for none.
+        escaped: whether headers are escaped; all but those of CONNECTED are (section "Value Encoding").
     """
     text = block.decode("utf-8", "surrogateescape")
     lines = text[1:-1].split("\n") if len(text) > 1 else []
@@ -54,11 +54,11 @@ def parse(block: bytes, last: str = "", *, escaped: bool = True) -> dict[str, st
 
 
 def value(block: bytes, name: str, last: str = "") -> bytes | None:
-    """One header as it is written, escapes and all; None if there is none.
+    """Return one header as written, including escapes; None if missing.
 
     Args:
         block: as in the module's docstring.
-        name: without any of the characters that are escaped.
+        name: a name without characters that are escaped.
         last: as for :func:`parse`.
     """
     found = parse(block, last, escaped=False).get(name)
@@ -66,12 +66,12 @@ def value(block: bytes, name: str, last: str = "") -> bytes | None:
 
 
 def as_text(value: str | None) -> str | None:
-    """A header for a string column; bytes that are not text are shown with escapes."""
+    """Return a header for a string column; bytes that are not UTF-8 are shown as escapes."""
     if value is None or value.isascii():
         return value
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _unescape(text: str) -> str:
-    """A name or a value in the form that applications see."""
+    """Unescape a name or a value."""
     return _ESCAPE.sub(lambda found: _MEANINGS[found[0]], text) if "\\" in text else text

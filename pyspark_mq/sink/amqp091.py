@@ -1,8 +1,8 @@
 """Publishing over AMQP 0-9-1 by pika, with confirms and `mandatory`.
 
 pika's callback connection is driven directly, as its blocking one waits for the confirmation of each message. RabbitMQ
-returns what it cannot route, and then confirms it all the same, in this order (`rabbit_channel.erl`), so a returned
-message is an error before it counts as confirmed.
+returns an unroutable message and then confirms it all the same, in this order (`rabbit_channel.erl`), so a returned
+message becomes an error before it counts as confirmed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["Amqp091Publisher"]
 _LOG = logging.getLogger("pyspark_mq")
 leave_out_own_lines("pika")
 
-#: Bytes encoded before the socket has its turn. A larger piece is copied for each part that the socket takes.
+#: Bytes encoded between two turns of the socket. A larger piece is copied for each part that the socket accepts.
 _TURN_BYTES = 256 << 10
 _TURN_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
-_COPIES = "which RabbitMQ takes for further routing keys, and refuses as a text"
+_COPIES = "which RabbitMQ reads as further routing keys, and refuses as text"
 #: Overhead of a body frame (AMQP 0-9-1, 4.2.3).
 _AROUND_BYTES = 8
-#: Reply codes of a channel that the broker closes (AMQP 0-9-1, "reply-code").
+#: Reply codes with which the broker closes a channel (AMQP 0-9-1, "reply-code").
 _REFUSED, _NOT_FOUND, _LOCKED, _PRECONDITION = 403, 404, 405, 406
 _Encoded: TypeAlias = "tuple[bytes, int]"
 
@@ -88,7 +88,7 @@ class Amqp091Publisher(Publisher):
         self.window.block(str(frame.method.reason) or "no reason given")
 
     def _check(self, destination: Destination, deadline: float) -> None:
-        """Look for the destination, on a channel that may be closed for it."""
+        """Look up the destination, on a channel of its own: the broker closes it if there is none."""
         closed: list[Any] = []
         done: list[Any] = []
 
@@ -105,7 +105,7 @@ class Amqp091Publisher(Publisher):
             return
         code, reason = getattr(closed[0], "reply_code", 0), reason_of(closed[0])
         if code == _LOCKED:
-            return  # an exclusive queue, which others may write to
+            return  # an exclusive queue; others may write to it
         if code == _NOT_FOUND and not self.endpoint.broker.will_be_back(reason):
             raise DestinationError(
                 f"{destination} does not exist in virtual host '{self.url.virtual_host}' of {self.url}: declare it, or "
@@ -113,7 +113,7 @@ class Amqp091Publisher(Publisher):
             )
         if code == _REFUSED:
             raise DestinationError(
-                f"{destination} at {self.url} is not for this user: see option 'username' ({reason})"
+                f"{destination} at {self.url} is denied to this user: see option 'username' ({reason})"
             )
         raise BrokerUnavailableError(f"{self.url}: {destination}: {reason}")
 
@@ -147,7 +147,7 @@ class Amqp091Publisher(Publisher):
         self._loop.stop()
 
     def _until(self, done: Callable[[], bool], deadline: float) -> bool:
-        """Run the loop until `done()`; False if the connection ends or time runs out first."""
+        """Run the loop until `done()`; return False if the connection ends or time runs out first."""
         while not done():
             left_s = deadline - time.monotonic()
             if self._end is not None or left_s <= 0:
@@ -189,7 +189,7 @@ class Amqp091Publisher(Publisher):
             self._turn(_TURN_S)
 
     def _fill(self) -> None:
-        """Publish as much as the window has room for, and let the socket have its turns."""
+        """Publish as much as the window has room for, leaving turns to the socket."""
         window, parts, written = self.window, [], 0
         while written < _TURN_BYTES and not window.full and self._end is None and self._failed is None:
             item = next(self._left, None)
@@ -202,7 +202,7 @@ class Amqp091Publisher(Publisher):
             parts.append(frames)
             written += len(frames)
         if parts:
-            # One piece is one system call, where pika makes three per message.
+            # One piece takes one system call; pika would make three per message.
             self._connection._output_marshaled_frames([b"".join(parts)])  # noqa: SLF001 - it has no other name
             if not self._exhausted:
                 self._loop.add_callback_threadsafe(self._fill)
@@ -216,7 +216,8 @@ class Amqp091Publisher(Publisher):
         if answer.NAME != "Basic.Ack":
             self._fail(
                 f"{self.url}: the broker refused {len(tags)} message(s) for {self._named()}: the queue is full and "
-                "rejects (`overflow` is reject-publish), or failed. Make room, or raise its limit; see the broker's log"
+                "rejects messages (`overflow` is reject-publish), or it failed. Make room, or raise its limit; see the "
+                "broker's log"
             )
             return
         was_full = window.full
@@ -248,7 +249,7 @@ class Amqp091Publisher(Publisher):
         self._loop.stop()
 
     def _end_error(self, text: str) -> MqError:
-        """The error for the end of the connection, or of the channel, or for what was awaited."""
+        """Return the error for the end of the connection or channel, or, with neither ended, for this text."""
         if self._end is None:
             return BrokerUnavailableError(f"{self.url}: {text}")
         reason = reason_of(self._end)
@@ -256,17 +257,18 @@ class Amqp091Publisher(Publisher):
             code = self._end.reply_code
             if code == _PRECONDITION and "size" in reason:
                 return WriteError(
-                    f"{self.url}: a message for {self._named()} is larger than the broker takes ({reason}): make "
-                    "column 'body' smaller, or raise `max_message_size` of the broker"
+                    f"{self.url}: a message for {self._named()} is larger than the broker accepts ({reason}): shorten "
+                    "column 'body', or raise the broker's `max_message_size`"
                 )
             if code == _NOT_FOUND:
                 return DestinationError(
-                    f"{self.url}: no such exchange ({reason}): declare it, or correct option or column 'exchange'"
+                    f"{self.url}: the exchange does not exist ({reason}): declare it, or correct option or column "
+                    "'exchange'"
                 )
             if code == _REFUSED:
                 return DestinationError(
                     f"{self.url}: user '{self.endpoint.user(self.url) or 'guest'}' may not write to {self._named()} "
-                    f"({reason}): give it the permission to write, or correct option 'username'"
+                    f"({reason}): grant it permission to write, or correct option 'username'"
                 )
             return WriteError(f"{self.url}: the broker ended the write to {self._named()} ({reason})")
         return self.lost(reason)

@@ -1,6 +1,6 @@
-"""Messages of AMQP 0-9-1 as frames. Pure but for the clock of times to live.
+"""Messages as AMQP 0-9-1 frames. Pure, except that times to live need the clock.
 
-Encoded by hand, as the client library spends longer on this than on the rest of a message.
+They are encoded by hand, as the client library spends more time on this than on everything else.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from pyspark_mq.sink.settings import Destination, Message, ttl_ms
 
 __all__ = ["content", "properties_of", "publish_frame"]
 
-#: A name is a short string (AMQP 0-9-1, 4.2.5.3), and all headers are one frame (4.2.3), of 128 KiB by default.
+#: A name is a short string (AMQP 0-9-1, 4.2.5.3), and all headers fit in one frame (4.2.3), by default of 128 KiB.
 _SHORT_BYTES, _HEADERS_BYTES = 255, 120 << 10
 _MICROSECONDS = 1_000_000
 #: RabbitMQ's longest time to live (`?MAX_EXPIRY_TIMER`).
 _TTL_MAX_MS = (1 << 32) - 1
 _INT32_MAX = (1 << 31) - 1
-#: Frames (4.2.3): a method, the header of a content with its class, and its body; and what ends each.
+#: Frame types (4.2.3): method, content header and body; and the octet at the end of each frame.
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, b"\xce"
 _BASIC, _PUBLISH, _MANDATORY = 60, 40, b"\x01"
 _FRAME, _CONTENT = struct.Struct(">BHI"), struct.Struct(">BHIHHQ")
-#: Properties in the order of their flags, from the highest bit on (4.2.6.1, and the class `basic`).
+#: Properties in the order of their flags, from the highest bit down (4.2.6.1, and the class `basic`).
 _PROPERTIES = (
     "contentType", "contentEncoding", "properties", "persistent", "priority", "correlationId", "replyTo", "expiration",
     "messageId", "timestamp", "type", "userId", "appId",
@@ -31,7 +31,7 @@ _PROPERTIES = (
 
 
 def publish_frame(destination: Destination, channel: int) -> bytes:
-    """The method of a message to a destination.
+    """Return the method frame of a message to a destination.
 
     Raises:
         RowError: a name is too long.
@@ -43,10 +43,10 @@ def publish_frame(destination: Destination, channel: int) -> bytes:
 
 
 def content(message: Message, channel: int, frame_bytes: int) -> bytes:
-    """The frames that follow the method: properties and body.
+    """Return the frames after the method: properties and body.
 
     Args:
-        frame_bytes: of the body that a frame takes.
+        frame_bytes: the most body bytes in a frame.
 
     Raises:
         RowError: a property is too long.
@@ -65,7 +65,7 @@ def content(message: Message, channel: int, frame_bytes: int) -> bytes:
 
 
 def properties_of(message: Message) -> bytes:
-    """A message's properties with their flags, as :class:`.Amqp091Batch` reads them.
+    """Return a message's properties with their flags, as :class:`.Amqp091Batch` reads them.
 
     Raises:
         RowError: one is too long.
@@ -92,8 +92,8 @@ def _lifetime(expiration_us: int) -> str:
     lifetime = ttl_ms(expiration_us)
     if lifetime > _TTL_MAX_MS:
         raise RowError(
-            f"column 'expiration' is {lifetime} ms ahead in a row, and RabbitMQ takes {_TTL_MAX_MS} (49 days): "
-            "set it to null"
+            f"column 'expiration' is {lifetime} ms ahead in a row, but RabbitMQ allows at most {_TTL_MAX_MS} "
+            "(49 days): set it to null"
         )
     return str(lifetime)
 
@@ -103,8 +103,8 @@ def _short(name: str, text: str) -> bytes:
     size = len(data)
     if size > _SHORT_BYTES:
         raise RowError(
-            f"column '{name}' has {size} bytes in a row ('{text[:40]}…'), and AMQP 0-9-1 has at most {_SHORT_BYTES} "
-            "there: shorten it, or put it into 'body'"
+            f"column '{name}' has {size} bytes in a row ('{text[:40]}…'), but AMQP 0-9-1 allows at most "
+            f"{_SHORT_BYTES} there: shorten it, or put it into 'body'"
         )
     return b"%c%b" % (size, data)
 
@@ -118,14 +118,14 @@ def _table(message: Message) -> bytes:
     data = b"".join(_short("properties", name) + _value(value) for name, value in headers.items())
     if len(data) > _HEADERS_BYTES:
         raise RowError(
-            f"column 'properties' has {len(data)} bytes in a row, and a frame of AMQP 0-9-1 takes {_HEADERS_BYTES}: "
+            f"column 'properties' has {len(data)} bytes in a row, but an AMQP 0-9-1 frame holds {_HEADERS_BYTES}: "
             "put the large ones into 'body'"
         )
     return len(data).to_bytes(4, "big") + data
 
 
 def _value(value: str | int | None) -> bytes:
-    """A value of a table (4.2.5.5), with the codes that RabbitMQ has for them."""
+    """Encode a table value (4.2.5.5) with RabbitMQ's type codes."""
     if value is None:
         return b"V"
     if isinstance(value, int):

@@ -1,9 +1,9 @@
 """Publishing over AMQP 1.0 with proton's engine; as in the source, socket and loop are ours.
 
-A message is confirmed when the broker has accepted it (AMQP 1.0, 3.4.2). RabbitMQ 4 releases what it cannot route, and
-rejects what a full queue refuses; both ActiveMQs reject or end the link. Each destination has a link, of which a broker
-that creates missing addresses is asked for a queue (capability `queue`): Artemis would create one whose messages
-nobody keeps.
+A message is confirmed when the broker has accepted it (AMQP 1.0, 3.4.2). RabbitMQ 4 releases unroutable messages, and
+rejects those that a full queue refuses; both ActiveMQs reject them or end the link. Each destination has a link. It
+asks brokers that create missing addresses for a queue (capability `queue`): otherwise Artemis creates an address that
+keeps no messages.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, h
 __all__ = ["Amqp10Publisher"]
 
 _READ_BYTES = 256 << 10
-#: Messages handed to proton before the socket has its turn.
+#: Messages passed to proton between two turns of the socket.
 _TURN_MESSAGES = 200
 _TURN_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
@@ -49,7 +49,7 @@ _CLOSE_TIMEOUT_S = 1.0
 _LINKS_MAX = 100
 _PRIORITY_MAX = 9
 _NO_CREDIT = "it gives no credit to send more"
-_NO_WINDOW = "it takes in no more of what was sent"
+_NO_WINDOW = "it has stopped reading"
 _OLDEST_RABBITMQ = 4
 _UNREADABLE = (ProtonException, UnicodeDecodeError, TypeError, ValueError)
 _Encoded: TypeAlias = "tuple[Destination, bytes, str]"
@@ -82,7 +82,7 @@ class Amqp10Publisher(Publisher):
             if not self._end:
                 raise BrokerUnavailableError(f"{url}: no answer in time{hint(url, PROTOCOL_NAME)}")
             if isinstance(self._cause, ssl.SSLError):
-                # TLS 1.3 reports what it refuses with the first bytes after the handshake.
+                # TLS 1.3 reports a refusal with the first bytes after the handshake.
                 raise dial_error(self._cause, url, PROTOCOL_NAME)
             login = self._transport.sasl().outcome in {SASL.AUTH, SASL.PERM}
             condition = self._condition() or ("", self._end)
@@ -109,7 +109,7 @@ class Amqp10Publisher(Publisher):
         self._link(destination, deadline)
 
     def _link(self, destination: Destination, deadline: float) -> Any:
-        """The link to a destination, attached; a refused one is an error."""
+        """Return the link to a destination, attached; raise an error if it is refused."""
         link = self._links.get(destination)
         if link is not None:
             return link
@@ -162,7 +162,7 @@ class Amqp10Publisher(Publisher):
         broker = self.endpoint.broker
         if message.priority is not None and message.priority > _PRIORITY_MAX and broker.name != "rabbitmq":
             raise RowError(
-                f"column 'priority' is {message.priority} in a row, and '{broker.name}' has 0 to {_PRIORITY_MAX}"
+                f"column 'priority' is {message.priority} in a row, but '{broker.name}' allows 0 to {_PRIORITY_MAX}"
             )
         return message.destination, encoded(message, broker.name), message.id
 
@@ -189,24 +189,24 @@ class Amqp10Publisher(Publisher):
             self._pass(_TURN_S)
 
     def _pass(self, timeout_s: float, *, waits: bool = False) -> None:
-        """A turn of the connection, and what it brought.
+        """Take a turn of the connection and process its results.
 
         Args:
-            waits: everything is confirmed, and the broker gives no credit for more.
+            waits: whether everything is confirmed and the broker gives no credit for more.
         """
         self._turn(timeout_s)
         self._look()
         if self._failed is not None:
             raise self._failed
-        # RabbitMQ under an alarm opens the session's window no more, and what was sent stays here.
+        # Under an alarm RabbitMQ no longer opens the session's window, and sent messages stay here.
         stuck = not self._socket.outgoing and self._session.outgoing_bytes > 0
         self.window.block(_NO_WINDOW if stuck else _NO_CREDIT if waits else "")
         self.window.check()
 
     def _look(self) -> None:
-        """Take outcomes in, then the ends of links and of the connection."""
+        """Process outcomes, then the ends of links and of the connection."""
         free_closed(self._closing)
-        # They come in order, nearly always.
+        # They nearly always arrive in order.
         if not self._take_outcomes(first=True):
             self._take_outcomes(first=False)
         for destination, link in self._links.items():
@@ -216,7 +216,7 @@ class Amqp10Publisher(Publisher):
             self._failed = self._end_error()
 
     def _take_outcomes(self, *, first: bool) -> int:
-        """Take outcomes of the first that have one, or of any; return how many were accepted."""
+        """Take the outcomes up to the first missing one, or all of them; return how many were accepted."""
         accepted = []
         for tag, (delivery, _, _) in self._sent.items():
             state = delivery.remote_state
@@ -253,7 +253,7 @@ class Amqp10Publisher(Publisher):
         return self._refusal(str(destination), destination.kind, str(condition.name), str(condition.description or ""))
 
     def _end_error(self) -> MqError:
-        """The error for the end of the session or the connection."""
+        """Return the error for the end of the session or the connection."""
         condition = self._condition()
         if condition is None:
             return self.lost(self._end)
@@ -268,8 +268,8 @@ class Amqp10Publisher(Publisher):
         reason = f"{name}: {description}"
         if name == "amqp:link:message-size-exceeded":
             return WriteError(
-                f"{self.url}: a message for {where} is larger than the broker takes ({reason}): make column 'body' "
-                "smaller, or raise the broker's limit"
+                f"{self.url}: a message for {where} is larger than the broker accepts ({reason}): shorten column "
+                "'body', or raise the broker's limit"
             )
         if name == "amqp:not-found":
             return DestinationError(
@@ -278,7 +278,7 @@ class Amqp10Publisher(Publisher):
         if name in {"amqp:unauthorized-access", "amqp:not-allowed"}:
             return DestinationError(
                 f"{where} at {self.url} may not be written to by user '{self.endpoint.user(self.url)}' ({reason}): "
-                "give it the permission to write, or correct option 'username'"
+                "grant it permission to write, or correct option 'username'"
             )
         if name == "amqp:resource-limit-exceeded":
             return WriteError(f"{self.url}: {where} is full ({reason}): make room, or raise its limit")
@@ -326,7 +326,7 @@ class Amqp10Publisher(Publisher):
             while data:
                 room = transport.capacity()
                 if room <= 0:
-                    raise ProtonException("the engine has no room for what came")
+                    raise ProtonException("the engine has no room for the received bytes")
                 transport.push(data[:room])
                 data = data[room:]
             send(self._transport, self._socket)
@@ -338,7 +338,7 @@ class Amqp10Publisher(Publisher):
 
     def close(self) -> None:
         if self._socket.connected and not self._end and self._failed is None:
-            with contextlib.suppress(Exception):  # the write is over, whatever the other side says
+            with contextlib.suppress(Exception):  # the write is over, whatever the broker says
                 self._proton.close()
                 self._until(
                     lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), time.monotonic() + _CLOSE_TIMEOUT_S

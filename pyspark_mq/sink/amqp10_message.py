@@ -1,6 +1,6 @@
-"""Messages of AMQP 1.0 as bytes (part 3 of the specification). Pure but for the clock of times to live.
+"""Messages as AMQP 1.0 bytes (part 3 of the specification). Pure, except that times to live need the clock.
 
-By hand, as the client library takes longer for this than for all the rest of a message.
+They are encoded by hand, as the client library spends more time on this than on everything else.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _HEADER, _PROPERTIES, _APPLICATION, _DATA, _VALUE = (b"\x00\x53" + bytes((code,)
 
 
 def encoded(message: Message, broker: str) -> bytes:
-    """A message as its broker takes it.
+    """Encode a message for a broker.
 
-    RabbitMQ has the ID as `message-id`, Artemis also as a property. ActiveMQ Classic has it as a property alone: it
-    cannot settle a message with another ID over STOMP. Artemis is not asked to drop copies (`_AMQ_DUPL_ID`): it also
-    remembers messages that it has refused, and would take the next attempt for a copy that it has.
+    RabbitMQ gets the ID as `message-id`, Artemis also as a property. ActiveMQ Classic gets it as a property only: it
+    cannot settle a message with a foreign ID over STOMP. Artemis is not asked to drop duplicates (`_AMQ_DUPL_ID`): it
+    also remembers refused messages, and would mistake the next attempt for a duplicate.
 
     Args:
         broker: value of the option.
 
     Raises:
-        RowError: a value is one that AMQP 1.0 cannot carry.
+        RowError: AMQP 1.0 cannot carry a value.
     """
     return b"".join((_header(message), _properties(message, broker), _application(message, broker), _body(message)))
 
@@ -41,7 +41,7 @@ def _header(message: Message) -> bytes:
         [
             _TRUE if message.persistent else _FALSE,
             _NULL if message.priority is None else b"\x50" + bytes((message.priority,)),
-            # One that does not fit has the moment alone.
+            # If it does not fit, the message has only the absolute expiry time.
             _NULL if lifetime is None or lifetime > _UINT_MAX else _uint(lifetime),
         ],
     )
@@ -50,7 +50,7 @@ def _header(message: Message) -> bytes:
 def _properties(message: Message, broker: str) -> bytes:
     sequence = message.group_sequence
     if sequence is not None and sequence > _UINT_MAX:
-        raise RowError(f"column 'groupSequence' is {sequence} in a row, and AMQP 1.0 has at most {_UINT_MAX} there")
+        raise RowError(f"column 'groupSequence' is {sequence} in a row, but AMQP 1.0 allows at most {_UINT_MAX}")
     return _list(
         _PROPERTIES,
         [
@@ -88,7 +88,7 @@ def _body(message: Message) -> bytes:
     try:
         message.body.decode()
     except UnicodeDecodeError:
-        raise RowError("column 'body' is a string that is not UTF-8 in a row: cast it to binary for bytes") from None
+        raise RowError("column 'body' is a string that is not UTF-8 in a row: cast it to binary") from None
     return _VALUE + _sized(b"\xa1", b"\xb1", message.body)
 
 
@@ -107,7 +107,7 @@ def _symbol(column: str, text: str | None) -> bytes:
     if text is None:
         return _NULL
     if not text.isascii():
-        raise RowError(f"column '{column}' is '{text[:40]}' in a row, and AMQP 1.0 takes ASCII there: correct it")
+        raise RowError(f"column '{column}' is '{text[:40]}' in a row, but AMQP 1.0 allows only ASCII there: correct it")
     return _sized(b"\xa3", b"\xb3", text.encode())
 
 

@@ -1,7 +1,7 @@
 """Columns of a write, and how a row becomes a message.
 
-Columns have the source's names, so rows can be written back. Columns about a delivery are left out,
-and so are headers that brokers add. Names and types are checked before anything is published.
+Columns have the source's names, so rows can be written back. Columns about a delivery and headers that brokers add are
+left out. Names and types are checked before anything is published.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class _WriteColumn(NamedTuple):
     """A column.
 
     Attributes:
-        code: of its field in a digest; frozen. 0 for none.
-        kinds: types that it may have, by Spark's names.
-        text: what it becomes, for docs/sink.md, as Markdown.
+        code: its field's code in a digest, frozen; 0 if it has none.
+        kinds: accepted types, by Spark's names.
+        text: its meaning in a message, for docs/sink.md, as Markdown.
     """
 
     code: int
@@ -38,14 +38,14 @@ class _WriteColumn(NamedTuple):
 
 
 COLUMNS: Mapping[str, _WriteColumn] = {
-    "body": _WriteColumn(1, (_TEXT, "binary"), "a string is a text message, a binary a bytes message; required, and "
+    "body": _WriteColumn(1, (_TEXT, "binary"), "a string becomes a text message, binary a bytes message; required, "
                     "never null"),
     "messageId": _WriteColumn(0, (_TEXT,), "the ID; a row without one gets a [stable ID](#ids)"),
-    "correlationId": _WriteColumn(3, (_TEXT,), "pairs answers with requests"),
+    "correlationId": _WriteColumn(3, (_TEXT,), "pairs replies with requests"),
     "replyTo": _WriteColumn(4, (_TEXT,), "where to send the reply"),
     "contentType": _WriteColumn(5, (_TEXT,), "MIME type of the body"),
     "contentEncoding": _WriteColumn(6, (_TEXT,), "how the body is encoded; it is sent as is"),
-    "type": _WriteColumn(7, (_TEXT,), "what the producer calls this kind of message; over AMQP 1.0 the subject"),
+    "type": _WriteColumn(7, (_TEXT,), "the producer's name for this kind of message; over AMQP 1.0 the subject"),
     "priority": _WriteColumn(8, ("int", "bigint", "smallint", "tinyint"), "0 to 255, on the ActiveMQs to 9"),
     "timestamp": _WriteColumn(9, ("timestamp",), "creation time; over AMQP 0-9-1 in whole seconds"),
     "expiration": _WriteColumn(0, ("timestamp",), "when it expires; sent as a time to live"),
@@ -53,21 +53,21 @@ COLUMNS: Mapping[str, _WriteColumn] = {
     "groupId": _WriteColumn(11, (_TEXT,), "the group of messages it belongs to"),
     "groupSequence": _WriteColumn(12, ("bigint", "int"), "its number within the group"),
     "persistent": _WriteColumn(13, ("boolean",), "false: a broker restart may lose it. Null means true"),
-    "properties": _WriteColumn(14, (_MAP,), "headers or application properties, as texts"),
-    "queue": _WriteColumn(0, (_TEXT,), "the row's own queue, where no option names a destination"),
-    "exchange": _WriteColumn(0, (_TEXT,), "RabbitMQ: the row's own exchange, the same"),
+    "properties": _WriteColumn(14, (_MAP,), "headers or application properties, as text"),
+    "queue": _WriteColumn(0, (_TEXT,), "the row's own queue, if no option names a destination"),
+    "exchange": _WriteColumn(0, (_TEXT,), "RabbitMQ: the row's own exchange, likewise"),
     "routingKey": _WriteColumn(0, (_TEXT,), "RabbitMQ: its routing key, unless an option sets it"),
 }  # fmt: skip
-#: Codes of the other fields: a body in bytes, where the message goes, and an ID that the row has.
+#: Codes of the other fields: a body in bytes, the destination, and an ID from the row.
 _BYTES_BODY, _DESTINATION, _GIVEN = 2, 20, 21
-#: Source columns about a delivery, and a place in a stream.
+#: Source columns about a delivery, or about a position in a stream.
 LEFT_OUT = frozenset(
     {"destination", "redelivered", "deliveryCount", "userId", "partition", "streamOffset", "chunkTimestamp"}
 )
 _ROUTING = frozenset({"exchange", "routingKey"})
-#: Properties that have columns, by which sources of other protocols show them.
+#: Properties that have a column of their own.
 _IN_COLUMNS = {"JMSXGroupID": "groupId", "JMSXGroupSeq": "groupSequence", "JMSXAppID": "appId"}
-#: Properties that brokers and the source of this package add, in full and by how they begin.
+#: Properties that brokers and this package's source add: full names and prefixes.
 _ADDED = frozenset({*PASSING_HEADERS, MQ_ID, "x-death", "x-stream-offset", "JMSXUserID", "JMSXDeliveryCount"})
 _ADDED_PREFIXES = (*PASSING_PREFIXES, "_AMQ_", "x-opt-", "JMS_AMQP_", "__HDR_", "__AMQ_", "NATIVE_MESSAGE_ID")
 _INT32_MAX, _INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
@@ -78,7 +78,7 @@ class ColumnPlan:
 
     Args:
         fields: name and type of each, by Spark's names.
-        settings: what options say of the destination.
+        settings: options about the destination.
 
     Raises:
         SchemaError: a column or type is unknown, or the body or a destination is missing.
@@ -97,7 +97,7 @@ class ColumnPlan:
         self._meant = settings.endpoint.broker.special_characters
         self._key = settings.routing_key
         where = ("queue", "exchange") if routed else ("queue",)
-        #: The column that says where each row goes; empty where an option does.
+        #: The column with each row's destination; empty if an option names the destination.
         self._where = "" if self._destination is not None else next((name for name in where if name in names), "?")
         if self._where == "?":
             ways = "'queue' or 'exchange'" if routed else "'queue' or 'topic'"
@@ -127,13 +127,13 @@ class ColumnPlan:
         if not name:
             shown = "null" if name is None else "empty"
             raise RowError(
-                f"column '{self._where}' is {shown} in a row, which then goes nowhere: fill it, or set option "
+                f"column '{self._where}' is {shown} in a row, so the row has no destination: fill it, or set option "
                 f"'{self._where}' for all rows"
             )
         if not self._meant.isdisjoint(name):
             raise RowError(
-                f"column 'queue' is '{name}' in a row, and in names of broker 'activemq' "
-                f"{' '.join(sorted(self._meant))} stand for other queues or parameters: rename it"
+                f"column 'queue' is '{name}' in a row, but broker 'activemq' reads "
+                f"{' '.join(sorted(self._meant))} in a name as other queues or parameters: rename it"
             )
         if self._where == "queue":
             return Destination("queue", name)
@@ -149,12 +149,12 @@ def _check(name: str, kind: str) -> None:
         known = {one.lower(): one for one in COLUMNS}
         hint = f"did you mean '{known[near[0]]}'? " if near else ""
         raise SchemaError(
-            f"the rows have column '{name}', which no message has; {hint}Columns are {', '.join(COLUMNS)}. Drop it, "
-            "rename it, or put it into 'body' (to_json) or 'properties'"
+            f"the rows have column '{name}', which is not a column of a write; {hint}Columns are {', '.join(COLUMNS)}. "
+            "Drop it, rename it, or put it into 'body' (to_json) or 'properties'"
         )
     if kind not in column.kinds:
         raise SchemaError(
-            f"column '{name}' is {kind}, and has to be {' or '.join(column.kinds)}: cast it before the write"
+            f"column '{name}' is {kind}, but must be {' or '.join(column.kinds)}: cast it before the write"
         )
 
 
@@ -162,9 +162,9 @@ class RowReader:
     """Messages of the rows of one task.
 
     Args:
-        plan: of the columns.
+        plan: the checked columns.
         identity: makes the IDs.
-        reserved_properties: names of properties that this protocol cannot have, each with the reason.
+        reserved_properties: property names that this protocol cannot carry, each with the reason.
     """
 
     def __init__(self, plan: ColumnPlan, identity: Identity, reserved_properties: Mapping[str, str]) -> None:
@@ -172,7 +172,7 @@ class RowReader:
         self._rows, self._ids = Seen(), Seen()
 
     def messages(self, batch: pa.RecordBatch) -> list[Message]:
-        """The messages of a batch, all of them checked.
+        """Return the messages of a batch, all checked.
 
         Raises:
             RowError: a row cannot be a message.
@@ -201,12 +201,12 @@ class RowReader:
         wrong = self._ids.differing(names, digests)
         if wrong is not None:
             raise RowError(
-                f"two rows of one task have the messageId '{messages[wrong].id}' and different contents: a reader that "
-                "drops copies would lose one of them. Give each its own, or leave column 'messageId' out for stable IDs"
+                f"two rows of one task have the messageId '{messages[wrong].id}' but different contents: a reader that "
+                "drops duplicates would lose one. Give each its own ID, or leave out column 'messageId' for stable IDs"
             )
 
     def _draft(self, row: dict[str, Any], *, is_text: bool) -> tuple[Message, bytes]:
-        """A row as a message, without an ID if it has none, and the fields that its digest is made of."""
+        """Return a row as a message, without an ID if the row has none, and the fields to digest."""
         destination = self._plan.destination(row)
         properties = self._properties(row)
         _check_numbers(row)
@@ -220,7 +220,7 @@ class RowReader:
         return message, _fields(message, persistent)
 
     def _properties(self, row: dict[str, Any]) -> tuple[tuple[str, str | None], ...]:
-        """Properties as they are written; those that have columns fill these where the row does not."""
+        """Return the properties to write. A property with a column fills that column if the row does not."""
         entries = row.get("properties")
         if not entries:
             return ()
@@ -233,7 +233,7 @@ class RowReader:
             elif name in _ADDED or name.startswith(_ADDED_PREFIXES):
                 continue
             elif not name or name in self._reserved:
-                reason = self._reserved.get(name, "which is empty, and no name")
+                reason = self._reserved.get(name, "which is empty")
                 raise RowError(f"column 'properties' has the name '{name}', {reason}; leave it out (map_filter)")
             else:
                 kept.append((name, value))
@@ -248,7 +248,7 @@ def _check_numbers(row: Mapping[str, Any]) -> None:
     for name, most in (("priority", 255), ("groupSequence", _INT64_MAX), ("timestamp", _INT64_MAX)):
         value = row.get(name)
         if value is not None and not 0 <= value <= most:
-            raise RowError(f"column '{name}' is {value} in a row, and has to be from 0 (for a time: 1970) to {most}")
+            raise RowError(f"column '{name}' is {value} in a row, but must be from 0 (for a time: 1970) to {most}")
 
 
 @lru_cache(maxsize=1_000)
@@ -256,12 +256,12 @@ def _destination_field(destination: Destination) -> bytes:
     return b"".join(field(_DESTINATION, part.encode()) for part in destination)
 
 
-#: Columns that most rows have in addition to a body.
+#: The optional columns of a row that has only a body, as most do.
 _NOTHING = (None,) * 10
 
 
 def _fields(message: Message, persistent: bool | None) -> bytes:
-    """The fields of a row for its digest, in the order of their codes."""
+    """Return the fields of a row for its digest, in the order of their codes."""
     texts = (
         message.correlation_id, message.reply_to, message.content_type, message.content_encoding, message.type,
         message.priority, message.timestamp_us, message.app_id, message.group_id, message.group_sequence,
@@ -285,14 +285,14 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _columns(batch: pa.RecordBatch, names: Iterable[str]) -> dict[str, list[Any]]:
-    """The columns as lists: times in microseconds, the body in bytes."""
+    """Return the columns as lists: times in microseconds, the body in bytes."""
     found = {}
     for name in names:
         column = batch.column(name)
         if name == "body":
             if column.null_count:
-                raise RowError("column 'body' is null in a row, and a message has one: filter such rows, or coalesce")
-            # Spark does not check that strings are UTF-8, so their bytes are taken as they are.
+                raise RowError("column 'body' is null in a row, but a message needs one: filter such rows, or coalesce")
+            # Spark does not check that strings are UTF-8, so their bytes are taken unchanged.
             column = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
         elif name in {"timestamp", "expiration"}:
             column = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
@@ -300,12 +300,12 @@ def _columns(batch: pa.RecordBatch, names: Iterable[str]) -> dict[str, list[Any]
             found[name] = column.to_pylist()
         except UnicodeDecodeError:
             raise RowError(
-                f"column '{name}' has a text that is not UTF-8: correct it before the write (try_validate_utf8)"
+                f"column '{name}' has text that is not UTF-8: correct it before the write (try_validate_utf8)"
             ) from None
     return found
 
 
-#: Arrow's types of columns, for rows that come one by one.
+#: Arrow types of columns, for rows that arrive one by one.
 _ARROW: Mapping[str, pa.DataType] = {
     _TEXT: pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64(), "smallint": pa.int16(),
     "tinyint": pa.int8(), "boolean": pa.bool_(), "timestamp": pa.timestamp("us", "UTC"),
@@ -316,12 +316,12 @@ _ARROW: Mapping[str, pa.DataType] = {
 def batches_of_rows(
     rows: Iterable[Sequence[Any]], fields: Sequence[tuple[str, str]], convert: Callable[[str, Any], Any], most: int
 ) -> Iterator[pa.RecordBatch]:
-    """Put rows into batches, as Spark before 4.1 hands them over one by one.
+    """Put rows into batches, as Spark before 4.1 passes them one by one.
 
     Args:
         fields: name and type of each column, by Spark's names.
-        convert: makes a value one that Arrow takes, by the type.
-        most: rows of a batch.
+        convert: converts a value of a type into one that Arrow accepts.
+        most: largest number of rows in a batch.
     """
     chosen = [(place, name, kind) for place, (name, kind) in enumerate(fields) if name in COLUMNS]
     schema = pa.schema([pa.field(name, _ARROW[kind]) for _, name, kind in chosen])

@@ -1,15 +1,15 @@
-"""Stable IDs: a row gets the same one however often Spark runs its task, also in another order.
+"""Stable IDs: a row gets the same one however often Spark runs its task, and in whatever order.
 
 An ID is a digest of the writer (a query and its batch, or the ID of a write), the partition, the destination and the
 row's columns, with its number among equal rows of the partition. **The format is frozen** by the vectors in
-tests/unit/test_sink_ids.py: a retry after an upgrade has to give the same IDs.
+tests/unit/test_sink_ids.py: a retry after an upgrade must give the same IDs.
 
 Each field is a code, its length in four bytes, and its bytes; nulls are left out, so null differs from empty, and a
-column of nulls changes nothing. Entries of a map are sorted. Expiration is excluded: in many jobs it is a moment that
-depends on the time of the run.
+column of nulls changes nothing. Map entries are sorted. Expiration is excluded, as in many jobs it depends on the time
+of the run.
 
-Equal rows are counted by 64 bits of their digests in sorted arrays, 12 bytes a row. Two different rows with the same 64
-bits only share a count.
+Equal rows are counted by 64 bits of their digests in sorted arrays, 12 bytes a row. If two different rows share these
+64 bits, they only share a count.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _NULL = b"\xff\xff\xff\xff"
 
 
 def field(code: int, value: bytes) -> bytes:
-    """One field of a row."""
+    """Encode one field of a row."""
     return b"%c%b%b" % (code, len(value).to_bytes(4, "big"), value)
 
 
 def pairs(entries: Iterable[tuple[str, str | None]]) -> bytes:
-    """The entries of a map, sorted by their names."""
+    """Encode the entries of a map, sorted by name."""
     parts: list[bytes] = []
     for name, value in sorted(entries, key=lambda entry: entry[0].encode()):
         key = name.encode()
@@ -53,7 +53,7 @@ class Identity:
     """IDs of the rows of one task.
 
     Args:
-        writer: identifies the write, as texts: a query and its batch, or its ID.
+        writer: identifies the write: a query and its batch, or the ID of the write.
         partition: number of the task's partition.
     """
 
@@ -62,14 +62,14 @@ class Identity:
         self._base = blake2b(context, digest_size=16, person=_PERSON)
 
     def digest(self, row: bytes) -> bytes:
-        """The digest of a row, which is its fields in the order of their codes."""
+        """Return the digest of a row, given as its fields in the order of their codes."""
         found = self._base.copy()
         found.update(row)
         return found.digest()
 
     @staticmethod
     def text(digest: bytes, number: int) -> str:
-        """The ID of the row with this number among equal ones, as a UUID (RFC 9562, version 8)."""
+        """Return the ID of the row with this number among equal ones, as a UUID (RFC 9562, version 8)."""
         if number:
             digest = blake2b(digest + number.to_bytes(8, "big"), digest_size=16, person=_PERSON).digest()
         bits = int.from_bytes(digest, "big") & ~(0xF << 76) & ~(3 << 62) | 8 << 76 | 2 << 62
@@ -78,15 +78,15 @@ class Identity:
 
 
 def keys_of(digests: Iterable[bytes]) -> np.ndarray[Any, Any]:
-    """The first 64 bits of each digest, as numbers."""
+    """Return the first 64 bits of each digest, as numbers."""
     return np.frombuffer(b"".join(one[:8] for one in digests), np.dtype(">u8")).astype(np.uint64)
 
 
 class Seen:
-    """Keys that a task has seen, each with a value. They are sorted runs of growing length: 12 or 16 bytes a key.
+    """Keys that a task has seen, each with a value, in sorted runs of growing length: 12 or 16 bytes a key.
 
     Args:
-        rows_max: more keys are not kept.
+        rows_max: the most keys to keep.
     """
 
     def __init__(self, rows_max: int = ROWS_MAX) -> None:
@@ -95,7 +95,7 @@ class Seen:
         self._rows = 0
 
     def number(self, digests: Sequence[bytes]) -> list[int]:
-        """Number each digest among those equal to it, from 0, in the order in which they come.
+        """Number each digest among equal ones, from 0, in order of appearance.
 
         Raises:
             RowError: there are too many different ones.
@@ -111,8 +111,8 @@ class Seen:
             new &= ~found
         if self._rows + int(new.sum()) > self._rows_max:
             raise RowError(
-                f"a task has more than {self._rows_max:,} different rows without a messageId, whose equals can no "
-                "longer be counted: write in more partitions (repartition), or give the rows a 'messageId'"
+                f"a task has more than {self._rows_max:,} different rows without a messageId, too many to count equal "
+                "ones: write in more partitions (repartition), or give the rows a 'messageId'"
             )
         self._add(unique[new], counts[new].astype(np.uint32))
         numbers = before[inverse].astype(np.int64)
@@ -125,7 +125,7 @@ class Seen:
     def differing(self, names: Sequence[bytes], contents: Sequence[bytes]) -> int | None:
         """Find the first name seen before with other contents; None if there is none.
 
-        Beyond as many as are kept, nothing is found.
+        Names beyond the kept number are not recognised.
         """
         keys, values = keys_of(names), keys_of(contents)
         order = np.argsort(keys, kind="stable")
@@ -157,6 +157,6 @@ class Seen:
 
 
 def _places(run: np.ndarray[Any, Any], keys: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Find the place of each key in a sorted run, and whether it is there."""
+    """Return the place of each key in a sorted run, and whether it is there."""
     places = np.minimum(np.searchsorted(run, keys), len(run) - 1)
     return places, run[places] == keys

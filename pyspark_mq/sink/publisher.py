@@ -1,7 +1,7 @@
-"""The contract of a publisher, one connection for one task, and the write of a task with it.
+"""The contract of a publisher, one connection for one task, and how a task writes with it.
 
-A publisher sends messages and returns once the broker has confirmed all of them. It never reconnects: one that
-was not confirmed may be in the queue or not, so the task fails, Spark retries it, and the copies have equal IDs.
+A publisher sends messages and returns once the broker has confirmed all of them. It never reconnects: an unconfirmed
+message may or may not be in the queue, so the task fails, Spark retries it, and the copies have equal IDs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["PUBLISHERS", "Publisher", "SendWindow", "publisher_class", "write_ro
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Most unconfirmed messages, and bytes of them. A larger message goes alone.
+#: Most unconfirmed messages, and their most bytes. A larger message is sent alone.
 WINDOW_MESSAGES, WINDOW_BYTES = 4_000, 8 << 20
-#: After this time, or half a heartbeat, without a message the connection is not used again: nobody has answered the
-#: broker's heartbeats meanwhile. ActiveMQ Classic gives up an idle one after 30 s.
+#: After this time, or half a heartbeat, without a message the connection is replaced: the broker's heartbeats went
+#: unanswered meanwhile. ActiveMQ Classic drops an idle one after 30 s.
 _GAP_S = 10.0
 #: A blocked write logs a warning after this time.
 _BLOCKED_S = 30.0
@@ -39,7 +39,7 @@ _PAUSE_S = 0.5
 #: Bytes of a batch converted to messages at a time.
 _COPIED_BYTES = 64 << 20
 
-#: protocol -> (module, class, what to install for it)
+#: protocol -> (module, class, package to install)
 PUBLISHERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
         AMQP_0_9_1: ("pyspark_mq.sink.amqp091", "Amqp091Publisher", "pyspark-mq"),
@@ -50,7 +50,7 @@ PUBLISHERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 
 
 class SendWindow:
-    """Sent messages that are not confirmed.
+    """Sent messages without a confirmation.
 
     Args:
         where: the broker's URL, for errors.
@@ -79,12 +79,12 @@ class SendWindow:
         self.bytes += size
 
     def confirmed(self, key: Any) -> None:
-        """A message is confirmed. One that is not under way is none."""
+        """Record a confirmation; an unknown key counts as no message."""
         self.bytes -= self.unconfirmed.pop(key, 0)
         self._moved()
 
     def block(self, reason: str) -> None:
-        """Record that the broker blocks, or, without a reason, that it no longer does."""
+        """Record that the broker blocks, or, if the reason is empty, that it no longer does."""
         if reason != self.blocked:
             self.blocked = reason
             self._moved()
@@ -96,7 +96,7 @@ class SendWindow:
         """Check for a timeout while messages are unconfirmed.
 
         Raises:
-            WriteError: nothing was confirmed for too long, and the broker does not say that it is blocked.
+            WriteError: nothing was confirmed for too long, and the broker does not report that it blocks.
         """
         waited_s = self._now_s() - self._moved_s
         if self.blocked and waited_s >= _BLOCKED_S and not self._warned:
@@ -104,9 +104,9 @@ class SendWindow:
             _LOG.warning("%s: the broker accepts no messages now (%s); the write waits", self._where, self.blocked)
         if not self.blocked and waited_s >= self._timeout_s:
             raise WriteError(
-                f"{self._where}: no confirmation of {len(self.unconfirmed)} message(s) for "
+                f"{self._where}: no confirmation of {len(self.unconfirmed)} message(s) within "
                 f"sendTimeout={self._timeout_s:g}s. A queue without a majority of its nodes confirms nothing, and a "
-                "full broker may hold confirmations back: see to it, or raise 'sendTimeout'"
+                "full broker may withhold confirmations: fix that, or raise 'sendTimeout'"
             )
 
 
@@ -114,7 +114,7 @@ class Publisher(ABC):
     """One connection that publishes.
 
     Args:
-        attempt: attempts at its URL that failed before; see :attr:`.SessionOptions.attempt`.
+        attempt: failed attempts at this URL so far; see :attr:`.SessionOptions.attempt`.
     """
 
     #: Property names reserved by the protocol, each with the reason.
@@ -129,26 +129,26 @@ class Publisher(ABC):
         """Connect, log in, and check the destination that options name.
 
         Raises:
-            BrokerUnavailableError: nobody there, or not in time.
+            BrokerUnavailableError: the broker does not answer in time.
             RefusedError: the broker refused.
-            DestinationError: the destination is missing, or not for this user.
+            DestinationError: the destination is missing, or denied to this user.
         """
 
     @abstractmethod
     def probe(self, destination: Destination, deadline: float) -> None:
         """Check whether this user may write there, without a visible message.
 
-        A broker that creates missing destinations creates it. Send nothing afterwards.
+        A broker that creates missing destinations creates this one. Send nothing afterwards.
 
         Raises:
-            DestinationError: it is missing, or not for this user.
-            WriteError: the broker refused, and did not say why.
-            BrokerUnavailableError: it did not answer.
+            DestinationError: the destination is missing, or denied to this user.
+            WriteError: the broker refused without a reason.
+            BrokerUnavailableError: the broker did not answer.
         """
 
     @abstractmethod
     def encode(self, message: Message) -> Any:
-        """Make a message ready to be sent.
+        """Encode a message for :meth:`send`.
 
         Raises:
             RowError: the protocol cannot carry it.
@@ -156,10 +156,10 @@ class Publisher(ABC):
 
     @abstractmethod
     def send(self, encoded: list[Any]) -> None:
-        """Send, and wait until all are confirmed.
+        """Send messages, and wait until all are confirmed.
 
         Raises:
-            WriteError: the broker did not take one, or confirmed none for too long.
+            WriteError: the broker did not accept one, or confirmed none for too long.
             BrokerUnavailableError: the connection ended.
         """
 
@@ -168,15 +168,15 @@ class Publisher(ABC):
         """End the connection, whatever state it is in."""
 
     def lost(self, reason: object) -> BrokerUnavailableError:
-        """The error for a connection that ended."""
+        """Return the error for a connection that ended."""
         return BrokerUnavailableError(
             f"{self.url}: the connection ended with {len(self.window.unconfirmed)} message(s) unconfirmed "
-            f"({reason}). Run again, the write sends them with the same IDs"
+            f"({reason}). A rerun of the write sends them with the same IDs"
         )
 
 
 def publisher_class(protocol: str) -> type[Publisher]:
-    """Return the publisher of a protocol; for what it raises see :func:`.client_class`."""
+    """Return the publisher of a protocol; for errors see :func:`.client_class`."""
     found: type[Publisher] = client_class(protocol, PUBLISHERS)
     return found
 
@@ -187,7 +187,7 @@ def connect(settings: SinkSettings) -> Publisher:
     A silent address, such as one of a host without power, takes only its share of that time.
 
     Raises:
-        BrokerUnavailableError: none has answered; the error of the last one.
+        BrokerUnavailableError: none has answered; this is the error of the last one.
     """
     kind, urls = publisher_class(settings.endpoint.protocol), settings.endpoint.urls
     deadline = time.monotonic() + settings.endpoint.connect_timeout_s
@@ -212,7 +212,7 @@ def connect(settings: SinkSettings) -> Publisher:
 
 
 def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches in parts small enough to copy: Spark's may hold ten thousand large bodies."""
+    """Split batches into parts small enough to copy: Spark's may hold ten thousand large bodies."""
     for batch in batches:
         rows = max(1, batch.num_rows * _COPIED_BYTES // max(batch.nbytes, _COPIED_BYTES))
         yield from (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
@@ -221,7 +221,7 @@ def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def write_rows(batches: Iterable[pa.RecordBatch], settings: SinkSettings, plan: ColumnPlan, identity: Identity) -> int:
     """Publish the rows of one task; return their number once all are confirmed.
 
-    The connection is opened for the first row, and closed at the end. Nothing is unconfirmed between two batches.
+    The connection is opened for the first row, and closed at the end. Between two batches everything is confirmed.
     """
     kind = publisher_class(settings.endpoint.protocol)
     reader = RowReader(plan, identity, {**kind.reserved_properties, **settings.endpoint.broker.header_properties})

@@ -1,4 +1,4 @@
-"""Settings of a write, and where a message goes."""
+"""Settings of a write, and the destination of a message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyspark_mq.sources.endpoint import Endpoint
 
 __all__ = ["MQ_ID", "Destination", "Message", "SinkSettings", "ttl_ms"]
 
-#: Property that carries the ID on both ActiveMQs, whose own header cannot do so over every protocol.
+#: Property that carries the ID on both ActiveMQs: their own header cannot do so over every protocol.
 MQ_ID = "mq_id"
 
 
@@ -35,9 +35,9 @@ class Message(NamedTuple):
     """One message, from a row. Fields that are None are not written.
 
     Attributes:
-        is_text: a text message, with its body in UTF-8; otherwise a bytes message.
+        is_text: whether it is a text message, with its body in UTF-8, and not a bytes message.
         timestamp_us, expiration_us: microseconds since 1970.
-        properties: names and values without those that brokers add.
+        properties: names and values, without those that brokers add.
     """
 
     destination: Destination
@@ -61,12 +61,12 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SinkSettings:
-    """The typed options of a write. They go to the tasks, with the password.
+    """The typed options of a write. They are sent to the tasks, including the password.
 
     Attributes:
-        queue, topic, exchange, routing_key: None where columns of the rows decide.
-        send_timeout_s: longest wait for a confirmation, unless the broker says that it blocks.
-        write_id: name under which a write may be run again; None for a number of its own.
+        queue, topic, exchange, routing_key: None if columns of the rows decide.
+        send_timeout_s: longest wait for a confirmation, unless the broker reports that it blocks.
+        write_id: name under which a write may be rerun; None to give each write an ID of its own.
     """
 
     endpoint: Endpoint
@@ -79,7 +79,7 @@ class SinkSettings:
 
     @property
     def destination(self) -> Destination | None:
-        """The destination of every row, as far as options say it; None where rows have columns for it."""
+        """The destination of every row, as far as options name it; None if columns of the rows decide."""
         if self.queue is not None:
             return Destination("queue", self.queue)
         if self.topic is not None:
@@ -90,5 +90,5 @@ class SinkSettings:
 
 
 def ttl_ms(expiration_us: int) -> int:
-    """Milliseconds until then, at least one: an expired message is written, and expires at once."""
+    """Return the milliseconds until then, at least one: an expired message is written, and expires at once."""
     return max(1, expiration_us // 1000 - time.time_ns() // 1_000_000)

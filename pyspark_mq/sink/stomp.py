@@ -1,8 +1,8 @@
 """Publishing over STOMP 1.2 to both ActiveMQs, each message with a receipt.
 
-stomp.py writes the frames, the socket is ours. It escapes values of headers and not their names, so names are escaped
-before it sees them: a line feed in one would be a header of somebody's choice. RabbitMQ's receipts do not say what was
-routed, so it is not supported here.
+stomp.py writes the frames; the socket is ours. It escapes header values but not names, so names are escaped before it
+sees them: a line feed in a name could inject any header. RabbitMQ's receipts do not tell whether a message was routed,
+so RabbitMQ is not supported here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TURN_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
 _PRIORITY_MAX = 9
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", ":": "\\c", "\r": "\\r"})
-_OWN = "which is a header of STOMP itself: the columns of that meaning set it"
+_OWN = "which is a STOMP header: set it in its own column, if it has one"
 #: Reserved headers (STOMP 1.2, and brokers' own): a property of that name would act as one.
 _MEANT = (
     "accept-version", "ack", "amq-msg-type", "content-encoding", "content-length", "content-type", "correlation-id",
@@ -67,7 +67,7 @@ class StompPublisher(Publisher):
         self._number = 0
         self._ids: dict[str, str] = {}
         self._end = ""
-        #: Whether the broker stated the end.
+        #: Whether the broker stated a reason for the end.
         self._stated = False
         self._cause: OSError | None = None
         self._send_every_s = self._silence_s = float("inf")
@@ -80,7 +80,7 @@ class StompPublisher(Publisher):
         transport = Transport(url.host, url, self._socket.outgoing)
         self._protocol = Protocol12(transport, auto_content_length=False)
         beat_ms = round(endpoint.heartbeat_s * 1000)
-        # With nobody named, the broker's default user or the client certificate counts.
+        # Without a user, the broker's default user or the client certificate applies.
         self._protocol.connect(*endpoint.credentials(url), headers={"heart-beat": f"{beat_ms},{beat_ms}"})
         while not self._connected and not self._end:
             left_s = deadline - time.monotonic()
@@ -99,7 +99,7 @@ class StompPublisher(Publisher):
         endpoint.check_product(url, self._server)
 
     def probe(self, destination: Destination, deadline: float) -> None:
-        """Send a message in a transaction, and abort that."""
+        """Send a message in a transaction, and abort the transaction."""
         receipt, headers, body = self.encode(Message(destination, "probe", b"", is_text=False))
         transaction = {"transaction": "probe"}
         self._protocol.send_frame("BEGIN", transaction)
@@ -153,13 +153,13 @@ class StompPublisher(Publisher):
             return WriteError(f"{self.url}: {where} is full ({said}): make room, or raise its limit")
         if any(word in lower for word in _REFUSED):
             return DestinationError(
-                f"{where} at {self.url} may not be written to by user '{user}' ({said}): give it the "
-                "permission to write and to create, or correct option 'username'"
+                f"{where} at {self.url} may not be written to by user '{user}' ({said}): grant it permission to "
+                "write and to create, or correct option 'username'"
             )
-        if inner:  # Artemis writes the message and not the reason
+        if inner:  # Artemis sends the message instead of the reason
             return WriteError(
-                f"{self.url}: the broker refused a message for {where} ({said}), without a reason: user '{user}' may "
-                "lack the permission to write, or the address is full; the broker's log has it"
+                f"{self.url}: the broker refused a message for {where} ({said}) without a reason: user '{user}' may "
+                "lack permission to write, or the address is full; see the broker's log"
             )
         return WriteError(f"{self.url}: the broker refused a message for {where} ({said}): see the broker's log")
 
@@ -195,7 +195,7 @@ class StompPublisher(Publisher):
         return True
 
     def _receive_rest(self) -> None:
-        """Take in what the broker sent before it closed the connection."""
+        """Read everything the broker sent before it closed the connection."""
         with contextlib.suppress(OSError, StompFrameError):
             while not self._end and self._receive():
                 pass
@@ -218,7 +218,7 @@ class StompPublisher(Publisher):
     def close(self) -> None:
         if self._socket.connected and not self._end and not self.window.unconfirmed:
             deadline = time.monotonic() + _CLOSE_TIMEOUT_S
-            with contextlib.suppress(Exception):  # the write is over, whatever the other side says
+            with contextlib.suppress(Exception):  # the write is over, whatever the broker says
                 self._protocol.send_frame("DISCONNECT", {"receipt": "end"})
                 self.window.sent("end", 0)
                 while self.window.unconfirmed and not self._end and time.monotonic() < deadline:
@@ -227,16 +227,18 @@ class StompPublisher(Publisher):
 
 
 def frame_headers(message: Message, broker: str) -> dict[str, str]:
-    """Headers of a message's SEND, but for its destination and receipt, with names escaped and values not.
+    """Return the headers of a message's SEND without destination and receipt, with only the names escaped.
 
-    A text has no length: that distinguishes it from a bytes message.
+    A text message has no content-length, which distinguishes it from a bytes message.
 
     Raises:
         RowError: STOMP cannot carry the message.
     """
     if message.priority is not None and message.priority > _PRIORITY_MAX:
-        raise RowError(f"column 'priority' is {message.priority} in a row, and STOMP brokers have 0 to {_PRIORITY_MAX}")
-    # Null has no text. What the broker would take for null must not be written either.
+        raise RowError(
+            f"column 'priority' is {message.priority} in a row, but STOMP brokers allow 0 to {_PRIORITY_MAX}"
+        )
+    # Null has no text, and must not be written as text that the broker reads as null.
     headers = {_escaped(name): value for name, value in message.properties if value is not None}
     own = {
         "correlation-id": message.correlation_id, "reply-to": message.reply_to, "content-type": message.content_type,
@@ -266,9 +268,9 @@ def _check_text(body: bytes) -> None:
     try:
         body.decode()
     except UnicodeDecodeError:
-        raise RowError("column 'body' is a string that is not UTF-8 in a row: cast it to binary for bytes") from None
+        raise RowError("column 'body' is a string that is not UTF-8 in a row: cast it to binary") from None
     if b"\0" in body:
-        raise RowError("column 'body' is a string with a NUL in a row, which ends a text in STOMP: cast it to binary")
+        raise RowError("column 'body' is a string with a NUL in a row, which ends text in STOMP: cast it to binary")
 
 
 def _escaped(text: str) -> str:

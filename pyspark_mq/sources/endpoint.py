@@ -1,4 +1,4 @@
-"""The endpoint of a query: its broker, queue or topic, login and TLS, as the options give them."""
+"""The endpoint of a query: its broker, queue or topic, login and TLS, as set by options."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pyspark_mq.sources.url import CONTROL, BrokerUrl, hide
 
 __all__ = ["FILES", "Endpoint", "Tls", "exclusive_error", "tls_error"]
 
-#: Options that name files read at each connection. A file that is being replaced may be missing for a moment.
+#: Options that name files read at each connection. A file may be missing for a moment while it is replaced.
 FILES = frozenset({"passwordFile", "tls.caFile", "tls.certFile"})
-#: Secrets to keep out of errors: brokers quote recent ones, and tokens are replaced again and again.
+#: How many recent secrets to keep out of errors: brokers quote them, and tokens are replaced frequently.
 _SECRETS_KEPT = 4
 
 
@@ -28,8 +28,8 @@ class Tls:
 
     Attributes:
         ca_file: PEM file of trusted authorities; None for the system's.
-        cert_file, key_file: the client's own certificate and key, PEM.
-        verify: check the server's certificate and host name.
+        cert_file, key_file: PEM files of the client's own certificate and key.
+        verify: whether to check the server's certificate and host name.
     """
 
     ca_file: str | None = None
@@ -38,10 +38,10 @@ class Tls:
     verify: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """A client context with these settings.
+        """Make a client context with these settings.
 
         Raises:
-            OptionError: a file is missing or holds something else.
+            OptionError: a file is missing or has the wrong content.
         """
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
@@ -52,7 +52,7 @@ class Tls:
             context.verify_mode = ssl.CERT_NONE
         if self.cert_file is not None:
             try:
-                # The callback keeps OpenSSL from asking on the terminal for an encrypted key.
+                # The callback keeps OpenSSL from asking for a key's passphrase on the terminal.
                 context.load_cert_chain(self.cert_file, self.key_file, password=lambda: b"")
             except (OSError, ssl.SSLError) as wrong:
                 text = f"{self.cert_file!r} with tls.keyFile {self.key_file!r} cannot be used: {wrong}"
@@ -60,15 +60,15 @@ class Tls:
         return context
 
 
-#: OpenSSL errors for a peer that answers in plain text, or hangs up on a greeting it cannot read.
+#: OpenSSL errors if the peer answers in plain text, or hangs up on a greeting that it cannot read.
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "RECORD_LAYER_FAILURE"})
 
 
 def tls_error(error: ssl.SSLError | str, url: BrokerUrl) -> RefusedError:
-    """The error of this package for a failed handshake.
+    """Return this package's error for a failed handshake.
 
     Args:
-        error: what Python raised, or OpenSSL's name of the reason.
+        error: Python's exception, or OpenSSL's name of the reason.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return RefusedError(
@@ -80,16 +80,16 @@ def tls_error(error: ssl.SSLError | str, url: BrokerUrl) -> RefusedError:
         text = f"the port does not speak TLS ({reason}); use {url.partner}:// or the broker's TLS port"
         return RefusedError(f"{url}: {text}")
     return RefusedError(
-        f"{url}: TLS failed: {reason}; check 'tls.certFile' and 'tls.keyFile', and what the broker asks of clients"
+        f"{url}: TLS failed: {reason}; check 'tls.certFile' and 'tls.keyFile', and what the broker requires of clients"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Place of the messages and the way there, shared by all sessions of a query.
+    """The queue or topic and how to reach it, shared by all sessions of a query.
 
-    Times are seconds. `password_file` is read at each connection. `password` stays out of the repr. `shared`: several
-    sessions take turns with the messages of one subscription.
+    Times are seconds. `password_file` is read at each connection. `password` stays out of the repr. `shared` tells
+    whether several sessions share the messages of one subscription.
     """
 
     broker: Broker
@@ -107,20 +107,20 @@ class Endpoint:
     reconnect_timeout_s: float = 600.0
     heartbeat_s: float = 60.0
     shared: bool = False
-    #: Secrets read from `password_file` in this process, the newest ones.
+    #: The newest secrets read from `password_file` in this process.
     secrets_read: deque[str] = field(default_factory=lambda: deque(maxlen=_SECRETS_KEPT), compare=False, repr=False)
-    #: Users refused by a broker's management over the protocol, so as not to ask again.
+    #: Users that a broker's management has refused over the protocol, so as not to ask again.
     refused: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @property
     def clustered(self) -> bool:
-        """Whether the broker may have several nodes. With a single address that is known of hosted brokers only."""
+        """Whether the broker may have several nodes. With a single address, this is known only for hosted brokers."""
         return len(self.urls) > 1 or any(hosted_by(url.host) for url in self.urls)
 
     def credentials(self, url: BrokerUrl) -> tuple[str | None, str | None]:
-        """User and password for a candidate: options come before the URL; None where nobody is named.
+        """Return user and password for a candidate: options take precedence over the URL; None if neither sets one.
 
-        A file is read each time, so that a secret may be replaced while the query runs.
+        A file is read each time, so that a secret can be replaced while the query runs.
 
         Raises:
             OptionError: the file of option `passwordFile` cannot be read, or is empty.
@@ -133,13 +133,13 @@ class Endpoint:
         return self.user(url), self.password if self.password is not None else url.password
 
     def user(self, url: BrokerUrl) -> str | None:
-        """The user for a candidate; None where nobody is named."""
+        """Return the user for a candidate; None if neither option nor URL names one."""
         return self.username if self.username is not None else url.username
 
     def hide(self, text: str) -> str:
-        """A message of a broker or library, without the passwords of the query.
+        """Remove the query's passwords from a message of a broker or library.
 
-        A password equal to the user's name is no secret; errors name the user.
+        A password equal to the user name is not a secret, as errors name the user.
         """
         users = {self.username, *(url.username for url in self.urls)}
         passwords = filter(None, (self.password, *(url.password for url in self.urls)))
@@ -147,7 +147,7 @@ class Endpoint:
 
     @contextmanager
     def hiding(self) -> Iterator[None]:
-        """Remove passwords from errors: brokers quote what they were sent."""
+        """Remove passwords from errors, as brokers may quote them."""
         try:
             yield
         except Exception as error:
@@ -155,20 +155,20 @@ class Endpoint:
             raise
 
     def check_product(self, url: BrokerUrl, product: str) -> None:
-        """Check a broker's product name against option `broker`. An unknown one may be compatible.
+        """Check a broker's product name against option `broker`. An unknown product may be compatible.
 
         Raises:
-            OptionError: it is another broker that this package supports.
+            OptionError: the product is another broker that this package supports.
         """
         found = broker_of(product)
         if found is not None and found.name != self.broker.name:
             raise OptionError(
-                "broker", f"'{self.broker.name}' is given, but {url} calls itself '{product}'; use '{found.name}'"
+                "broker", f"'{self.broker.name}' is set, but {url} calls itself '{product}'; use '{found.name}'"
             )
 
     @property
     def destination(self) -> str:
-        """The queue or topic, as errors name it."""
+        """The queue or topic, as named in errors."""
         if self.queue is not None:
             return f"queue '{self.queue}'"
         if self.subscription is None:
@@ -177,31 +177,31 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """The queue's or topic's bare name, for the column `destination`."""
+        """The bare name of the queue or topic, for column `destination`."""
         return self.queue if self.queue is not None else str(self.topic)
 
 
 def _secret_in(file: str) -> str:
-    """The content of a file, without the end of its line."""
+    """Return the content of a file without the line end."""
     try:
         secret = Path(file).read_text("utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as failed:
-        reason = failed.strerror if isinstance(failed, OSError) else "is no UTF-8 text"
+        reason = failed.strerror if isinstance(failed, OSError) else "it is not UTF-8 text"
         raise OptionError("passwordFile", f"{file!r} cannot be read by the driver: {reason}") from None
     if not secret or CONTROL.search(secret):
         how = "holds more than one line, or control characters" if secret else "is empty"
-        raise OptionError("passwordFile", f"{file!r} {how}: put the password, or the token, into it and nothing else")
+        raise OptionError("passwordFile", f"{file!r} {how}: put only the password, or the token, into it")
     return secret
 
 
 def exclusive_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> DestinationError | None:
-    """The error for a queue that is exclusive to somebody else; None for another reason.
+    """Return the error for a queue in exclusive use elsewhere; None if this is not the reason.
 
-    No session of this package is exclusive, so the holder is foreign and waiting is useless. RabbitMQ words this alike
-    over each protocol (3.10, 4.3).
+    Sessions of this package are never exclusive, so the holder is foreign and waiting is useless. RabbitMQ uses the
+    same words over each protocol (3.10, 4.3).
     """
     if "exclusive use" in reason:
-        what = "has an exclusive consumer elsewhere, and hands out nothing to others; end that consumer"
+        what = "has an exclusive consumer elsewhere, and delivers nothing to others; end that consumer"
     elif "exclusive access" in reason:
         what = "is exclusive: only the connection that declared it may read it; declare it without 'exclusive'"
     else:

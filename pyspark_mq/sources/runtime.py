@@ -1,8 +1,8 @@
-"""Time, waiting and threads: all that receiving asks of the machine it runs on.
+"""Time, waiting and threads: everything that receiving needs from the machine it runs on.
 
-Epochs, queues, supervisors and workers take them from a :class:`Runtime`, so that tests run a whole source through
-hours of faults in a moment, on one thread and in a repeatable order. Only code that talks to the operating system uses
-the machine's own: sessions, which wait for sockets, and the watch on the parent process.
+Epochs, queues, supervisors and workers take them from a :class:`Runtime`, so tests can run a whole source through hours
+of faults in a moment, on one thread and in a repeatable order. Only code that talks to the operating system uses the
+machine's own: sessions, which wait for sockets, and the watch on the parent process.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["Runtime", "Task", "Threads", "begin_thread"]
 def begin_thread(name: str, work: Callable[[], None], died: Callable[[BaseException], None]) -> threading.Thread:
     """Run a function in the background, for as long as the process lives.
 
-    Every thread of this package starts here, so that none dies silently or on standard error: its error reaches code
-    that raises it in the query.
+    Every thread of this package starts here, so that none dies silently, or only on standard error: its error reaches
+    code that raises it in the query.
 
     Args:
         died: called on the thread with the error that ended it.
@@ -34,7 +34,7 @@ def begin_thread(name: str, work: Callable[[], None], died: Callable[[BaseExcept
     def live() -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, a panic of Arrow or an exit too
+        except BaseException as error:  # noqa: BLE001 - any error, even a panic of Arrow or an exit
             died(error)
 
     thread = threading.Thread(target=live, name=name, daemon=True)
@@ -46,23 +46,23 @@ class Task(ABC):
     """A background task.
 
     Attributes:
-        died: the error that ended it; None if it is alive or has finished.
+        died: the error that ended it; None if it is running or has finished.
     """
 
     died: BaseException | None = None
 
     @abstractmethod
     def join(self, timeout_s: float) -> None:
-        """Wait for its end, at most this long."""
+        """Wait for it to end, at most this long."""
 
     def check(self, where: str = "") -> None:
-        """Raise if the task has died.
+        """Check the task.
 
         Args:
             where: prefix of the error, such as the task's queue.
 
         Raises:
-            MqError: it has died.
+            MqError: the task has died.
         """
         if isinstance(self.died, MqError):
             raise self.died
@@ -82,19 +82,19 @@ class Runtime(ABC):
 
     @abstractmethod
     def monotonic_s(self) -> float:
-        """Seconds for which this process has run; never goes back.
+        """Return the seconds for which this process has run; they never go back.
 
         The clock stands still while the process does (stopped, frozen, its machine paused): the broker had no chance in
-        that time, so it ends no wait (rule 18).
+        that time, so no wait may end by it (rule 18).
         """
 
     @abstractmethod
     def machine_s(self) -> float:
-        """Seconds on the clock that all processes of the machine share; never goes back."""
+        """Return the seconds on the clock that all processes of the machine share; they never go back."""
 
     @abstractmethod
     def utc_us(self) -> int:
-        """Microseconds since 1970."""
+        """Return the microseconds since 1970."""
 
     @abstractmethod
     def sync(self) -> None:
@@ -102,34 +102,34 @@ class Runtime(ABC):
 
     @abstractmethod
     def sleep(self, seconds: float) -> None:
-        """Sleep; tasks go on."""
+        """Sleep while tasks continue."""
 
     @abstractmethod
     def wait(self, event: threading.Event, seconds: float) -> None:
-        """Wait until the event is set, or the time is over; tasks go on."""
+        """Wait until the event is set or the time is over, while tasks continue."""
 
     @abstractmethod
     def jitter(self) -> float:
-        """A random factor from 0.5 to 1.0, so that clients of a restarted broker do not return all at once."""
+        """Return a random factor from 0.5 to 1.0, so that not all clients return to a restarted broker at once."""
 
     @abstractmethod
     def spawn(self, name: str, life: Iterator[float], interrupt: threading.Event) -> Task:
         """Run `life` in the background until it is exhausted.
 
         Args:
-            life: yields the seconds to wait before it is resumed. It handles its own errors.
-            interrupt: ends a wait early.
+            life: yields the seconds to wait before it is resumed, and handles its own errors.
+            interrupt: ends a wait early when set.
         """
 
 
-#: Interval for checking the process's clock, and the most time that passes between two checks. When a busy machine
-#: delays a check, the excess is not counted, which only makes waits longer.
+#: Interval for checking the process's clock, and the most time counted between two checks. If a busy machine delays a
+#: check, the excess is not counted, which only makes waits longer.
 _LOOK_S = 0.25
 _LOOK_MAX_S = 1.0
 
 
 class _Clock:
-    """Counts the time for which this process runs, on a thread that does nothing else."""
+    """Counts the time for which this process runs, on a separate thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -149,12 +149,12 @@ class _Clock:
             if (clock := me()) is not None:
                 clock.died = why
 
-        # The thread ends with its clock, so it may not refer to it.
+        # The thread ends with its clock, so it must not hold a reference to it.
         begin_thread("pyspark-mq clock", look, died)
 
     def now_s(self) -> float:
         if self.died is not None:
-            raise InternalError("the thread that looks at the clock has died") from self.died
+            raise InternalError("the clock thread has died") from self.died
         with self._lock:
             now_s = time.monotonic()
             self._run_s += min(now_s - self._seen_s, _LOOK_MAX_S)
@@ -188,7 +188,7 @@ class Threads(Runtime):
         event.wait(seconds)
 
     def jitter(self) -> float:
-        return random.uniform(0.5, 1.0)  # not secrecy
+        return random.uniform(0.5, 1.0)  # not for secrecy
 
     def spawn(self, name: str, life: Iterator[float], interrupt: threading.Event) -> Task:
         def live() -> None:

@@ -1,4 +1,4 @@
-"""The options of a query, in the terms of this package."""
+"""The options of a query, typed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["CONNECTIONS_MAX", "PREFETCH_MIN", "Guarantee", "OnUnreadable", "Sett
 
 #: Most connections of a query: each has a thread and a socket.
 CONNECTIONS_MAX = 256
-#: Least unacknowledged messages of a queue, however many queues share a default `prefetch`.
+#: Smallest window of a queue, however many queues share the default `prefetch`.
 PREFETCH_MIN = 1_000
 
 
@@ -20,7 +20,7 @@ class Guarantee(Enum):
     """Option `guarantee`.
 
     Attributes:
-        identifies: whether messages are identified by their IDs, which the journal keeps.
+        identifies: whether messages are identified by IDs, which the journal keeps.
         acknowledges_first: whether an epoch is acknowledged when it is cut, before Spark runs it.
     """
 
@@ -64,26 +64,26 @@ class Settings:
     fail_on_data_loss: bool
     replay_timeout_s: float
     on_unreadable: OnUnreadable = OnUnreadable.FAIL
-    #: Remembered IDs of messages that ends of connections left open.
+    #: Most remembered IDs of messages left open when connections ended.
     remember_left: int = 2_000_000
-    #: Bytes of rows that a task may carry.
+    #: Most bytes of rows in a task.
     max_partition_bytes: int = 120 << 20
-    #: Names of several queues; the endpoint then has the option's text in place of a name.
+    #: Names of several queues; the endpoint then has the option's text instead of a name.
     queues: tuple[str, ...] = ()
-    #: Regular expression for names of queues, which are looked up at the broker.
+    #: Regular expression for queue names, which are looked up at the broker.
     pattern: str | None = None
     #: Interval of these look-ups.
     pattern_interval_s: float = 60.0
-    #: Interval at which the broker's management is asked for depths.
+    #: Interval of asking the broker's management for depths.
     management_interval_s: float = 5.0
-    #: Whether disks are synced before anything that rests on them is emitted or acknowledged.
+    #: Whether disks are synced before anything that depends on them is emitted or acknowledged.
     syncs: bool = False
-    #: Whether `prefetch` is the default: several queues share it.
+    #: Whether `prefetch` is the default, which several queues share.
     prefetch_is_shared: bool = False
 
     @property
     def destination(self) -> str:
-        """The queues or the topic of the query, as errors call them."""
+        """The queues or the topic of the query, as named in errors."""
         if self.pattern is not None:
             return f"queues matching '{self.pattern}'"
         if self.queues:
@@ -92,17 +92,17 @@ class Settings:
 
     @property
     def window(self) -> int:
-        """Unacknowledged messages that all connections to one queue together may hold."""
+        """The most unacknowledged messages that all connections to one queue together may hold."""
         return self.prefetch * self.consumers
 
     def by_queue(self) -> tuple[Settings, ...]:
-        """Settings of each queue named in the options, or of the topic."""
+        """Return the settings of each queue named in the options, or of the topic."""
         if self.queues:
             return tuple(self.of_queue(name, len(self.queues)) for name in self.queues)
         return (self,) if self.pattern is None else ()
 
     def of_queue(self, name: str, among: int) -> Settings:
-        """Return the settings of one queue of several."""
+        """Return the settings of one queue among this many."""
         shared = max(min(self.prefetch, PREFETCH_MIN), self.prefetch // among)
         return replace(
             self,

@@ -28,12 +28,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """The meaning of the scheme of a URL.
+    """The meaning of a URL's scheme.
 
     Attributes:
-        port: default port (IANA for AMQP, the brokers' own default for STOMP).
+        port: default port (IANA's for AMQP, the brokers' own for STOMP).
         tls: whether the connection uses TLS.
-        partner: the scheme of the same protocols with TLS, or without it.
+        partner: the scheme for the same protocols with TLS switched on or off.
     """
 
     port: int
@@ -41,7 +41,7 @@ class Scheme:
     partner: str
 
 
-#: Supported URL schemes. :class:`.Broker` has the protocols of each broker over each scheme.
+#: Supported URL schemes. :class:`.Broker` has each broker's protocols by scheme.
 SCHEMES: Mapping[str, Scheme] = MappingProxyType(
     {
         "amqp": Scheme(5672, tls=False, partner="amqps"),
@@ -53,17 +53,17 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
     }
 )
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
-#: Host, port and path. Anything else may be a part of a password.
+#: Host, port and path. Anything else may be part of a password.
 _PLACE = re.compile(r"(?:\[[\w.:%]*\]|[\w.-]*)(?::[0-9]+)?(?:/.*)?", re.DOTALL)
 
-#: A shorter secret occurs within ordinary words.
+#: Shorter secrets occur within ordinary words.
 _LONG_CHARACTERS = 4
 
 #: Separators between URLs.
 _BETWEEN = re.compile(r"[\s,]+")
 #: Python drops line feeds from URLs; in a login or a name they would become headers or commands.
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-#: The end of a scheme, from its last letter on, so that earlier text is scanned once.
+#: The end of a scheme, from its last letter on, so that earlier text is scanned only once.
 _END_OF_SCHEME = re.compile(r"[A-Za-z](?:(?![A-Za-z])[\w+.-])*://")
 
 #: Advice for characters with a meaning in URLs.
@@ -75,10 +75,10 @@ class BrokerUrl:
     """One candidate of the `url` option.
 
     Attributes:
-        scheme: lower case.
-        virtual_host: from the path; ``/`` when the path is empty or ``/`` (what pika and most
-            clients do; the wording of the AMQP URI specification says "empty name" for ``/``).
-        username, password: decoded, None when the URL has none.
+        scheme: scheme in lower case.
+        virtual_host: virtual host from the path; ``/`` if the path is empty or ``/``, as in pika and most clients (the
+            AMQP URI specification says that ``/`` means an empty name).
+        username, password: decoded; None if the URL has none.
     """
 
     scheme: str
@@ -94,7 +94,7 @@ class BrokerUrl:
 
     @property
     def partner(self) -> str:
-        """The scheme to use instead if the port's use of TLS differs."""
+        """The scheme to use if the port differs in its use of TLS."""
         return SCHEMES[self.scheme].partner
 
     def __str__(self) -> str:
@@ -103,21 +103,21 @@ class BrokerUrl:
 
 
 def place_of(host: str, port: int | None) -> str:
-    """Host and port as URLs have them: an address of IPv6 in brackets (RFC 3986, 3.2.2)."""
+    """Return host and port as in URLs, with an IPv6 address in brackets (RFC 3986, 3.2.2)."""
     shown = f"[{host}]" if ":" in host else host
     return shown if port is None else f"{shown}:{port}"
 
 
 def has_login(text: str) -> bool:
-    """Whether there is a URL with a user anywhere in a text."""
+    """Whether a text has a URL with a user anywhere."""
     return _END_OF_SCHEME.search(text.rpartition("@")[0]) is not None
 
 
 def redact(text: str) -> str:
-    """A URL, right or wrong, without anything that may be a user name or a password.
+    """Remove anything that may be a user name or a password from a URL, valid or not.
 
-    Unescaped characters may extend a password anywhere, so nothing before the last '@' is shown, and nothing that does
-    not look like host, port and path.
+    Unescaped characters may extend a password anywhere, so only text after the last '@' that looks like host, port and
+    path is shown.
     """
     scheme = _SCHEME.match(text)
     start = scheme.end() if scheme else 0
@@ -129,7 +129,7 @@ def redact(text: str) -> str:
 
 
 def redact_in(text: str, url: str) -> str:
-    """A library's message about a URL, without anything that may be a user name, a password or a parameter in it."""
+    """Remove anything that may be a user name, password or parameter of a URL from a library's message about it."""
     user = url.partition("://")[2].rpartition("@")[0]
     password, parameters = user.partition(":")[2], url.partition("?")[2]
     values = [value for _, value in parse_qsl(parameters, keep_blank_values=True)]
@@ -137,7 +137,7 @@ def redact_in(text: str, url: str) -> str:
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:
-    """A message without secrets, however URLs encode them."""
+    """Remove secrets from a message, however URLs encode them."""
     for secret in sorted({*secrets} - {""}, key=len, reverse=True):
         text = _spellings(secret).sub("***", text)
     return text
@@ -145,7 +145,7 @@ def hide(text: str, secrets: Iterable[str]) -> str:
 
 @lru_cache
 def _spellings(secret: str) -> re.Pattern[str]:
-    """Match each character plain or percent-encoded. A short secret matches only as a whole word."""
+    """Return a pattern that matches each character plain or percent-encoded; a short secret only as a whole word."""
     escapes = ["".join(f"%{byte:02x}" for byte in one.encode("utf-8", "surrogatepass")) for one in secret]
     patterns = [f"(?:{re.escape(one)}|(?i:{escape}))" for one, escape in zip(secret, escapes, strict=True)]
     text = "".join(patterns).replace(re.escape(" "), rf"(?:{re.escape(' ')}|\+)")
@@ -153,25 +153,25 @@ def _spellings(secret: str) -> re.Pattern[str]:
 
 
 def parse_urls(text: str) -> tuple[BrokerUrl, ...]:
-    """The failover candidates of a `url` option, in order.
+    """Return the failover candidates of a `url` option, in order.
 
     Raises:
-        OptionError: a candidate is not a URL this package understands.
+        OptionError: a candidate is not a URL that this package understands.
     """
     text = text.strip(", \t\r\n")
     if not text:
-        raise OptionError("url", "is empty; give for example amqp://user:password@host:5672/vhost")
+        raise OptionError("url", "is empty; set for example amqp://user:password@host:5672/vhost")
     urls = tuple(map(_parse, _candidates(text)))
     shown = ",".join(map(str, urls))
     if len({url.scheme for url in urls}) > 1:
-        raise OptionError("url", f"mixes schemes in '{shown}'; failover candidates share one")
+        raise OptionError("url", f"mixes schemes in '{shown}'; failover candidates must share one")
     if len({url.virtual_host for url in urls}) > 1:
-        raise OptionError("url", f"mixes virtual hosts in '{shown}'; failover candidates share one")
+        raise OptionError("url", f"mixes virtual hosts in '{shown}'; failover candidates must share one")
     return urls
 
 
 def _candidates(text: str) -> Iterator[str]:
-    """Split the text into URLs: a separating comma is followed by a scheme. Any other may belong to a password."""
+    """Split the text into URLs. Only a comma before a scheme separates; any other may belong to a password."""
     start = 0
     for gap in _BETWEEN.finditer(text):
         if "," in gap[0] and _SCHEME.match(text, gap.end()):
@@ -182,7 +182,7 @@ def _candidates(text: str) -> Iterator[str]:
 
 def _parse(text: str) -> BrokerUrl:
     if CONTROL.search(unquote(text)):
-        raise OptionError("url", f"{redact(text)!r} has a control character, as it is or as %0A; leave it out")
+        raise OptionError("url", f"{redact(text)!r} has a control character, plain or as %0A; remove it")
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -190,7 +190,7 @@ def _parse(text: str) -> BrokerUrl:
         if port == 0:
             raise ValueError("Port 0")  # noqa: TRY301 - as urllib says it of others out of range
     except ValueError as wrong:
-        # urllib's message may quote the invalid part, and that may belong to a password.
+        # urllib's message may quote the invalid part, which may belong to a password.
         hint = "the port must be a number from 1 to 65535" if "ort" in str(wrong) else "malformed"
         raise OptionError("url", f"{redact(text)!r} is not a URL: {hint}; {ESCAPES}") from None
     scheme = parts.scheme.lower()
@@ -198,12 +198,12 @@ def _parse(text: str) -> BrokerUrl:
         accepted = ", ".join(f"{name}://" for name in SCHEMES)
         raise OptionError("url", f"{redact(text)!r} has no known scheme; accepted are {accepted}")
     if not host or "," in host:
-        problem = "names no host" if not host else "names several hosts; candidates are whole URLs"
+        problem = "names no host" if not host else "names several hosts; write each candidate as a whole URL"
         raise OptionError("url", f"{redact(text)!r} {problem}; {ESCAPES}")
     if parts.query or parts.fragment:
         raise OptionError("url", f"{redact(text)!r} has parameters; set options of the source instead; {ESCAPES}")
     if "@" in parts.path:
-        raise OptionError("url", f"{redact(text)!r} has an '@' behind the host; {ESCAPES}")
+        raise OptionError("url", f"{redact(text)!r} has an '@' after the host; {ESCAPES}")
     path = unquote(parts.path[1:])
     return BrokerUrl(
         scheme=scheme,

@@ -1,4 +1,4 @@
-"""Access to the brokers, as it travels to tasks, secrets included. Its repr shows nothing."""
+"""Access to the brokers, as sent to tasks, secrets included. Its repr hides them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Access", "make_access"]
 
 @dataclass(frozen=True)
 class Access:
-    """URLs, login, TLS and times, read from files by the driver. Times are seconds.
+    """URLs, login, TLS and times. The driver has read the files. Times are seconds.
 
     Attributes:
-        ca, certificate: contents of PEM files; the client's certificate has its key with it.
+        ca, certificate: contents of PEM files; the client's certificate includes its key.
     """
 
     urls: tuple[BrokerUrl, ...]
@@ -40,7 +40,7 @@ class Access:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if self.certificate is not None:
-            # OpenSSL reads it from a file only; this one is private and removed at once.
+            # OpenSSL reads it only from a file; this one is private and removed at once.
             descriptor, name = tempfile.mkstemp(suffix=".pem")
             try:
                 with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -52,7 +52,7 @@ class Access:
 
 
 def make_access(endpoint: Endpoint) -> Access:
-    """Read the files that the options name; an OptionError if one cannot be read."""
+    """Read the files that the options name; raise an OptionError if one cannot be read."""
     url = endpoint.urls[0]
     username, password = endpoint.credentials(url)
     tls = endpoint.tls

@@ -1,8 +1,8 @@
 """Chunks, the units of a stream, from their bytes (``osiris_log.erl``, ``PROTOCOL.adoc``). No socket, no clock.
 
-A chunk is written once and is the same on all replicas. It has the offset of its first record and the number of its
-records, and its CRC covers the data. Its sizes are believed only within its own bytes, and packed entries are unpacked
-up to their stated size and no further.
+A chunk is written once and is the same on all replicas. Its header has the offset of its first record and the number
+of its records; its CRC covers the data. Sizes are trusted only within the chunk's own bytes, and packed entries are
+unpacked up to their stated size and no further.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = ["HEADER_BYTES", "Chunk", "ChunkError", "ChunkIdentity", "Entry", "rea
 _HEADER = struct.Struct(">BBHIqqqIIII")
 HEADER_BYTES = _HEADER.size
 _MAGIC = 0x50
-#: Other kinds are the broker's own records.
+#: Kinds of chunks; all but user chunks hold the broker's own records.
 _USER, _KINDS = 0, 3
-#: Of offsets, and of times in microseconds.
+#: Largest offset, and largest time in microseconds.
 _NUMBER_MAX = 2**63 - 2**32
-#: The first bit of an entry marks several records; then follow kind of compression, number of records, sizes.
+#: The first bit marks an entry with several records. Kind of compression, number of records and sizes follow.
 _SUB_ENTRY = struct.Struct(">BHII")
 #: Most bytes of an unpacked batch. Producers pack frames, of 1 MiB unless the broker allows more.
 _PLAIN_BYTES_MAX = 64 << 20
 
 
 class ChunkError(Exception):
-    """A chunk does not match its header."""
+    """The chunk does not match its header."""
 
 
 class ChunkIdentity(NamedTuple):
-    """Identity of a chunk, to distinguish it from one at the same offset of another stream with that name."""
+    """Identity of a chunk; distinguishes it from a chunk at the same offset of another stream with this name."""
 
     chunk: int
     timestamp_ms: int
@@ -44,13 +44,13 @@ class ChunkIdentity(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A chunk as it was delivered.
+    """A chunk as delivered.
 
     Attributes:
         first: offset of its first record.
-        records: how many offsets it takes.
+        records: number of offsets it takes.
         entries: number of entries in its data.
-        user: whether it has messages. Others have the broker's own records, which take offsets too.
+        user: whether it has messages. Other chunks have the broker's own records, which take offsets too.
         data: its entries.
     """
 
@@ -78,18 +78,18 @@ class Chunk(NamedTuple):
             ChunkError: its bytes or its header are damaged.
         """
         if zlib.crc32(self.data) != self.crc:
-            text = f"has CRC {zlib.crc32(self.data):08x}, and was written with {self.crc:08x}"
+            text = f"has CRC {zlib.crc32(self.data):08x}, but was written with {self.crc:08x}"
             raise ChunkError(f"the chunk at offset {self.first} {text}")
         entries = [*self._entries()] if self.user else []
         count = sum(entry.records for entry in entries)
         if self.user and count != self.records:
-            raise ChunkError(f"the entries of the chunk at offset {self.first} are {count} records of {self.records}")
+            raise ChunkError(f"the entries of the chunk at offset {self.first} hold {count} of {self.records} records")
         return entries
 
     def _entries(self) -> Iterator[Entry]:
         data, size = self.data, len(self.data)
         if self.entries == self.records:
-            # A packed entry may have one record: its first byte makes it longer than any chunk.
+            # A packed entry may hold just one record; read as a simple one, it would be longer than any chunk.
             with suppress(ChunkError):
                 begins = _begins(data, self.records)
                 if len(begins) == self.records + 1:
@@ -98,7 +98,7 @@ class Chunk(NamedTuple):
         at = simple = 0
         for _ in range(self.entries):
             if at + 4 > size:
-                raise ChunkError(f"{self.entries} entries are not in {size} bytes")
+                raise ChunkError(f"{self.entries} entries do not fit in {size} bytes")
             if data[at] < 0x80:
                 at += 4 + int.from_bytes(data[at : at + 4], "big")
                 continue
@@ -113,14 +113,14 @@ class Chunk(NamedTuple):
         if simple < at:
             yield _simple(data[simple:at])
         if at != size:
-            raise ChunkError(f"its entries end at byte {at}, and its data at {size}")
+            raise ChunkError(f"its entries end at byte {at}, but its data at {size}")
 
 
 class Entry(NamedTuple):
     """A packed entry, or consecutive simple ones.
 
     Attributes:
-        records: how many offsets it takes.
+        records: number of offsets it takes.
         data: bytes as stored.
         begins: starts of simple records, as :meth:`unpacked` returns them; None for a packed entry.
     """
@@ -133,11 +133,11 @@ class Entry(NamedTuple):
         """Unpack its records, up to its stated count and size.
 
         Returns:
-            bytes with each record after its size in four bytes; and the starts of the records, with one more at the
-            end: record `n` is from `begins[n]` to `begins[n + 1] - 4`.
+            bytes in which each record follows its size in four bytes; and the starts of the records, with one more at
+            the end: record `n` is from `begins[n]` to `begins[n + 1] - 4`.
 
         Raises:
-            ChunkError: it cannot be unpacked, or does not match its header.
+            ChunkError: the entry cannot be unpacked, or does not match its header.
         """
         if self.begins is not None:
             return self.data, self.begins
@@ -150,7 +150,7 @@ class Entry(NamedTuple):
             raise ChunkError(f"it cannot be unpacked: {broken}") from None
         begins = _begins(plain, records) if len(plain) == plain_size else []
         if len(begins) != records + 1:
-            raise ChunkError(f"it is not the {records} records of {plain_size} bytes that it says")
+            raise ChunkError(f"it does not hold the {records} records in {plain_size} bytes that it states")
         return plain, begins
 
 
@@ -160,7 +160,7 @@ def _simple(data: bytes) -> Entry:
 
 
 def _begins(data: bytes, count: int | None = None) -> list[int]:
-    """Return the starts of records, for :meth:`Entry.unpacked`; at most a little more than that many."""
+    """Return the starts of records, for :meth:`Entry.unpacked`; hardly more than `count` of them."""
     return _equal(data, count or 0) or _walked(data, count)
 
 
@@ -186,7 +186,7 @@ def _walked(data: bytes, count: int | None) -> list[int]:
     except struct.error:
         raise ChunkError(f"no record begins at byte {at}") from None
     if at != size:
-        raise ChunkError(f"the last record ends at byte {at}, and the data at {size}")
+        raise ChunkError(f"the last record ends at byte {at}, but the data at {size}")
     return begins
 
 
@@ -205,7 +205,7 @@ def _decompressed(kind: int, packed: bytes, plain_size: int) -> bytes:
 
 
 def _snappy_blocks(packed: bytes, plain_size: int) -> Iterator[bytes]:
-    """Split Snappy's framing format into blocks; unframed bytes are one block."""
+    """Split Snappy's framing format into blocks, unpacked; unframed bytes are one block."""
     if packed[:4] != b"\xff\x06\x00\x00":
         yield _snappy(packed, plain_size)
         return
@@ -214,7 +214,7 @@ def _snappy_blocks(packed: bytes, plain_size: int) -> Iterator[bytes]:
         kind, begin = packed[at], at + 4
         at = begin + int.from_bytes(packed[at + 1 : begin], "little")
         if at > len(packed) or 1 < kind < 0x80:
-            raise ValueError(f"a block of kind {kind} that is cut off or unknown")
+            raise ValueError(f"a block of kind {kind} is cut off or unknown")
         if kind < 2:
             block = packed[begin + 4 : at] if kind else _snappy(packed[begin + 4 : at], left)
             left -= len(block)
@@ -222,7 +222,7 @@ def _snappy_blocks(packed: bytes, plain_size: int) -> Iterator[bytes]:
 
 
 def _snappy(block: bytes, maximum: int) -> bytes:
-    """Unpack a block, which begins with its plain size, seven bits a byte."""
+    """Unpack a block. It begins with its unpacked size, seven bits a byte."""
     size = shift = 0
     for byte in block[:5]:
         size |= (byte & 0x7F) << shift
@@ -230,26 +230,26 @@ def _snappy(block: bytes, maximum: int) -> bytes:
         if byte < 0x80:
             break
     if size > maximum:
-        raise ValueError(f"a block of {size} bytes, where {maximum} are left")
+        raise ValueError(f"a block has {size} bytes, but only {maximum} are left")
     return bytes(pa.Codec("snappy").decompress(block, size, asbytes=True))
 
 
 def read_chunk(data: bytes, at: int = 0) -> Chunk:
-    """Read the header of the chunk that begins there and extends to the end of a frame.
+    """Read the chunk that begins at this byte and extends to the end of a frame.
 
     Raises:
-        ChunkError: it is no chunk, or it is cut off.
+        ChunkError: it is not a chunk, or it is cut off.
     """
     try:
         magic, kind, entries, records, timestamp, epoch, first, crc, size, _, _ = _HEADER.unpack_from(data, at)
     except struct.error:
-        raise ChunkError(f"{len(data) - at} bytes are no chunk") from None
+        raise ChunkError(f"{len(data) - at} bytes are not a chunk") from None
     if magic != _MAGIC:
-        raise ChunkError(f"a chunk of format 0x{magic:02x}, and 0x{_MAGIC:02x} is known")
+        raise ChunkError(f"a chunk has format 0x{magic:02x}, but only 0x{_MAGIC:02x} is known")
     if kind >= _KINDS or (kind != _USER and records != 1):
         raise ChunkError(f"the chunk at offset {first} is of kind {kind}, with {records} records")
     if min(timestamp, epoch, first) < 0 or max(timestamp * 1000, first) > _NUMBER_MAX:
-        raise ChunkError(f"no chunk is at offset {first}, of epoch {epoch} and time {timestamp}")
+        raise ChunkError(f"no chunk can have offset {first}, epoch {epoch} and time {timestamp}")
     begin = at + HEADER_BYTES
     content = data[begin : begin + size]
     if len(content) != size:

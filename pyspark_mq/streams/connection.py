@@ -1,7 +1,7 @@
-"""One connection of the stream protocol: blocking, for one thread, no reconnects.
+"""One connection of the stream protocol: blocking, for one thread, without reconnects.
 
-Any end is a :class:`StreamLost`, after which the connection is useless; permanent refusals are errors of the package.
-The broker's greeting shows its version: an unknown command would end the connection.
+However it ends, it raises :class:`StreamLost` and is useless afterwards; permanent refusals are errors of the package.
+The version in the broker's greeting is checked: an unknown command would end the connection.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pyspark_mq.streams.frames import FieldReader, StreamFrameError, StreamLost
 __all__ = ["NO_STREAM", "Member", "NoStream", "StreamConnection", "StreamLost", "Subscription"]
 
 _RECEIVE_BYTES = 256 << 10
-#: Size of the rest, command and version.
+#: Size of the rest of the frame, command and version.
 _HEAD = struct.Struct(">IHH")
 #: Largest accepted chunk; the protocol has no limit. All other frames are small.
 _CHUNK_BYTES_MAX, _FRAME_BYTES_MAX = 1 << 30, 1 << 20
-#: Most nodes of a stream; more than any cluster has.
+#: Most members of a stream; more than any cluster has.
 _MEMBERS_MAX = 16
 #: Characters of a broker's message that an error shows.
 _REASON_MAX = 300
@@ -40,7 +40,7 @@ _REFUSALS = frozenset({7, 8, 9, 10, 11, 12, 16})
 #: Response codes: the stream does not exist, or has no member on this node.
 NO_STREAM, _NOT_HERE = 2, 6
 _SUBSCRIPTIONS = 256
-#: osiris of 3.10 cannot report the end of a stream.
+#: RabbitMQ 3.10's osiris cannot report the end of a stream.
 _VERSION_MIN = (3, 11)
 #: Offset specifications of Subscribe.
 _AT, _SINCE = 4, 5
@@ -54,7 +54,7 @@ class Member(NamedTuple):
 
 
 class NoStream(Exception):  # noqa: N818
-    """The stream does not exist (code 2), or has no member on this node (6). `member` is the node that reports it."""
+    """The stream does not exist (code 2), or has no member on this node (6). `member` is the reporting node."""
 
     def __init__(self, stream: str, code: int, member: Member) -> None:
         self.stream, self.code, self.member = stream, code, member
@@ -70,14 +70,14 @@ class StreamConnection:
         url: the candidate, for errors.
 
     Raises:
-        StreamLost: no answer, or another protocol.
-        RefusedError: user, password, virtual host or TLS.
+        StreamLost: the node does not answer, or speaks another protocol.
+        RefusedError: the node refused user, password, virtual host or TLS.
         ConfigurationError: the broker is too old.
     """
 
     def __init__(self, access: Access, member: Member, url: BrokerUrl) -> None:
         self._access, self._url = access, url
-        #: The node, as the broker reports at login; behind a load balancer it may be another one than requested.
+        #: The node, as the broker reports it at login; behind a load balancer it may not be the requested one.
         self.member = self.advertised = member
         self._socket: socket.socket | None = None
         self._buffer, self._at = b"", 0
@@ -108,10 +108,10 @@ class StreamConnection:
                 self._socket = self._access.context().wrap_socket(plain, server_hostname=self.member.host)
         except ssl.SSLError as failed:
             raise tls_error(failed, self._url) from None
-        except (OSError, ValueError, OverflowError) as failed:  # brokers advertise whatever was configured
+        except (OSError, ValueError, OverflowError) as failed:  # brokers may advertise anything
             text = f"{self.place} cannot be reached: {failed}"
             if self._socket is not None:
-                text = f"{self.place} does not answer with TLS: {failed}; a port without TLS has {self._url.partner}://"
+                text = f"{self.place} does not answer with TLS: {failed}; without TLS, use {self._url.partner}://"
             raise StreamLost(text) from None
 
     def _greet(self) -> None:
@@ -124,8 +124,8 @@ class StreamConnection:
         if self.version < _VERSION_MIN:
             known = self.properties.get("version", "of an unknown version")
             raise ConfigurationError(
-                f"{self._url}: this is RabbitMQ {known!r}, which does not report where a stream is committed; streams "
-                "are read from RabbitMQ 3.11 on"
+                f"{self._url}: this is RabbitMQ {known!r}, which does not report the committed end of a stream; "
+                "reading streams needs RabbitMQ 3.11 or later"
             )
         self.request(frames.SASL_HANDSHAKE, b"")
         secret = f"\0{self._access.username}\0{self._access.password}".encode()
@@ -147,12 +147,12 @@ class StreamConnection:
     # -- requests
 
     def request(self, command: int, content: bytes, stream: str = "") -> FieldReader:
-        """Send a request and wait for its answer; return a reader at the byte after its code.
+        """Send a request and wait for its answer; return a reader of the fields after its code.
 
         Raises:
-            NoStream: the request's `stream` does not exist, or not here.
+            NoStream: the request's `stream` does not exist, or not on this node.
             RefusedError: the broker refuses permanently.
-            StreamLost: the connection ended, or the broker cannot do it now.
+            StreamLost: the connection ended, or the broker cannot fulfil the request now.
         """
         self._last += 1
         self._send(command, frames.u32(self._last) + content)
@@ -161,7 +161,7 @@ class StreamConnection:
             return answered & ~frames.RESPONSE == command and answered != frames.TUNE and fields.u32() == self._last
 
         reader = self._await(is_answer)
-        # Metadata has its own codes.
+        # The answer to Metadata has its own codes.
         code = frames.OK if command == frames.METADATA else reader.u16()
         if code == frames.OK:
             return reader
@@ -171,20 +171,20 @@ class StreamConnection:
         if code in _REFUSALS:
             raise RefusedError(
                 f"{self._url} as user '{self._access.username}': {reason}; correct 'url', 'username' or 'password', "
-                "or give the user the permission to read it"
+                "or grant the user permission to read it"
             )
         raise StreamLost(f"{self.place} refused command {command}: {reason}")
 
     def stats(self, stream: str) -> dict[str, int]:
-        """Statistics of a stream: `first_chunk_id`, `committed_chunk_id`; -1 for none yet."""
+        """Return a stream's statistics, such as `first_chunk_id` and `committed_chunk_id`; -1 for none yet."""
         answer = self.request(frames.STREAM_STATS, frames.text(stream), stream)
         found = dict(answer.array(lambda: (answer.text(), answer.i64())))
         if lacking := sorted(_NUMBERS - found.keys()):
-            raise StreamFrameError(f"statistics of stream '{stream}' without {', '.join(lacking)}")
+            raise StreamFrameError(f"the statistics of stream '{stream}' lack {', '.join(lacking)}")
         return found
 
     def partitions(self, super_stream: str) -> list[str]:
-        """The partitions of a super stream in order; none if it is no super stream."""
+        """Return the partitions of a super stream in order; an empty list if it is not a super stream."""
         try:
             answer = self.request(frames.PARTITIONS, frames.text(super_stream))
         except NoStream:
@@ -192,7 +192,7 @@ class StreamConnection:
         return answer.array(answer.text)
 
     def members(self, stream: str) -> list[Member]:
-        """The nodes of a stream, the leader first; none without leader and replica."""
+        """Return the nodes of a stream, the leader first; an empty list without leader and replicas."""
         answer = self.request(frames.METADATA, frames.array([frames.text(stream)]))
         nodes = dict(answer.array(lambda: (answer.u16(), Member(answer.text(), answer.u32()))))
         found: list[Member] = []
@@ -211,7 +211,7 @@ class StreamConnection:
         """Subscribe with one credit, at an offset or else a time. Errors leave the connection useless.
 
         Raises:
-            NoStream: there is none of that name here.
+            NoStream: the stream does not exist, or not on this node.
         """
         number = self._next_subscription
         self._next_subscription = (number + 1) % _SUBSCRIPTIONS
@@ -232,7 +232,7 @@ class StreamConnection:
     # -- frames
 
     def _await(self, is_answer: Callable[[int, FieldReader], bool]) -> FieldReader:
-        """Return the next answer; none in time ends the connection."""
+        """Return the next answer. If none comes in time the connection is lost."""
         deadline = time.monotonic() + self.patience_s
         try:
             while True:
@@ -245,17 +245,17 @@ class StreamConnection:
             raise StreamLost(f"{self.place} does not speak the stream protocol: {wrong}") from None
 
     def receive(self, deadline: float) -> tuple[int, FieldReader]:
-        """Return the next frame; those of the subscription go there.
+        """Return the next frame, after passing frames of the subscription to it.
 
         Raises:
-            TimeoutError: no frame until then.
+            TimeoutError: no frame arrived in time.
         """
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{self.place} sent only other things in time")
+            raise TimeoutError(f"{self.place} sent only unrelated frames in time")
         size, command, _ = _HEAD.unpack(self._take(_HEAD.size, deadline))
         if not 4 <= size <= (_CHUNK_BYTES_MAX if command == frames.DELIVER else _FRAME_BYTES_MAX):
             raise StreamFrameError(f"{self.place} sent a frame of {size} bytes")
-        # The deadline is for the first bytes of a frame; a frame that has begun is read to its end.
+        # The deadline is for the first bytes of a frame; once begun, a frame is read to its end.
         data = self._take(size - 4, deadline, started=True)
         reader = FieldReader(data)
         if command == frames.DELIVER:
@@ -317,7 +317,7 @@ class StreamConnection:
         self._sent_s = time.monotonic()
 
     def close(self) -> None:
-        """Close the connection without a goodbye: the broker holds nothing of ours."""
+        """Close the connection without a handshake, as the broker keeps no state for it."""
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.close()
@@ -337,14 +337,14 @@ class Subscription:
         self.ended = False
 
     def take(self, delivery: bytes) -> None:
-        """Queue a chunk, unless its subscription has ended; a StreamFrameError if it had no credit."""
+        """Queue a chunk, unless it is for an earlier subscription; raise a StreamFrameError if it had no credit."""
         if delivery[:1] == frames.u8(self._number):
             if len(self._chunks) == self._open:
                 raise StreamFrameError("more chunks than credit")
             self._chunks.append(delivery)
 
     def next(self, wait_s: float) -> Chunk:
-        """The next chunk.
+        """Return the next chunk.
 
         Raises:
             StreamLost: the broker has ended the subscription or the connection.

@@ -1,4 +1,4 @@
-"""Frames of the RabbitMQ stream protocol (``PROTOCOL.adoc`` of rabbitmq_stream): how they are written and read. Pure.
+"""Writing and reading frames of the RabbitMQ stream protocol (``PROTOCOL.adoc`` of rabbitmq_stream). Pure.
 
 A frame is its size in four bytes, a command, the command's version, and fields without names.
 """
@@ -29,8 +29,8 @@ OK = 1
 REASONS = {
     2: "the stream does not exist", 3: "the subscription exists", 4: "the subscription does not exist",
     6: "the stream is not available on this node", 7: "the SASL mechanism is not supported",
-    8: "user or password are wrong", 9: "SASL failed", 10: "SASL asks for more",
-    11: "this user may connect from localhost only", 12: "no access to the virtual host", 13: "unknown command",
+    8: "user or password is wrong", 9: "SASL failed", 10: "SASL asks for more",
+    11: "this user may connect only from localhost", 12: "no access to the virtual host", 13: "unknown command",
     14: "the frame is too large", 15: "internal error of the broker", 16: "access refused",
     17: "precondition failed", 19: "no offset",
 }  # fmt: skip
@@ -41,7 +41,7 @@ class StreamLost(Exception):  # noqa: N818 - nobody's error
 
 
 class StreamFrameError(StreamLost):
-    """The peer sent something that is no frame of this protocol."""
+    """The peer sent something that is not a frame of this protocol."""
 
 
 # -- writing
@@ -58,7 +58,7 @@ def text(value: str) -> bytes:
 
 
 def array(items: Iterable[bytes]) -> bytes:
-    """Write an array: the number of its items in four bytes, then these."""
+    """Write an array: the number of its items in four bytes, then the items."""
     written = [*items]
     return u32(len(written)) + b"".join(written)
 
@@ -71,7 +71,7 @@ def frame(command: int, content: bytes) -> bytes:
 
 
 class FieldReader:
-    """Reads one field after the other.
+    """Reads one field after another.
 
     Args:
         data: the content of a frame.
@@ -81,10 +81,10 @@ class FieldReader:
         self._data, self._at = data, 0
 
     def raw(self, size: int) -> bytes:
-        """Take this many bytes; a StreamFrameError if the frame ends before."""
+        """Take this many bytes; raise a StreamFrameError if the frame has fewer."""
         end = self._at + size
         if end > len(self._data):
-            raise StreamFrameError(f"a frame of {len(self._data)} bytes has no {size} bytes at {self._at}")
+            raise StreamFrameError(f"a frame of {len(self._data)} bytes does not have {size} bytes at {self._at}")
         found, self._at = self._data[self._at : end], end
         return found
 
@@ -101,14 +101,14 @@ class FieldReader:
         return self._number(8, signed=True)
 
     def text(self) -> str:
-        """A string; null counts as empty."""
+        """Read a string; null counts as empty."""
         size = self._number(2, signed=True)
         return self.raw(size).decode("utf-8", "backslashreplace") if size > 0 else ""
 
     def array(self, item: Callable[[], T]) -> list[T]:
-        """An array whose items are read by a function."""
+        """Read an array, each item by calling a function."""
         return [item() for _ in range(max(0, self._number(4, signed=True)))]
 
     def pairs(self) -> dict[str, str]:
-        """An array of names and values."""
+        """Read an array of names and values."""
         return dict(self.array(lambda: (self.text(), self.text())))

@@ -1,10 +1,10 @@
-"""The offset of a query of streams in Spark's log, and positions in options.
+"""The offset of a stream query in Spark's log, and positions in options.
 
 One JSON object: ``{"v": 1, "of": "streams 'orders' in virtual host '/'", "at": {"orders-0": {"next": 500, "last":
 [480, timestamp, epoch, crc], "first": [0, …]}}}``. ``next`` is the offset after the last record read, ``last`` the
-identity of the chunk with that record, and ``first`` that of the stream's first chunk then: no other stream of that
-name has these. They are null where there was no chunk. Partitions are in the order of their names (Spark compares
-offsets as text).
+identity of the chunk with that record, and ``first`` that of the stream's first chunk at that time: no other stream of
+this name has these. Each is null if there was no chunk. Partitions are sorted by name, as Spark compares offsets as
+text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StreamPosition:
     Attributes:
         next: offset after it.
         last: the chunk with the record before it; None if unknown.
-        first: the first chunk of the stream at that time; None if there was none.
+        first: the stream's first chunk at that time; None if there was none.
     """
 
     next: int
@@ -50,23 +50,23 @@ def encode(of: str, places: Mapping[str, StreamPosition]) -> dict[str, Any]:
 
 
 def decode(of: str, offset: Any) -> dict[str, StreamPosition]:
-    """The places of an offset.
+    """Return the positions in an offset.
 
     Raises:
-        CheckpointError: it has another version, or is of another query.
+        CheckpointError: the offset has another version, or belongs to another query.
     """
     fresh = f"Restore the checkpoint, or {START_ANEW}"
     if not isinstance(offset, dict) or "at" not in offset or "of" not in offset:
         raise CheckpointError(
-            f"{of}: the offset in the checkpoint is not one of streams: it is of another source. {fresh}"
+            f"{of}: the offset in the checkpoint is not for streams: it belongs to another source. {fresh}"
         )
     if offset.get("v") != _VERSION:
         raise CheckpointError(
-            f"{of}: the checkpoint has offsets of version {offset.get('v')!r:.20}, and this pyspark-mq reads version "
-            f"{_VERSION} of those of streams. Upgrade pyspark-mq"
+            f"{of}: the checkpoint has stream offsets of version {offset.get('v')!r:.20}, but this pyspark-mq reads "
+            f"version {_VERSION}. Upgrade pyspark-mq"
         )
     if offset["of"] != of:
-        raise CheckpointError(f"the checkpoint is of {offset['of']}, and the query reads {of}. {fresh}")
+        raise CheckpointError(f"the checkpoint belongs to {offset['of']}, but the query reads {of}. {fresh}")
     try:
         return {name: _place(one) for name, one in offset["at"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as wrong:
@@ -95,16 +95,16 @@ def parse_places(option: str, text: str) -> dict[str, int]:
     """Parse an option with offsets or times by partition: JSON, with -2 for the earliest and -1 for the latest.
 
     Raises:
-        OptionError: it is anything else.
+        OptionError: the text is anything else.
     """
     accepted = 'accepted is JSON of partitions and whole numbers such as {"events": 500}'
     try:
         found = json.loads(text)
     except ValueError as wrong:
-        raise OptionError(option, f"{text!r} is no JSON ({wrong}); {accepted}") from None
+        raise OptionError(option, f"{text!r} is not JSON ({wrong}); {accepted}") from None
     if not isinstance(found, dict) or not found:
         raise OptionError(option, f"{text!r} names no partition; {accepted}")
     for name, value in found.items():
         if not (_is_offset(value) or value in (EARLIEST, LATEST)) or isinstance(value, bool):
-            raise OptionError(option, f"{value!r} of partition '{name}' is not accepted; {accepted}")
+            raise OptionError(option, f"{value!r} for partition '{name}' is not accepted; {accepted}")
     return found

@@ -1,15 +1,15 @@
 """A range of offsets of one partition, read whole or not at all.
 
-A task emits exactly the records of its range, so a retry emits the same. Four rules ensure that:
+A task emits exactly the records of its range, so a retry emits the same ones. Four rules ensure that:
 
-1. It subscribes to chunks of all kinds, which must follow each other without a gap, with valid headers and CRCs.
-2. A gap or a broken chunk is believed after each member in Metadata has shown it three times, on separate connections:
-   each member has its own retention.
-3. No chunk has a later epoch than the end of the range, and the chunk there is the planned one. A re-created stream
-   never turns back into the old one, so everything read before is of the same stream.
-4. If a connection is lost between two chunks, another one continues at the next offset, perhaps at another member.
+1. The task subscribes to chunks of all kinds. They must follow each other without a gap, with valid headers and CRCs.
+2. A gap or a broken chunk is accepted only after each member in Metadata has shown it three times, on separate
+   connections, as each member has its own retention.
+3. No chunk may have a later epoch than the end of the range, and the chunk there must be the planned one. A re-created
+   stream never turns back into the old one, so everything read before is from the same stream.
+4. If a connection is lost between two chunks, another one continues at the next offset, perhaps on another member.
 
-A lower end proves nothing: a task waits until there was no progress for `reconnectTimeout`.
+A lower end proves nothing: a task waits until it has made no progress for `reconnectTimeout`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["Part", "Range", "loss", "read_range"]
 
 _log = logging.getLogger("pyspark_mq")
 
-#: Longest silence of the first subscription; doubled for each next one.
+#: Longest silence of the first subscription; doubled for each further one.
 _WAIT_S = 5.0
-#: Times that each member has to show a gap, a broken chunk or another stream before it is believed.
+#: Times that each member must show a gap, a broken chunk or another stream before it is accepted.
 _TRIES = 3
-#: Most chunks in flight: enough for chunks of one message, with few wasted after the end.
+#: Most chunks in flight: enough if chunks have one message each, and few are wasted after the end.
 _CHUNKS_MAX = 64
 
 
@@ -46,7 +46,7 @@ class Range:
 
     Attributes:
         name: name of the stream or of its super stream.
-        proof: the last chunk of the epoch, or the one with record `end - 1`; None without proof.
+        proof: the last chunk of the epoch, or the chunk with record `end - 1`; None if unknown.
         turn: index of the first member to try.
     """
 
@@ -65,7 +65,7 @@ class Range:
 
 
 class Part(NamedTuple):
-    """Records from `low` to before `high` of a chunk whose entries have been checked."""
+    """Records of a checked chunk, from `low` to before `high`."""
 
     chunk: Chunk
     entries: list[Entry]
@@ -74,14 +74,14 @@ class Part(NamedTuple):
 
 
 def loss(stream: str, text: str, *, fails: bool = True) -> DataLossError:
-    """The error for messages missing from a stream.
+    """Return the error for messages missing from a stream.
 
     Args:
-        fails: whether `failOnDataLoss` is on. Otherwise the next start of the query goes on with what is there.
+        fails: whether `failOnDataLoss` is on. Otherwise the query resumes with the remaining messages when restarted.
     """
-    advice = "Start the query again: it reads what the stream has now"
+    advice = "Restart the query: it reads what the stream has now"
     if fails:
-        advice = f"Set 'failOnDataLoss' to false to go on with what is there, or {START_ANEW}"
+        advice = f"Set 'failOnDataLoss' to false to continue with what is left, or {START_ANEW}"
     return DataLossError(stream, 0, (), f"stream '{stream}': {text}. {advice}")
 
 
@@ -102,7 +102,7 @@ class _RangeReader:
         self._proved = wanted.proof is None
         what = lambda: f"{wanted}: no progress at offset {self._next}"  # noqa: E731
         self._attempts = Attempts(wanted.access, wanted.members, what, turn=wanted.turn)
-        #: What members showed instead of the next chunk: where they continue, and why.
+        #: By member, instead of the next chunk: the offsets at which it continues, with the reason.
         self._lacking: dict[Member, list[tuple[int, str]]] = defaultdict(list)
         self._others = 0
         self._get_to(wanted.begin)
@@ -147,15 +147,15 @@ class _RangeReader:
                     if broken and after > self._next:
                         self._lacks(connection, after, broken)
                     self._wait(
-                        0.0, f"{connection.place} sent nothing from offset {self._next} on in {self._wait_s:g} s"
+                        0.0, f"{connection.place} sent nothing from offset {self._next} on within {self._wait_s:g} s"
                     )
                 left = wanted.end - chunk.end
                 if left > 0:
-                    # By the remaining records: chunks after the range would be wasted.
+                    # Estimated from the remaining records: chunks after the range would be wasted.
                     subscription.want(min(_CHUNKS_MAX, left // max(1, chunk.records) + 1))
                 if chunk.end <= self._next:
                     # A lagging member begins earlier.
-                    self._wait(begun, f"{connection.place} has only got to offset {chunk.first}")
+                    self._wait(begun, f"{connection.place} has only reached offset {chunk.first}")
                     continue
                 if chunk.first > self._next:
                     self._lacks(connection, chunk.first, broken or self._gap(connection, chunk))
@@ -166,7 +166,7 @@ class _RangeReader:
                 low, high = self._next - chunk.first, min(wanted.end, chunk.end) - chunk.first
                 if chunk.user:
                     yield Part(chunk, entries, low, high)
-                # The consumer of the rows may have taken long: start the clock again.
+                # The consumer of the rows may have taken long: restart the clock.
                 self._get_to(chunk.first + high)
                 begun, broken = time.monotonic(), ""
 
@@ -176,7 +176,7 @@ class _RangeReader:
         return chunk.check()
 
     def _wait(self, since_s: float, text: str) -> None:
-        """Leave a member without useful chunks for long; the next one may take longer."""
+        """Leave a member that has sent no useful chunk for too long; the next one may take longer."""
         if time.monotonic() - since_s > self._wait_s:
             self._wait_s = max(_WAIT_S, min(2 * self._wait_s, self._attempts.left_s))
             raise StreamLost(f"{text}; if the end of the stream was lost, that shows as soon as somebody publishes")
@@ -187,19 +187,19 @@ class _RangeReader:
         return f"no member has them, and all have offset {chunk.first}"
 
     def _lacks(self, connection: StreamConnection, after: int, reason: str) -> NoReturn:
-        """Record that a member continues elsewhere than at the next offset; skip offsets that all of them lack."""
+        """Record that a member lacks the next offset and where it continues; skip offsets that all members lack."""
         self._lacking[connection.advertised].append((after, reason))
         named = connection.members(self._wanted.stream)
         if named and all(len(self._lacking[member]) >= _TRIES for member in named):
             self._skip(*min(self._lacking[member][-1] for member in named))
-        raise StreamLost(f"{connection.place} goes on at offset {after}: {reason}")
+        raise StreamLost(f"{connection.place} continues at offset {after}: {reason}")
 
     def _skip(self, after: int, reason: str) -> None:
-        """Skip the offsets up to there as lost; a DataLossError if that is not accepted."""
+        """Skip the offsets before `after` as lost; raise a DataLossError unless the options accept that."""
         wanted, end = self._wanted, min(after, self._wanted.end)
         text = f"offsets {self._next} to {end - 1} are gone: {reason}"
         if self._next >= wanted.end:
-            text = f"offsets {wanted.begin} to {end - 1} cannot be compared with what was planned: {reason}"
+            text = f"offsets {wanted.begin} to {end - 1} cannot be compared with the plan: {reason}"
         if wanted.fail_on_loss:
             raise loss(wanted.stream, text)
         _log.warning("stream '%s': %s; %d lost, as 'failOnDataLoss' is false", wanted.stream, text, end - self._next)
@@ -215,10 +215,10 @@ class _RangeReader:
         self._proved = True
 
     def _differs(self, text: str) -> NoReturn:
-        """Ask again for a differing chunk; a DataLossError if it stays different."""
+        """Have a differing chunk read again; raise a DataLossError if it keeps differing."""
         self._others += 1
         if self._others >= _TRIES * max(1, len(self._wanted.members)):
-            text = f"a chunk from offset {self._next} on is not the one that was planned: it {text}"
+            text = f"a chunk from offset {self._next} on is not the planned one: it {text}"
             reason = "the stream was deleted and made again, or its end was rewritten"
             raise loss(self._wanted.stream, f"{text}: {reason}", fails=self._wanted.fail_on_loss)
         raise StreamLost(text)

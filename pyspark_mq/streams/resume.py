@@ -1,9 +1,10 @@
-"""The rule for resuming a stream: the fate of a place, from the copies of its members. Pure.
+"""The rule for resuming a stream: the fate of a position, from the members' copies. Pure.
 
-Identities of chunks prove a loss, never a time or a lower end: after an election a leader correctly reports a lower end
-until replicas have acknowledged again (``osiris_writer:handle_continue``), and replicas lag. Epochs never fall along a
-log and rise with each election; a restored backup repeats their numbers, and clocks differ. So a chunk is newer than
-another if its epoch or its time is later; one of an earlier epoch, if its time is later by more than clocks differ.
+Only chunk identities prove a loss, never a time or a lower end: after an election a leader correctly reports a lower
+end until replicas have acknowledged again (``osiris_writer:handle_continue``), and replicas lag. Epochs never fall
+along a log and rise with each election; a restored backup repeats their numbers, and clocks differ. So a chunk is newer
+than another if its epoch or its time is later. If its epoch is earlier, its time must be later by more than clocks
+differ.
 """
 
 from __future__ import annotations
@@ -25,26 +26,27 @@ _CLOCKS_MS = 5_000
 
 
 class Outcome(Enum):
-    """Fate of a place."""
+    """Fate of a position."""
 
     SAME = auto()
-    #: Retention removed the chunk before the place, at all members.
+    #: Retention removed the chunk before the position, on all members.
     GONE = auto()
     #: Another stream has this name now.
     OTHER = auto()
-    #: Chunks before the place were replaced, or an unknown number of them.
+    #: Chunks before the position were replaced: a known number, or an unknown one.
     CUT, AGAIN = auto(), auto()
-    #: No member has reached the place. Lag and truncation look alike until somebody publishes.
+    #: No member has reached the position. Lag and truncation look alike until the next publish.
     NOT_YET = auto()
 
 
 class Found(NamedTuple):
-    """Fate of a place, and where to go on.
+    """Fate of a position, and where to resume.
 
     Attributes:
-        begin: offset to go on from.
-        end: place after the last chunk; the place itself if there is nothing to read.
-        stop: end of an epoch whose logged end is the place: before replaced chunks, which the next epoch reads.
+        begin: offset to resume at.
+        end: position after the last chunk; the position itself if there is nothing to read.
+        stop: end of an epoch that was logged to end at the position: before replaced chunks, which the next epoch
+            reads.
     """
 
     outcome: Outcome
@@ -54,7 +56,7 @@ class Found(NamedTuple):
 
 
 def unchanged(place: StreamPosition, view: Copy) -> Found | None:
-    """Confirm that a member has the chunk before a place, or the first chunk if there was none; None if not."""
+    """Confirm that a member has the chunk before a position, or the first chunk if there was none; None if not."""
     mark = place.last or place.first
     if mark is None:
         same = view.low <= place.next
@@ -64,12 +66,12 @@ def unchanged(place: StreamPosition, view: Copy) -> Found | None:
 
 
 def newest(view: Copy) -> tuple[int, int]:
-    """Return the key by which a leader's copy is elected: the epoch, then the offset at its end."""
+    """Return the key by which leaders are elected: a copy's epoch, then the offset at its end."""
     return (view.end.last.epoch if view.end.last else -1, view.end.next)
 
 
 def resume(place: StreamPosition, views: Sequence[Copy]) -> Found:
-    """Decide the fate of a place, from all members."""
+    """Decide the fate of a position from all members' copies."""
     ranked = sorted(views, key=newest, reverse=True)
     for view in ranked:
         if (found := unchanged(place, view)) is not None:
@@ -86,7 +88,7 @@ def resume(place: StreamPosition, views: Sequence[Copy]) -> Found:
 
 
 def _replaced(place: StreamPosition, mark: ChunkIdentity, ranked: Sequence[Copy]) -> Found:
-    """Find where a stream with no unchanged place begins to be another one."""
+    """Find where a stream begins to differ if no member has the position unchanged."""
     view, head = ranked[0], ranked[0].chunk(0)
     # Each member has its own retention: others may have more of the same stream.
     alike = [one for one in ranked if one.end.next > head.first and one.chunk(head.first) == head]
@@ -112,7 +114,7 @@ def _replaced(place: StreamPosition, mark: ChunkIdentity, ranked: Sequence[Copy]
 
 
 def _first_of(chunk_at: Callable[[int], Chunk], low: int, high: int, is_newer: Callable[[Chunk], bool]) -> int:
-    """Return the start of the first newer chunk; `high` if there is none below it."""
+    """Return the start of the first newer chunk; `high` if none is below it."""
     while low < high:
         chunk = chunk_at((low + high) // 2)
         if is_newer(chunk):

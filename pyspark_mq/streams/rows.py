@@ -19,7 +19,7 @@ from pyspark_mq.streams.ranges import Part, Range, read_range
 
 __all__ = ["range_batches"]
 
-#: Bytes and records of a batch; a packed entry is a batch, too.
+#: Bytes and records of a batch. A packed entry may make it larger.
 _BATCH_BYTES, _BATCH_RECORDS = 4 << 20, 20_000
 _log = logging.getLogger("pyspark_mq")
 _reader = SectionReader(counts_acquirers=False, names_annotations=True)
@@ -33,7 +33,7 @@ def range_batches(wanted: Range, schema: pa.Schema, *, unreadable: str) -> Itera
         unreadable: what to do with an unreadable message or packed entry: `fail`, `row` or `reject`.
 
     Raises:
-        MessageError: one is unreadable, with `fail`. See also :func:`read_range`.
+        MessageError: one is unreadable, under `fail`. See also :func:`read_range`.
     """
     pieces = (piece for part in read_range(wanted) for piece in _pieces(part))
     for some in _together(pieces):
@@ -44,8 +44,8 @@ class _Piece(NamedTuple):
     """Consecutive records of a chunk, in one piece of memory.
 
     Attributes:
-        first: offset of the first.
-        broken: the reason why a packed entry is unreadable; empty otherwise.
+        first: offset of the first record.
+        broken: why a packed entry is unreadable; empty otherwise.
     """
 
     first: int
@@ -75,7 +75,7 @@ def _pieces(part: Part) -> Iterator[_Piece]:
 
 
 def _together(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    """Yield pieces for one batch each; a broken one alone."""
+    """Yield the pieces of each batch; a broken piece is a batch of its own."""
     held: list[_Piece] = []
     size = records = 0
     for piece in pieces:
@@ -109,7 +109,7 @@ def _batch(wanted: Range, schema: pa.Schema, pieces: Sequence[_Piece], unreadabl
             f"decoded, the first at offset {offsets[bad[0].tag]}: {broken or bad[0].error}"
         )
         if unreadable == "fail":
-            advice = "'row' to have their bytes as rows, or to 'reject' to leave them out"
+            advice = "'row' to get their bytes as rows, or to 'reject' to leave them out"
             raise MessageError(f"{text}. Set 'onUnreadableMessage' to {advice}")
         _log.error("%s. They are left out, as 'onUnreadableMessage' is 'reject'", text)
     if "chunkTimestamp" in schema.names:
@@ -128,7 +128,7 @@ def _batch(wanted: Range, schema: pa.Schema, pieces: Sequence[_Piece], unreadabl
 
 
 def _messages(pieces: Sequence[_Piece]) -> Messages:
-    """Their records, concatenated."""
+    """Return the records of pieces, concatenated."""
     shifts = accumulate((len(piece.data) for piece in pieces[:-1]), initial=0)
     spans = [(piece.begins + shift, piece.ends + shift) for piece, shift in zip(pieces, shifts, strict=True)]
     begins, ends = (np.concatenate(edges) for edges in zip(*spans, strict=True))

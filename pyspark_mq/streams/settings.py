@@ -1,4 +1,4 @@
-"""Options of a query of streams, typed. Pure."""
+"""Options of a stream query, typed. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Where:
 
     Attributes:
         offset: for all partitions, `EARLIEST` or `LATEST`.
-        offsets, times_ms: by partition; `offset` applies to others.
-        since_ms: a time for all partitions: the first chunk that is not older, or the end.
+        offsets, times_ms: by partition; `offset` applies to the other partitions.
+        since_ms: a time for all partitions; means the first chunk that is not older, or the end.
     """
 
     offset: int
@@ -32,8 +32,9 @@ class StreamSettings:
 
     Attributes:
         streams: names of streams and super streams.
-        ending: of a batch.
-        max_offsets, min_offsets: of an epoch; None for no limit. The maximum is rounded up to the end of a chunk.
+        ending: where a batch query ends.
+        max_offsets, min_offsets: limits of an epoch; None for no limit. The maximum is rounded up to the end of a
+            chunk.
         max_delay_s: how long to wait for the minimum.
         min_partitions, max_records: bounds for splitting ranges among tasks; None for one task each.
         unreadable: what to do with an unreadable message: `fail`, `row` or `reject`.

@@ -1,7 +1,7 @@
 """One member's copy of a stream: its start, its end, and the chunk at an offset.
 
-The end is that of the last *committed* chunk, whose first offset StreamStats reports (3.11 and later): later chunks may
-vanish with a leader. -1 means unknown, for a second after a restart, or an empty stream.
+It ends with the last *committed* chunk, whose first offset StreamStats reports (3.11 and later): later chunks may
+vanish with a leader. -1 means that the stream is empty, or, for a second after a restart, that the end is unknown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark_mq.streams.offsets import StreamPosition
 
 __all__ = ["Copy", "chunk_with", "sure_chunk"]
 
-#: A node that has just started knows no end for 0.1 to 0.7 s; a new leader finds its commit point again.
+#: A node that has just started does not know the end for 0.1 to 0.7 s; a new leader has to recover its commit point.
 _EMPTY_S, _ELECTED_S, _PAUSE_S = 2.0, 10.0, 0.1
 
 
@@ -23,18 +23,18 @@ class Copy:
     """A member's copy of a stream: the committed chunks within its retention, read on demand.
 
     Args:
-        connection: to the member.
+        connection: a connection to the member.
         known: the last known end; if it is unchanged, nothing is read.
         patient: whether to wait for a node that has just started or was elected.
 
     Attributes:
-        low: the lowest offset, by the member's word; only a delivered chunk proves it.
-        end: the place after its last chunk; without a chunk if it has or knows none.
-        is_cut: whether a damaged chunk follows the end, and was skipped.
+        low: the lowest offset that the member reports; only a delivered chunk proves it.
+        end: the position after its last chunk; it has no chunk if the member has or knows none.
+        is_cut: whether a damaged chunk follows the end and was left out.
 
     Raises:
-        StreamLost: the member does not know now.
-        NoStream: it does not exist, or not here.
+        StreamLost: the member cannot answer now.
+        NoStream: the stream does not exist, or not on this node.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Copy:
                 self.end = StreamPosition(chunk.end, chunk.identity)
 
     def chunk(self, offset: int) -> Chunk:
-        """The chunk with an offset below the end, or the first one left; its data may be damaged."""
+        """Return the chunk with an offset below the end, or the first remaining one; its data may be damaged."""
         return chunk_with(self._connection, self._stream, offset)
 
     def end_after(self, first: ChunkIdentity | None) -> StreamPosition:
-        """The end, with the stream's first chunk, which is not read again if it is known."""
+        """Return the end with the stream's first chunk, which is read unless `first` is still that chunk."""
         if self.end.last is None:
             return self.end
         if first is None or first.chunk != self.low:
@@ -69,7 +69,7 @@ class Copy:
 
 
 def _settled(connection: StreamConnection, stream: str) -> dict[str, int]:
-    """The statistics of a stream once its end has reached its initial size, or after some seconds."""
+    """Return a stream's statistics once its committed end has reached its initial last chunk, or after some seconds."""
     began, goal = time.monotonic(), -1
     while True:
         numbers = connection.stats(stream)
@@ -81,30 +81,30 @@ def _settled(connection: StreamConnection, stream: str) -> dict[str, int]:
 
 
 def chunk_with(connection: StreamConnection, stream: str, offset: int | None = None, since_ms: int = 0) -> Chunk:
-    """The chunk with a committed offset, or the first one if retention has removed it.
+    """Return the chunk with a committed offset, or the first chunk if retention has removed it.
 
     Args:
-        since_ms: used without an offset, for the first chunk that is not older. The last chunk must not be older.
+        since_ms: without an offset, return the first chunk that is not older. The last chunk must not be older.
 
     Raises:
-        StreamLost: it does not come, or has a damaged header.
+        StreamLost: the chunk does not arrive, or has a damaged header.
     """
     deadline = time.monotonic() + connection.patience_s
     try:
         with connection.subscribed(stream, offset, since_ms) as subscription:
             while True:
                 chunk = subscription.next(deadline - time.monotonic())
-                # A lagging replica begins with earlier ones.
+                # A lagging replica begins with earlier chunks.
                 if chunk.timestamp_ms >= since_ms if offset is None else chunk.end > offset:
                     return chunk
                 subscription.want(1)
     except (TimeoutError, ChunkError) as failed:
         where = f"since {since_ms} ms" if offset is None else f"with offset {offset}"
-        raise StreamLost(f"the chunk of stream '{stream}' {where} did not come: {failed}") from None
+        raise StreamLost(f"the chunk of stream '{stream}' {where} did not arrive: {failed}") from None
 
 
 def sure_chunk(connection: StreamConnection, stream: str, offset: int, first: int = -1) -> Chunk:
-    """Read a chunk as :func:`chunk_with`, twice unless it is as expected: a CRC does not cover the header.
+    """Read a chunk as :func:`chunk_with`, twice unless it is as expected, because the CRC does not cover the header.
 
     Raises:
         StreamLost: two reads differ.

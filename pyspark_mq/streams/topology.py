@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 _log = logging.getLogger("pyspark_mq")
 
-#: Idle connections of this process: a task leaves its own to the next one, which expects that it may be dead.
+#: Idle connections of this process: a task leaves its own to the next task, which expects that it may be dead.
 _KEPT: dict[tuple[Access, Member], list[StreamConnection]] = {}
 _KEPT_MAX = 16
-#: Addresses that let attempts time out, and until when they are tried last.
+#: Addresses where an attempt timed out, and until when they are tried last.
 _AVOIDED: dict[Member, float] = {}
 _AVOIDED_S = 600.0
-#: How long a first refusal is retried: a starting node refuses what it will accept later.
+#: How long a first refusal is retried: a starting node may refuse a login that it accepts later.
 _REFUSED_S = 5.0
 #: Delay between attempts: 0.1 s, 0.2 s, 0.4 s, ... 2 s.
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 2.0
@@ -39,9 +39,9 @@ def forget_connections() -> None:
 
 
 def _candidates(access: Access, members: Sequence[Member], turn: int = 0) -> list[tuple[Member, BrokerUrl]]:
-    """List candidates for a stream: its members, beginning with another one each turn; then the user's URLs.
+    """List candidates for a stream: its members, beginning with a different one each turn, then the user's URLs.
 
-    Brokers may advertise addresses that do not resolve here; then only the URLs remain, as behind a load balancer.
+    Brokers may advertise addresses that do not resolve here; then only the URLs work, as behind a load balancer.
     Addresses with a recent timeout come last.
     """
     begin = turn % len(members) if members else 0
@@ -52,7 +52,7 @@ def _candidates(access: Access, members: Sequence[Member], turn: int = 0) -> lis
 
 @contextmanager
 def connected(access: Access, member: Member, url: BrokerUrl) -> Iterator[StreamConnection]:
-    """A connection to a node, pooled or new; pooled again unless it is lost. StreamLost if there is none."""
+    """Use a connection to a node, pooled or new; return it to the pool unless it is lost. Raise StreamLost if none."""
     kept, began = _KEPT.get((access, member)), time.monotonic()
     try:
         connection = kept.pop() if kept else StreamConnection(access, member, url)
@@ -64,7 +64,7 @@ def connected(access: Access, member: Member, url: BrokerUrl) -> Iterator[Stream
         yield connection
     except BaseException as failed:
         if not isinstance(failed, NoStream):
-            # Other idle connections to that node ended with it.
+            # Other idle connections to that node are probably lost, too.
             for one in (connection, *_KEPT.pop((access, member), ())):
                 one.close()
             raise
@@ -81,10 +81,10 @@ def _keep(access: Access, member: Member, connection: StreamConnection) -> None:
 
 @contextmanager
 def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[StreamConnection]]:
-    """Connections to all of these members at once, distinguished by their advertised addresses.
+    """Connect to all of these members at once, distinguished by their advertised addresses.
 
     Raises:
-        StreamLost: one is not reached, perhaps by chance behind a load balancer.
+        StreamLost: one was not reached, perhaps by chance behind a load balancer.
     """
     found: dict[Member, StreamConnection] = {}
     with ExitStack() as stack:
@@ -94,25 +94,25 @@ def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[Strea
                     connection = stack.enter_context(connected(access, member, url))
                     found[connection.advertised] = connection
         if missing := [place_of(*member) for member in members if member not in found]:
-            raise StreamLost(f"what {', '.join(missing)} may have is not known: no connection")
+            raise StreamLost(f"cannot tell what {', '.join(missing)} may have: no connection")
         yield [found[member] for member in members]
 
 
 class Attempts(AbstractContextManager[object]):
-    """Candidates for a stream, again and again, until one succeeds or there is no hope.
+    """Candidates for a stream, in rounds, until one succeeds or all are given up.
 
-    As a context manager it handles the failure of an attempt, and the loop goes on with the next.
+    As a context manager it handles the failure of an attempt, and the loop continues with the next.
 
     Args:
         what: purpose, for errors.
-        limit_s: longest time without success before the first login; by default `reconnectTimeout`.
-        absent_s: how long nodes have to report the stream missing; by default `connectTimeout`.
+        limit_s: longest time without success, such as `connectTimeout` at the start; by default `reconnectTimeout`.
+        absent_s: how long nodes must keep reporting the stream missing; by default `connectTimeout`.
 
     Attributes:
         absent: members that report it missing, and since when.
 
     Raises:
-        NoStream: all members report it missing; or any node, if no member is known.
+        NoStream: all members report the stream missing, or any node if no member is known.
         RefusedError: a node refuses.
         BrokerUnavailableError: no candidate succeeded.
     """
@@ -166,7 +166,7 @@ class Attempts(AbstractContextManager[object]):
         elif failed.code == NO_STREAM:
             self.absent.setdefault(failed.member, time.monotonic())
         else:
-            self.absent.clear()  # it exists elsewhere
+            self.absent.clear()  # the stream exists elsewhere
         return True
 
     def _end_round(self) -> None:
@@ -184,7 +184,7 @@ class Attempts(AbstractContextManager[object]):
             raise refused[0]
         if is_over:
             raise BrokerUnavailableError(
-                f"{self._what()}: nothing of use was answered in {now - self._since_s:.0f} s by nodes of "
+                f"{self._what()}: no useful answer in {now - self._since_s:.0f} s from the nodes of "
                 f"'{','.join(map(str, self._access.urls))}': {'; '.join(dict.fromkeys(map(str, failures)))}. Check "
                 "that hosts and ports are right and reachable from here, and that plugin rabbitmq_stream is enabled"
             )
@@ -208,10 +208,10 @@ def persistently(
 
 
 def located(connection: StreamConnection, name: str) -> dict[str, list[Member]]:
-    """The partitions of a super stream, or a stream itself, and the members of each.
+    """Return the partitions of a super stream, or the stream itself, with the members of each.
 
     Raises:
-        NoStream: there is none of that name.
+        NoStream: no stream has this name.
         StreamLost: a partition disappeared meanwhile.
     """
     found = {}

@@ -171,7 +171,7 @@ def test_a_broker_that_is_taken_for_another_says_so(entry: LiveEntry) -> None:
         error = refusal(entry, broker=other)
         assert isinstance(error, OptionError)
         assert error.option == "broker"
-        for words in (f"'{other.name}' is given", f"use '{entry.broker.name}'", str(urlsplit(entry.url()).port)):
+        for words in (f"'{other.name}' is set", f"use '{entry.broker.name}'", str(urlsplit(entry.url()).port)):
             assert words in str(error)
 
 

@@ -375,7 +375,7 @@ def test_who_may_only_read_may_not_write(entry: LiveEntry) -> None:
         kind = WriteError if silent else DestinationError
         text = failure(kind, entry, bodies(10), settings=settings_of(entry, **login))
     assert f"user '{login['username']}'" in text
-    assert "the permission to write" in text
+    assert "permission to write" in text
     assert entry.total() == 0
 
 
@@ -426,7 +426,7 @@ def test_a_message_that_is_too_large_is_an_error(entry: LiveEntry) -> None:
     )
     try:
         text = failure(WriteError, entry, [{"body": b"x"}, {"body": bytes(20_000)}])
-        assert "larger than the broker takes" in text
+        assert "larger than the broker accepts" in text
         assert "'body'" in text
     finally:
         limit_to(entry.node, int(own) if own.isdecimal() else 128 << 20)
@@ -498,7 +498,7 @@ def test_a_broker_that_confirms_nothing_is_an_error_after_the_time(entry: LiveEn
             yield batch_of(bodies(10, 1), fields)
 
         began = time.monotonic()
-        with pytest.raises(WriteError, match=r"no confirmation of \d+ message\(s\) for sendTimeout=2s"):
+        with pytest.raises(WriteError, match=r"no confirmation of \d+ message\(s\) within sendTimeout=2s"):
             write_rows(batches(), settings, ColumnPlan(fields, settings), Identity(("w",), 0))
         assert 2.0 < time.monotonic() - began < 12.0
 

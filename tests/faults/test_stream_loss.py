@@ -262,7 +262,7 @@ def test_an_entry_that_cannot_be_unpacked_costs_no_other_message(
     expected = [row for row in log.rows() if row[1] != b"lost"]
     if unreadable == "row":
         expected.insert(6, (6, spoilt))
-        assert "offsets 6 to 12: it is not the 7 records" in dict(found[6]["properties"])["unreadable"]
+        assert "offsets 6 to 12: it does not hold the 7 records" in dict(found[6]["properties"])["unreadable"]
     assert [(row["streamOffset"], row["body"]) for row in found] == expected
     assert ("offsets 6 to 12" in caplog.text) == (unreadable == "reject")
 
@@ -386,7 +386,7 @@ def test_a_stream_made_again_while_an_epoch_is_open_gives_no_row_twice(
     for one in peers:
         one.logs["events"] = log_of(count, generation=2)
     # A shorter one says nothing to a task: it waits for its end.
-    told = "is not the one that was planned" if count == 20 else "somebody publishes"
+    told = "is not the planned one" if count == 20 else "somebody publishes"
     with pytest.raises((DataLossError, BrokerUnavailableError), match=told):
         rows(asked, tasks)
     restarted = again(asked, peers[0], fails=fails)
@@ -426,7 +426,7 @@ def test_an_open_epoch_whose_end_was_rewritten_is_read_up_to_there_and_the_rest_
     start, end, tasks = asked.plan()
     for one in peers:
         one.logs["events"].replace_end(3, [[b"a"], [b"b"]])
-    with pytest.raises(DataLossError, match="Start the query again"):
+    with pytest.raises(DataLossError, match="Restart the query"):
         rows(asked, tasks)
     restarted = again(asked, peers[0], fails=False)
     first = rows(restarted, restarted.planner.ranges(start, end))
@@ -587,9 +587,9 @@ def test_a_refusal_that_stays_is_an_error_of_its_own_kind(peer: StreamPeer) -> N
     tasks = asked.plan()[2]
     forget_connections()
     peer.lies = Refusing(AUTHENTICATE, 8, 60)
-    with pytest.raises(RefusedError, match="user or password are wrong"):
+    with pytest.raises(RefusedError, match="user or password is wrong"):
         rows(asked, tasks)
-    with pytest.raises(RefusedError, match="user or password are wrong"):
+    with pytest.raises(RefusedError, match="user or password is wrong"):
         query(peer).plan()
 
 

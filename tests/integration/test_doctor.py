@@ -256,7 +256,7 @@ def test_a_cap_on_consumers_of_a_channel_is_met_before_a_restart_meets_it(rabbit
 
 def test_who_is_taken_for_another_broker_is_told(rabbit43: RabbitNode) -> None:
     told = doctor(broker="artemis", url=rabbit43.url(), queue="good")
-    found = told.one("amqp://", "broker", "problem", "'artemis' is given, but")
+    found = told.one("amqp://", "broker", "problem", "'artemis' is set, but")
     assert "calls itself 'RabbitMQ'" in found["found"]
 
 

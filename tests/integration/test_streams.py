@@ -190,7 +190,7 @@ def test_a_node_that_is_down_is_passed_over(node: RabbitNode, stream: str) -> No
 
 
 def test_a_wrong_password_is_refused_and_not_shown(node: RabbitNode, stream: str) -> None:
-    with pytest.raises(RefusedError, match="user or password are wrong") as refused:
+    with pytest.raises(RefusedError, match="user or password is wrong") as refused:
         StreamQuery(node.stream_url(password="s3cret-word"), stream).epoch()
     assert "s3cret-word" not in str(refused.value)
 
@@ -326,7 +326,7 @@ def test_a_stream_that_was_made_again_between_plan_and_read_is_an_error(node: Ra
     delete(node.stream_port, stream)
     publish(node.stream_port, stream, numbered(1_000, 1_100))
     for task in tasks:
-        with pytest.raises(DataLossError, match="is not the one that was planned"):
+        with pytest.raises(DataLossError, match="is not the planned one"):
             query.read([task])
 
 

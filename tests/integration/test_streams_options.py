@@ -95,5 +95,5 @@ def test_a_broker_that_does_not_tell_what_is_committed_is_refused(stream: str) -
     if not old.version.startswith("3."):
         old.close()
         pytest.skip(f"the installed RabbitMQ is {old.version}")
-    with old, pytest.raises(ConfigurationError, match=rf"'{old.version}'.*read from RabbitMQ 3.11 on"):
+    with old, pytest.raises(ConfigurationError, match=rf"'{old.version}'.*RabbitMQ 3.11 or later"):
         StreamQuery(old.stream_url(), stream).epoch()

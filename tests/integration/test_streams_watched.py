@@ -66,7 +66,7 @@ def test_the_doctor_names_what_is_wrong_with_a_node(
 ) -> None:
     wrong = node.stream_url().replace("guest:guest", "guest:wr0ng")
     found = Doctor(capsys, url=wrong, stream=stream)
-    assert "user or password are wrong" in found.one(
+    assert "user or password is wrong" in found.one(
         f"rabbitmq-stream://127.0.0.1:{node.stream_port}", "login", "problem"
     )
     assert "wr0ng" not in str(found.findings)

@@ -94,7 +94,7 @@ def test_a_version_of_the_library_that_works_otherwise_is_refused_with_what_to_i
     for name in [name for name in sys.modules if name.startswith("pyspark_mq.sources.amqp10")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cproton_ffi", None)
-    with pytest.raises(MissingExtraError, match=r"0\.39 and 0\.40, and .* is installed; run: .*'pyspark-mq\[amqp10\]'"):
+    with pytest.raises(MissingExtraError, match=r"0\.39 and 0\.40, but .* is installed; run: .*'pyspark-mq\[amqp10\]'"):
         session_class("amqp-1.0")
 
 

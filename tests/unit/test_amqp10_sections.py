@@ -286,7 +286,7 @@ def test_sections_may_begin_with_their_names() -> None:
         (section("properties", b"\xc0\x03\x01\x82\x00") + section("data", b"\xa0\x01x"), "0x82"),
         (section("properties", b"\xc0\x0f\x0e" + b"\x40" * 14) + section("data", b"\xa0\x01x"), "14 fields"),
         (section("header", b"\xc0\x03\x01\x40\x40"), "end at"),
-        (section("amqp-value", b"\xc1\x03\x01\x54\x01"), "without a value"),
+        (section("amqp-value", b"\xc1\x03\x01\x54\x01"), "has no value"),
         (section("amqp-value", b"\x57"), "0x57"),
         (section("amqp-value", b"\x56\x02"), "boolean"),
         (section("amqp-value", b"\xa1\x02\xff\xfe"), "UnicodeDecodeError"),

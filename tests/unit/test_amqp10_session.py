@@ -93,7 +93,7 @@ def test_an_acceptance_that_the_broker_answers_with_another_outcome_is_not_confi
         session.buffer.confirmed = confirmed.append
         received(session, 3)
         session.acknowledge(1, 3, ())
-        with pytest.raises(SessionLostError, match="did not take an acknowledgement") as lost:
+        with pytest.raises(SessionLostError, match="did not accept an acknowledgement") as lost:
             turns(session, lambda: False)
         assert lost.value.stated
         assert confirmed == []
@@ -108,7 +108,7 @@ def test_what_the_broker_took_back_before_it_was_acknowledged_is_not_confirmed(b
         session.buffer.confirmed = confirmed.append
         received(session, 3)
         session.acknowledge(1, 3, ())
-        with pytest.raises(SessionLostError, match="did not take an acknowledgement"):
+        with pytest.raises(SessionLostError, match="did not accept an acknowledgement"):
             turns(session, lambda: False)
         assert confirmed == []
         session.close()

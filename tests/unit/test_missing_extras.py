@@ -46,7 +46,7 @@ def test_a_system_that_is_none_for_it_is_said_at_load(
     for name in [name for name in sys.modules if name.startswith("pyspark_mq.sources.")]:
         if name.endswith((".session", ".socket_loop", ".connection", ".client")):
             monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ConfigurationError, match="runs on Linux, and this is 'win32'") as refused:
+    with pytest.raises(ConfigurationError, match="runs on Linux, but this is 'win32'") as refused:
         MqDataSource({**RABBIT, **options}).schema()
     assert "pip" not in str(refused.value)
 

@@ -66,7 +66,7 @@ def test_codes_of_columns_are_those_of_ids() -> None:
 )
 def test_an_unknown_column_is_refused_with_the_nearest_name(name: str, near: str) -> None:
     text = refused(("body", "string"), (name, "string"))
-    assert f"column '{name}', which no message has" in text
+    assert f"column '{name}', which is not a column of a write" in text
     assert (f"did you mean '{near}'?" in text) == bool(near)
     assert "Columns are body, messageId, " in text
 
@@ -82,7 +82,7 @@ def test_an_unknown_column_is_refused_with_the_nearest_name(name: str, near: str
 def test_another_type_is_refused_with_those_that_are_taken(name: str, kind: str) -> None:
     given = [("body", "string")] if name != "body" else []
     text = refused(*given, (name, kind))
-    assert f"column '{name}' is {kind}, and has to be {' or '.join(COLUMNS[name].kinds)}" in text
+    assert f"column '{name}' is {kind}, but must be {' or '.join(COLUMNS[name].kinds)}" in text
 
 
 def test_a_body_is_required_and_named_once() -> None:
@@ -165,7 +165,7 @@ def test_a_text_that_is_not_utf_8_is_an_error_that_names_its_column() -> None:
     plan = ColumnPlan([("body", "binary"), ("type", "string")], settings_of())
     odd = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff"))
     batch = pa.RecordBatch.from_arrays([pa.array([b""]), odd], names=["body", "type"])
-    with pytest.raises(RowError, match="column 'type' has a text that is not UTF-8"):
+    with pytest.raises(RowError, match="column 'type' has text that is not UTF-8"):
         RowReader(plan, Identity(("w",), 0), {}).messages(batch)
 
 
@@ -185,7 +185,7 @@ def test_a_number_that_no_message_has_is_an_error(name: str, value: Any) -> None
 def test_two_contents_of_one_id_are_an_error_and_copies_are_not() -> None:
     row = {"body": b"a", "messageId": "m"}
     assert [message.id for message in messages_of([row, row])] == ["m", "m"]
-    assert "messageId 'm' and different contents" in bad_row(row, {"body": b"b", "messageId": "m"})
+    assert "messageId 'm' but different contents" in bad_row(row, {"body": b"b", "messageId": "m"})
     two = [{**row, "queue": queue} for queue in ("a", "b")]
     assert len(messages_of(two, settings_of(queue=None))) == 2, "one messageId to two destinations"
 

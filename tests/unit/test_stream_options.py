@@ -43,10 +43,10 @@ def test_positions_are_json_by_partition() -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"startingOffsets": "soon"}, "'soon' is no JSON"),
+        ({"startingOffsets": "soon"}, "'soon' is not JSON"),
         ({"startingOffsets": "[1]"}, "names no partition"),
-        ({"startingOffsets": '{"events": -3}'}, "-3 of partition 'events'"),
-        ({"startingOffsets": '{"events": true}'}, "True of partition 'events'"),
+        ({"startingOffsets": '{"events": -3}'}, "-3 for partition 'events'"),
+        ({"startingOffsets": '{"events": true}'}, "True for partition 'events'"),
         ({"startingOffsets": "latest", "startingTimestamp": "1"}, "'startingOffsets' too"),
         ({"maxOffsetsPerTrigger": "0"}, "is a whole number from 1"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "can never be reached"),

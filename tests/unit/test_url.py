@@ -174,7 +174,7 @@ def test_one_wrong_candidate_is_enough_for_a_refusal() -> None:
 
 @pytest.mark.parametrize("text", ["", "  ", ",", " , ,"])
 def test_nothing_is_refused(text: str) -> None:
-    assert "is empty; give for example amqp://" in refusal(text)
+    assert "is empty; set for example amqp://" in refusal(text)
 
 
 @pytest.mark.parametrize("text", ["http://host", "host:5672", "host", "amqp+tls://host", "//host", "tcp://host:61616"])
@@ -195,7 +195,7 @@ def test_a_url_without_host_is_refused(text: str) -> None:
 
 
 def test_a_list_of_hosts_is_refused() -> None:
-    assert "names several hosts; candidates are whole URLs" in refusal("amqp://one,two/v")
+    assert "names several hosts; write each candidate as a whole URL" in refusal("amqp://one,two/v")
 
 
 def test_an_address_with_one_bracket_is_refused() -> None:
@@ -212,7 +212,7 @@ def test_parameters_are_refused(tail: str) -> None:
 def test_an_at_sign_behind_the_host_is_refused() -> None:
     # A password of "12/34" otherwise becomes port 12 of host "user", and half of it is shown.
     text = refusal("amqp://user:12/34@host/v")
-    assert "'amqp://***@host/v' has an '@' behind the host" in text
+    assert "'amqp://***@host/v' has an '@' after the host" in text
     assert "'/' as %2F" in text
 
 

@@ -1,4 +1,4 @@
-"""pika's connection and loop with two changes: bytes can be left in the socket, and deliveries stay undecoded."""
+"""pika's connection and loop with two changes: bytes can stay in the socket, and deliveries stay undecoded."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pyspark_mq.sources.connections.socket_loop import ReadPace
 
 __all__ = ["Answer", "Loop", "PikaConnection"]
 
-#: pika reads 4 KiB at a time. A larger read takes the interpreter from the query's thread less often, and its
+#: pika reads 4 KiB at a time. Larger reads take the interpreter from the query's thread less often, and their
 #: deliveries are decoded together. A paused session reads less.
 _READ_BYTES, _LOOK_BYTES = 1 << 20, 256 << 10
-#: The other side is gone; noticed even while nothing is read. Linux only.
+#: The other side is gone; reported even while nothing is read. Linux only.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
 
 
 class Loop(IOLoop):  # type: ignore[misc]
-    """pika's loop, which can also leave incoming bytes in the socket. pika itself reads whatever comes.
+    """pika's loop, which can also leave incoming bytes in the socket. pika itself reads whatever arrives.
 
     Args:
-        hung_up: called when the other side ends the connection while it is not read.
+        hung_up: called when the other side ends the connection while nothing is read.
     """
 
     def __init__(self, hung_up: Callable[[], None]) -> None:
@@ -38,7 +38,7 @@ class Loop(IOLoop):  # type: ignore[misc]
         self._late: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Run until stopped. pika makes a poller each time, and passes it the events it has names for."""
+        """Run until stopped. pika makes a new poller each time, and registers only the events that it knows."""
         if self._holding:
             super().add_callback_threadsafe(self._watch)
         super().start()
@@ -80,7 +80,7 @@ class Loop(IOLoop):  # type: ignore[misc]
         super().remove_handler(fd)
 
     def add_callback_threadsafe(self, callback: Callable[[], None]) -> None:
-        """Call something soon. With TLS, pika schedules the rest of a read this way."""
+        """Schedule a callback. With TLS, pika schedules the rest of a read this way."""
         if self._holding and getattr(callback, "__name__", "") == "_on_socket_readable":
             self._late.append(callback)
         else:
@@ -90,7 +90,7 @@ class Loop(IOLoop):  # type: ignore[misc]
 
 
 class Answer:
-    """A callback that keeps what it was given and stops the loop."""
+    """A callback that stores its argument and stops the loop."""
 
     came = False
     value: Any = None
@@ -104,13 +104,13 @@ class Answer:
 
 
 class PikaConnection(SelectConnection):  # type: ignore[misc]
-    """pika's connection, whose deliveries are cut out of what it reads before it sees them.
+    """pika's connection, with deliveries cut out of the bytes before pika sees them.
 
-    The seam is private to pika; `tests/integration/test_pika_versions.py` checks it for each supported version. Without
+    The hook is private to pika; `tests/integration/test_pika_versions.py` checks it for each supported version. Without
     it, pika calls back with deliveries that it has decoded.
 
     Attributes:
-        looks: whether it reads small pieces, to see only what there is.
+        looks: whether it reads only small pieces, for the occasional read of a paused session.
     """
 
     looks = False
@@ -121,7 +121,7 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
     bytes_received: int
 
     def read_deliveries(self, channel: int, deliver: Callable[[list[Raw] | Amqp091Batch], None]) -> bool:
-        """Have deliveries of that channel handed over undecoded from now on; False if pika cannot."""
+        """Have that channel's deliveries passed on undecoded from now on; return False if pika cannot."""
         begun, opened = getattr(self, "_frame_buffer", None), getattr(self._transport, "_sock", None)
         if not _HAS_SEAM or not isinstance(begun, bytes) or not isinstance(opened, socket.socket):
             return False
@@ -135,7 +135,7 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
         return True
 
     def _receive(self, opened: socket.socket, maximum: int) -> memoryview:
-        """Read from the socket in place of pika, into memory that batches of deliveries then refer to."""
+        """Read from the socket instead of pika, into memory that batches of deliveries then refer to."""
         assert self._reader is not None
         room = self._reader.room()
         return room[: opened.recv_into(room, min(len(room), _LOOK_BYTES if self.looks else maximum))]
@@ -146,7 +146,7 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
             super()._on_data_available(data_in)
             return
         self._pace.read(len(data_in), self._socket)
-        # pika counts the bytes it takes off its buffer to know that the broker is alive.
+        # pika counts the bytes it takes off its buffer to see that the broker is alive.
         before = self.bytes_received
         if isinstance(data_in, memoryview):
             reader.received(len(data_in))
@@ -156,5 +156,5 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
         self._pace.delay()
 
 
-#: What :class:`PikaConnection` relies on; pika 1.3.2 and 1.4.4 have it.
+#: Whether pika has the hook that :class:`PikaConnection` uses; 1.3.2 and 1.4.4 have it.
 _HAS_SEAM = all(hasattr(SelectConnection, name) for name in ("_on_data_available", "_trim_frame_buffer"))

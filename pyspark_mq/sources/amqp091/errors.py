@@ -1,4 +1,4 @@
-"""Errors of pika and words of RabbitMQ, as errors of this package."""
+"""Errors of pika and reasons from RabbitMQ, as errors of this package."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def was_stated(error: object) -> bool:
 
 
 def connect_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
-    """The error of this package for a failed attempt to connect."""
+    """Return this package's error for a failed attempt to connect."""
     causes, reason = _causes(error), reason_of(error)
     for cause in causes:
         if isinstance(cause, ssl.SSLError):
@@ -71,7 +71,7 @@ def connect_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
         alert = _TLS_ALERT.search(str(cause))
         if alert is not None:
             return tls_error(alert[1], url)
-        # RabbitMQ says why it refuses. pika takes a connection that was cut at this stage for refused as well.
+        # RabbitMQ states why it refuses. pika reports a connection that was cut at this stage as refused, too.
         if _LOST in str(cause):
             continue
         if isinstance(cause, ProbableAuthenticationError) or _closed_with(cause, 403):
@@ -94,7 +94,7 @@ def _closed_with(cause: BaseException, code: int) -> bool:
 
 
 def handshake_hint(causes: Sequence[BaseException], url: BrokerUrl) -> str:
-    """A hint at what else the port may speak, if these causes ended an attempt."""
+    """Return a hint at what else the port may speak, if these causes ended an attempt."""
     refused = any(isinstance(cause, ConnectionRefusedError | socket.gaierror) for cause in causes)
     if refused or url.tls:
         return ""
@@ -104,7 +104,7 @@ def handshake_hint(causes: Sequence[BaseException], url: BrokerUrl) -> str:
 
 
 def queue_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
-    """The error of this package for a channel that ended while looking for the queue."""
+    """Return this package's error for a channel that ended while looking up the queue."""
     destination = endpoint.destination
     reason = reason_of(error)
     exclusive = exclusive_error(reason, url, endpoint)

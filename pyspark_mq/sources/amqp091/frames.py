@@ -1,7 +1,7 @@
 """Deliveries from the bytes of an AMQP 0-9-1 connection. No socket, no clock, no client library.
 
-pika makes three objects for each delivery and decodes all of its properties: nine tenths of its cost per message. Only
-the bounds of the parts of a delivery are needed at first. So deliveries are cut out here, and everything else goes to
+pika makes three objects for each delivery and decodes all its properties, which is nine tenths of its cost per message.
+At first only the bounds of a delivery's parts are needed. So deliveries are cut out here, and everything else goes to
 pika, in order. Frames: AMQP 0-9-1, 2.3.5 and 4.2.3; content: 4.2.6.
 """
 
@@ -24,17 +24,17 @@ from pyspark_mq.sources.connections.read_memory import ReadMemory
 
 __all__ = ["Amqp091FrameError", "DeliveryReader"]
 
-#: The least that may be negotiated as the largest frame (AMQP 0-9-1, constant frame-min-size).
+#: Smallest value that may be negotiated as the largest frame (AMQP 0-9-1, constant frame-min-size).
 _FRAME_BYTES_MIN = 4096
 
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, 0xCE
-#: RabbitMQ sends the header of a message from an AMQP 1.0 producer in one frame, whatever size was agreed on (270 kB
-#: with 10,000 properties, measured on 4.3). Its largest `max_message_size`.
+#: RabbitMQ sends the header of a message from an AMQP 1.0 producer in one frame, whatever size was negotiated (270 kB
+#: with 10,000 properties, measured on 4.3). This is its largest `max_message_size`.
 _HEADER_BYTES_MAX = 512 << 20
 #: Class basic, method deliver.
 _DELIVER = b"\x00\x3c\x00\x3c"
 _BASIC = 0x3C
-#: Bytes of a frame before its payload, and the same with the end octet.
+#: Bytes of a frame before its payload, and with the end octet after it.
 _HEAD, _FRAMING = 7, 8
 #: Bytes of a content-header frame before the properties.
 _CONTENT_HEAD = 19
@@ -45,14 +45,14 @@ _tag_and_bits = Struct(">QB").unpack_from
 _TAG_AND_BITS = 9
 #: The largest size of a delivery's method: three short strings and nine octets.
 _METHOD_BYTES_MAX = 4 + 3 * 256 + _TAG_AND_BITS
-#: Assumed least size of a delivery: a read with fewer bytes than `batch_min` of these is not tried as a batch.
+#: Assumed smallest size of a delivery: a read with fewer bytes than `batch_min` of these is not tried as a batch.
 _DELIVERY_BYTES = 100
 #: An incomplete delivery of at most this size waits for the next read, to be decoded with others.
 _LEFT_BYTES_MAX = 64 << 10
 
 
 class Amqp091FrameError(Exception):
-    """Malformed or forbidden frames. The connection cannot be used any more."""
+    """Frames are malformed or forbidden. The connection cannot be used any more."""
 
 
 @dataclass(slots=True)
@@ -70,15 +70,15 @@ class _Open:
 class DeliveryReader:
     """Cuts the deliveries of one channel out of a stream of bytes.
 
-    It keeps at most one frame or small delivery of the stream, and the parts of one body. Batches refer to the memory
+    It buffers at most one frame or small delivery of the stream, and the parts of one body. Batches refer to the memory
     that the stream was read into.
 
     Args:
         channel: number of the channel.
-        frame_bytes_max: of a whole frame, as negotiated.
+        frame_bytes_max: largest size of a whole frame, as negotiated.
         deliver: called with deliveries, in order: a list, or a :class:`.Amqp091Batch`.
-        pass_on: called with every other frame, whole; the deliveries before it have been handed over.
-        batch_min: the fewest that are handed over as a batch.
+        pass_on: called with every other frame, whole, after the deliveries before it were passed to `deliver`.
+        batch_min: the fewest deliveries to pass as a batch.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class DeliveryReader:
         self._memory = ReadMemory()
         self._need = 0
         self._found: list[Raw] = []
-        #: The rest begins with a delivery that was examined before.
+        #: Whether the kept bytes begin with a delivery that was examined before.
         self._again = False
 
     def feed(self, data: bytes) -> None:
-        """Take in bytes that were read elsewhere; see :meth:`received`."""
+        """Process bytes that were read elsewhere; see :meth:`received`."""
         at = 0
         while at < len(data):
             room = self.room()
@@ -116,10 +116,10 @@ class DeliveryReader:
         return self._memory.room(self._need)
 
     def received(self, count: int) -> None:
-        """Take in as many bytes as were read into :meth:`room`.
+        """Process this many bytes that were read into :meth:`room`.
 
         Raises:
-            Amqp091FrameError: that is no frame.
+            Amqp091FrameError: the bytes are not a valid frame.
         """
         memory = self._memory
         memory.end += count
@@ -128,7 +128,7 @@ class DeliveryReader:
         try:
             memory.begin = self._cut(memory.view, memory.begin, memory.end)
         except (struct_error, IndexError) as short:
-            raise Amqp091FrameError(f"a frame is shorter than what it holds: {short}") from None
+            raise Amqp091FrameError(f"a frame is shorter than its content: {short}") from None
         finally:
             self._hand_over()
         if memory.begin == memory.end:
@@ -140,10 +140,10 @@ class DeliveryReader:
             self._deliver(found)
 
     def _cut(self, data: memoryview, at: int, size: int) -> int:
-        """Take whole frames; return the start of the first that was not taken.
+        """Take whole frames; return the start of the first one that was not taken.
 
         Args:
-            at, size: where they begin, and where what was received ends.
+            at, size: start of the frames, and end of the received bytes.
         """
         own, first = self._channel, at
         begun, together = -1, size - at >= self._batch_min * _DELIVERY_BYTES
@@ -167,7 +167,7 @@ class DeliveryReader:
                 and self._open.properties is None
                 and length <= _HEADER_BYTES_MAX
             ):
-                raise Amqp091FrameError(f"a frame of {length} bytes, where at most {self._payload_max} were agreed on")
+                raise Amqp091FrameError(f"a frame has {length} bytes, but at most {self._payload_max} were negotiated")
             end = at + _FRAMING + length
             if end > size:
                 self._need = end - at
@@ -185,7 +185,7 @@ class DeliveryReader:
         """Take the method frame of a delivery, and its content if complete; return the start of the next frame."""
         behind = at + 12 + data[at + 11]
         if behind + _TAG_AND_BITS >= end:
-            raise Amqp091FrameError("a delivery is shorter than its consumer tag says")
+            raise Amqp091FrameError("a delivery is shorter than its tags")
         tag, bits = _tag_and_bits(data, behind)
         where = bytes(data[behind + _TAG_AND_BITS : end - 1])
         at = end
@@ -211,19 +211,19 @@ class DeliveryReader:
         """Return the start of the bytes to keep.
 
         Args:
-            first: start of the bytes that were examined.
-            begun: start of the delivery that has arrived in part; -1 if it is not to be kept.
+            first: start of the examined bytes.
+            begun: start of the delivery that has arrived in part; -1 to keep none.
             at: start of the first incomplete frame.
         """
         again, self._again = self._again, False
-        # Nothing to keep (-1), or it was kept before (then it is the first).
+        # There is nothing to keep (-1), or it was kept before (then it is the first).
         if self._open is None or begun < first + again or at - begun + self._need > _LEFT_BYTES_MAX:
             return at
         self._open, self._need, self._again = None, at - begun + self._need, True
         return begun
 
     def _take(self, kind: int, channel: int, frame: bytes) -> bool:
-        """Take a frame that is not the first of a delivery; return whether it belongs to no delivery."""
+        """Take a frame other than the first of a delivery; return True if it does not belong to a delivery."""
         opened = self._open
         if channel != self._channel or opened is None:
             self._hand_over()
@@ -254,16 +254,16 @@ class DeliveryReader:
 def _find_batch(
     data: memoryview, at: int, size: int, channel: int, least: int, most: int
 ) -> tuple[Amqp091Batch, int] | None:
-    """Find consecutive deliveries, each of a method, a header and one body frame.
+    """Find consecutive deliveries that each have a method, a header and one body frame.
 
     Anything else is left to :class:`DeliveryReader`. This function never decides that a frame is broken.
 
     Args:
         data: the bytes that were read.
         at, size: start of the first frame, and end of the received bytes.
-        channel: of the deliveries.
+        channel: channel of the deliveries.
         least: the fewest deliveries to return; one or more.
-        most: bytes of the payload of a frame.
+        most: largest payload of a frame, in bytes.
 
     Returns:
         the deliveries and the start of the next frame; None if there are fewer.
@@ -295,12 +295,12 @@ def _find_batch(
 
 
 def _framed(views: Views, begins: Any, ends: Any, kind: int, channel: int) -> Any:
-    """Whether frames of a kind start there, each with its end octet before the next start."""
+    """Return whether frames of this kind start at these places, each with its end octet before the next one."""
     return (views.at(begins, 1) == kind) & (views.at(begins + 1, 2) == channel) & (views.at(ends - 1, 1) == _END)
 
 
 def _starts(data: memoryview, at: int, size: int) -> tuple[list[int], int]:
-    """Return the starts of deliveries if all have the common form, and the end of the last one."""
+    """Return the starts of deliveries, assuming the common form of all, and the end of the last one."""
     starts: list[int] = []
     append = starts.append
     method, lengths = 0, _lengths(0)
@@ -324,5 +324,5 @@ def _starts(data: memoryview, at: int, size: int) -> tuple[list[int], int]:
 
 @lru_cache(_METHOD_BYTES_MAX)
 def _lengths(method: int) -> Callable[[memoryview, int], tuple[Any, ...]]:
-    """Return a reader of the sizes of method, header and body, for methods of that size."""
+    """Return a reader of the sizes of method, header and body, for methods of this size."""
     return Struct(f">I{method + 4}xI4xQ").unpack_from

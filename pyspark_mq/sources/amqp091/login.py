@@ -1,4 +1,4 @@
-"""Connection parameters for pika: address, login and TLS of an endpoint."""
+"""Connection parameters for pika: an endpoint's address, login and TLS."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def connection_parameters(
     name: str,
     attempt: int = 0,
 ) -> pika.ConnectionParameters:
-    """Parameters of one attempt.
+    """Return the parameters of one attempt.
 
     Args:
         login: user and password, as :meth:`.Endpoint.credentials` returns them.
-        name: of the connection, in the broker's lists.
-        attempt: attempts that failed before. The first is at all addresses of the host in turn, others at one of them
-            each: pika stays with the first that accepts a connection.
+        name: name of the connection, in the broker's lists.
+        attempt: failed attempts so far. The first attempt tries all addresses of the host in turn, each later one a
+            single address: pika stays with the first that accepts a connection.
     """
     # pika gives each address of a host the whole timeout, so a silent address would leave no time for the others.
     addresses = [url.host]

@@ -5,10 +5,10 @@ supervisor's thread. pika's blocking connection adds a layer per message, and re
 consumer is cancelled.
 
 A flush marker confirms acknowledgements: a passive queue.declare sent after them on the same channel. A channel handles
-its methods in order, so the answer proves that the earlier ones were taken (measured on classic and quorum queues; a
-classic queue may write to disk half a second later, which `settleGrace` covers). The answer also reports the depth of
-the queue. At most one flush marker is outstanding; the next covers everything sent meanwhile. On a slow link the answer
-arrives after a whole window, and pika sends a declare only when the previous one is answered.
+its methods in order, so the answer proves that the earlier ones were processed (measured on classic and quorum queues;
+a classic queue may write to disk half a second later, which `settleGrace` covers). The answer also reports the depth of
+the queue. At most one flush marker is outstanding; the next one covers everything sent meanwhile. On a slow link the
+answer arrives after a whole window, and pika sends a declare only when the previous one is answered.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ leave_out_own_lines("pika")
 _CLOSE_TIMEOUT_S = 1.0
 #: Header of each message of a stream, as a short string with its length (AMQP 0-9-1, 4.2.5.3).
 _STREAM_OFFSET = b"\x0fx-stream-offset"
-#: Interval for checking the file of a secret. Tokens are replaced minutes before they expire.
+#: Interval for checking the file with a secret. Tokens are replaced minutes before they expire.
 _SECRET_LOOK_S = 5.0
 
 
@@ -63,7 +63,7 @@ class Amqp091Session(Session):
         self._queue = self.endpoint.queue or ""
         self._consumer_tags: list[str] = []
         self._started = 0
-        # Unacknowledged messages that the consumers may hold; the sum of all windows so far; the newest delivery tag.
+        # The most unacknowledged messages that the consumers may hold; the sum of all windows so far; the newest tag.
         self._window = self._granted = self._last_tag = 0
         #: Whether any delivery was acknowledged or rejected.
         self._acknowledged = self._reading_one = False
@@ -107,28 +107,28 @@ class Amqp091Session(Session):
     def _renew_secret(self, url: BrokerUrl) -> None:
         """Send the broker the secret in the file, if it has changed.
 
-        When a token expires, the session ends, unless it was replaced before (connection.update-secret, an extension of
-        RabbitMQ for OAuth 2). A file that cannot be read is tried again.
+        When a token expires, the session ends, unless it was replaced before (connection.update-secret, RabbitMQ's
+        extension for OAuth 2). If the file cannot be read, the next check retries.
         """
         with suppress(OptionError):
             secret = self.endpoint.credentials(url)[1]
             if secret != self._secret and self._pika is not None and self._pika.is_open:
                 self._secret = secret
-                self._pika.update_secret(secret, "passwordFile has another one", callback=lambda _: None)
+                self._pika.update_secret(secret, "passwordFile has changed", callback=lambda _: None)
                 _LOG.info("%s: sent the broker the new secret from 'passwordFile'", url)
         self._loop.call_later(_SECRET_LOOK_S, partial(self._renew_secret, url))
 
     def _broker_id(self) -> str:
-        """The cluster's name, if it has one.
+        """Return the cluster's name, if it has one.
 
-        In a cluster without a name each node reports its own, `rabbit@host` (RabbitMQ 3.10, `rabbit_nodes`). Several
-        candidates in the URL are one cluster by the user's word; a hosted broker may be one.
+        In a cluster without a name each node reports its own, `rabbit@host` (RabbitMQ 3.10, `rabbit_nodes`). A URL with
+        several candidates means a cluster; a hosted broker may be one.
         """
         name = self._field("cluster_name")
         return "" if "@" in name and self.endpoint.clustered else name
 
     def _field(self, name: str) -> str:
-        """A server property as text; empty if there is none."""
+        """Return a server property as text; empty if missing."""
         assert self._pika is not None
         return as_text((self._pika.server_properties or {}).get(name)) or ""
 
@@ -151,7 +151,7 @@ class Amqp091Session(Session):
         return self._depth(self._call(deadline, self._channel.queue_declare, self._queue, passive=True), 0)
 
     def _bind_topic(self, topic: str, deadline: float) -> None:
-        """A topic is an exchange; its durable subscription is a queue bound to it."""
+        """Bind a queue to the exchange that is the topic; a durable subscription is a durable queue."""
         name = self.endpoint.subscription
         kind = {"durable": name is not None, "exclusive": name is None, "auto_delete": name is None}
         self._call(deadline, self._channel.exchange_declare, topic, passive=True)
@@ -172,16 +172,16 @@ class Amqp091Session(Session):
     # -- receiving
 
     def consume(self, window: int) -> None:
-        """Start a consumer, or another one for the growth of the window.
+        """Start a consumer, or another one if the window has grown.
 
-        A consumer keeps its window. Cancelling one returns the messages on their way to it, by pika
-        (Channel._on_deliver, 1.3.2 and 1.4.4) and by quorum queues (RabbitMQ 3.10), where each counts as a delivery. So
-        another consumer takes the difference, unless the present window is full: then nothing is on its way, and a new
-        consumer, which counts from zero, replaces the old one. With several consumers, a quorum queue alternates and
-        messages arrive slightly out of order.
+        A consumer's window is fixed. Cancelling a consumer returns the messages on their way to it: pika does so
+        (Channel._on_deliver, 1.3.2 and 1.4.4), and so do quorum queues (RabbitMQ 3.10), which count each as a delivery.
+        So another consumer takes the difference, unless the present window is full: then nothing is on its way, and a
+        new consumer, which counts from zero, replaces the old one. A quorum queue alternates between consumers, so with
+        several of them messages arrive slightly out of order.
 
-        Consumer tags ascend: when a session ends, a quorum queue takes messages back in the order of the tags (measured
-        on RabbitMQ 3.10). The messages of the first consumer come first again, so a replay finds them without receiving
+        Consumer tags ascend: when a session ends, a quorum queue requeues messages in the order of the tags (measured
+        on RabbitMQ 3.10). The first consumer's messages are redelivered first, so a replay finds them without receiving
         all others.
         """
         if self._acknowledged or self._last_tag < self._granted:
@@ -194,10 +194,10 @@ class Amqp091Session(Session):
         self.extend(window)
 
     def extend(self, window: int) -> None:
-        """Widen by further consumers for the difference, always."""
+        """Widen the window, always by further consumers for the difference."""
         assert self._pika is not None
         maximum = self.endpoint.broker.prefetch_max[AMQP_0_9_1]
-        if not self._granted:  # from the first on, deliveries are taken out of the bytes before pika decodes them
+        if not self._granted:  # from the first one on, deliveries are cut out of the bytes before pika decodes them
             taken = self._pika.read_deliveries(self._channel.channel_number, self._deliver)
             if not taken:
                 _LOG.info("pika %s decodes each delivery itself: it has no hook for raw bytes", pika.__version__)
@@ -215,7 +215,7 @@ class Amqp091Session(Session):
         self.consuming = True
 
     def _deliver(self, raws: list[Raw] | Amqp091Batch) -> None:
-        """Take deliveries in order, up to the first that ends the session."""
+        """Take deliveries in order, up to the first one that ends the session."""
         if self._end is not None:
             return
         tags = np.array([raw[0] for raw in raws], np.uint64).astype(np.int64) if isinstance(raws, list) else raws.tags
@@ -223,7 +223,7 @@ class Amqp091Session(Session):
         if not ascend.all():
             place = int(np.argmin(ascend))
             self._deliver(raws[:place])
-            self._ended(Amqp091FrameError(f"delivery tag {tags[place]} comes after {self._last_tag}"))
+            self._ended(Amqp091FrameError(f"delivery tag {tags[place]} follows {self._last_tag}"))
             return
         if isinstance(raws, list):
             for place, error in check(raws):
@@ -241,15 +241,15 @@ class Amqp091Session(Session):
         size = sum(map(Amqp091Batch.size, raws)) + ROW_BYTES * len(raws) if isinstance(raws, list) else raws.size_bytes
         self.buffer.count(len(raws), size)
         if self.buffer.full and (not self.paused or self._reading_one):
-            # Cancelling would cost deliveries, and the broker would count one consumer less while it holds messages.
+            # Cancelling would add deliveries, and the broker would count one consumer less while it holds messages.
             self.paused = True
             self._reading_one = False
             self._loop.hold()
 
     def _ask_for_stream(self) -> None:
-        """Refuse a stream. A queue may hold messages copied from a stream, so the broker is asked.
+        """Refuse a stream. A queue may hold messages copied from a stream, so ask the broker.
 
-        It accepts a consumer with an offset on a stream only, and refuses it elsewhere (``invalid arg
+        It accepts a consumer with an offset only on a stream, and refuses it elsewhere (``invalid arg
         'x-stream-offset'``, measured on 3.10 and 4.3), which closes just the channel.
         """
 
@@ -264,7 +264,7 @@ class Amqp091Session(Session):
         self._pika.channel(on_open_callback=consume)
 
     def _called_back(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
-        """A delivery that pika has decoded."""
+        """Take a delivery that pika has decoded."""
         where = b"".join(method.encode())[10 + len(method.consumer_tag.encode()) :]
         self._deliver([(method.delivery_tag, method.redelivered, b"".join(properties.encode()), body, where)])
 
@@ -277,7 +277,7 @@ class Amqp091Session(Session):
     def run(self, timeout_s: float) -> None:
         self._raise_if_ended()
         if self.paused and self._pika is not None:
-            # Unread bytes do not reach pika, which counts bytes to know that the broker is alive.
+            # pika counts bytes to see that the broker is alive, and unread ones do not reach it.
             self._pika.bytes_received += 1
             if self.keep_alive_read_due and not self._reading_one:
                 self._reading_one = self._pika.looks = True
@@ -286,7 +286,7 @@ class Amqp091Session(Session):
         try:
             self._loop.start()
         except Exception as error:  # noqa: BLE001 - pika raises whatever it runs into
-            # A dead connection that pika has not noticed, or forbidden frames. Earlier deliveries count.
+            # A dead connection that pika has not noticed, or forbidden frames. Earlier deliveries are valid.
             self._ended(getattr(self._pika, "_error", None) or error)
         finally:
             self._loop.remove_timeout(timer)
@@ -309,7 +309,7 @@ class Amqp091Session(Session):
         self._loop.stop()
 
     def wake(self) -> None:
-        with suppress(Exception):  # the loop is closed: nobody is left to be woken
+        with suppress(Exception):  # the loop is closed: there is nothing to wake
             self._loop.add_callback_threadsafe(self._loop.stop)
 
     # -- acknowledging
@@ -327,7 +327,7 @@ class Amqp091Session(Session):
         self._send_flush_marker()  # its answer reports the depth as well
 
     def _send_flush_marker(self) -> None:
-        """Send a flush marker, unless one is under way."""
+        """Send a flush marker, unless one is outstanding."""
         if self._confirming is not None:
             return
         self._confirming, self._unconfirmed = self._unconfirmed, []
@@ -343,7 +343,7 @@ class Amqp091Session(Session):
             self._send_flush_marker()
 
     def reject(self, tags: Sequence[int]) -> None:
-        """Dead-lettered if the queue has a dead-letter exchange."""
+        """Reject without requeueing; the broker dead-letters if the queue has a dead-letter exchange."""
         self._acknowledged = True
         for tag in tags:
             self._channel.basic_reject(tag, requeue=False)
@@ -357,7 +357,7 @@ class Amqp091Session(Session):
         try:
             if not (connection.is_closing or connection.is_closed):
                 connection.close()
-            # The answer to that comes after everything that was not read.
+            # The answer to that comes after all unread bytes.
             while not self.paused and not connection.is_closed and self.now_s() < deadline:
                 timer = self._loop.call_later(0.1, self._loop.stop)
                 self._loop.start()
@@ -368,7 +368,7 @@ class Amqp091Session(Session):
             self._drop_socket(connection)
 
     def _drop_socket(self, connection: Any) -> None:
-        """Cut a connection that did not close in time, or it would keep its messages."""
+        """Abort a connection that did not close in time, or it would keep its messages."""
         transport = getattr(connection, "_transport", None)
         if transport is not None and not connection.is_closed:
             with suppress(Exception):

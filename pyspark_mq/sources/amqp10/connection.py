@@ -1,7 +1,7 @@
 """The connection of an AMQP 1.0 session: login, bytes both ways, heartbeats, and why it ended.
 
 One thread runs :meth:`Amqp10Connection._turn`, which sends the engine's output, waits for the socket, and feeds the
-engine its input. The first cause of the end of the connection is kept and raised. Links and deliveries belong to the
+engine its input. The first cause that ends the connection is kept and raised. Links and deliveries belong to the
 session (:mod:`pyspark_mq.sources.amqp10.session`).
 """
 
@@ -31,11 +31,11 @@ __all__ = ["UNREADABLE", "UNREADABLE_ERRORS", "Amqp10Connection"]
 
 _READ_BYTES = 1 << 20
 _CLOSE_TIMEOUT_S = 1.0
-#: What proton itself says of a connection on which nothing came for the idle timeout.
+#: Proton's own description of a connection on which nothing arrived for the idle timeout.
 _SILENCE = "local-idle-timeout expired"
-#: What a broker says of itself is made into objects when it is asked for: texts, which are UTF-8 (1.6.20), and maps,
-#: whose keys are symbols (2.8.12). Others may be no keys of a dictionary.
-UNREADABLE = "what the broker says of itself cannot be read"
+#: A broker's description of itself is decoded on access: text must be UTF-8 (1.6.20), and map keys must be symbols
+#: (2.8.12), as other keys may not be hashable.
+UNREADABLE = "the broker's description of itself cannot be read"
 UNREADABLE_ERRORS = (ProtonException, TypeError, ValueError, OverflowError, RecursionError)
 
 
@@ -59,46 +59,46 @@ class Amqp10Connection(Session):
         self._stated = False
         self._refused: ssl.SSLError | None = None
 
-    # -- what the session does
+    # -- implemented by the session
 
     @abstractmethod
     def _top_up(self) -> None:
-        """Ask for more, before a turn."""
+        """Grant more credit, before a turn."""
 
     @abstractmethod
     def _take_deliveries(self) -> None:
-        """Take messages out of the engine, which has new bytes and room for few."""
+        """Take messages out of the engine, which has new bytes and little room."""
 
     @abstractmethod
     def _pass_on(self) -> None:
-        """Pass on what was taken in a turn."""
+        """Pass on the messages taken in a turn."""
 
     @abstractmethod
     def _look(self) -> None:
-        """After a turn, confirm what can be confirmed, and raise if something has been closed or taken back."""
+        """After a turn, confirm settled acknowledgements, and raise if something was closed or taken back."""
 
     # -- login
 
     def _begin(self, url: BrokerUrl) -> None:
-        """Set our identity; nothing is sent before the first turn."""
+        """Set our identity. Nothing is sent before the first turn."""
         log_in(self._transport, self._proton, self.endpoint, url, self._container_id())
 
     def _container_id(self) -> str:
-        # The client identifier of JMS. It and a name identify a durable subscription.
+        # The JMS client identifier. With a name, it identifies a durable subscription.
         subscription = self.endpoint.subscription
         if subscription is None or self.endpoint.shared:
             return f"pyspark-mq-{id(self):x}-{time.time_ns():x}"
         return f"pyspark-mq.{subscription}"
 
     def _property(self, name: str) -> str:
-        """A property of the connection that the broker gave; empty if there is none."""
+        """Return a connection property from the broker; empty if missing."""
         properties = self._proton.remote_properties
         return str(properties.get(name, "")) if isinstance(properties, Mapping) else ""
 
     # -- errors
 
     def _condition(self) -> tuple[str, str] | None:
-        """The end of the session, with the condition closest to the queue."""
+        """Return the condition that ended the session: the one closest to the queue; None if there is none."""
         places = [place for place in (self._link, self._session, self._proton) if place is not None]
         for place in places:
             try:
@@ -108,7 +108,7 @@ class Amqp10Connection(Session):
             if condition is not None:
                 return str(condition.name), str(condition.description or "")
         closed = any(place.state & Endpoint.REMOTE_CLOSED for place in places)
-        condition = None if closed else self._transport.condition  # which is about what came after the close
+        condition = None if closed else self._transport.condition  # after a close it is about later bytes
         return None if condition is None else (str(condition.name), str(condition.description or ""))
 
     def _open_error(self, url: BrokerUrl) -> MqError:
@@ -134,7 +134,7 @@ class Amqp10Connection(Session):
     # -- a turn
 
     def _turn(self, timeout_s: float) -> None:
-        """Send, wait, receive; raise when the connection has ended."""
+        """Send, wait, receive; raise if the connection has ended."""
         if self._end is not None or not self._socket.connected:
             raise SessionLostError(self._end or "not connected", stated=self._stated)
         self._top_up()
@@ -147,10 +147,10 @@ class Amqp10Connection(Session):
             try:
                 self._receive()
             finally:
-                self._pass_on()  # before raising, as a confirmation comes after it
+                self._pass_on()  # even if that raises, as confirmations come after deliveries
             send(self._transport, self._socket)
         except ssl.SSLError as error:
-            # TLS 1.3 reports what it refuses with the first bytes after the handshake.
+            # TLS 1.3 reports a refusal with the first bytes after the handshake.
             self._refused = self._refused or error
             self._ended(f"{type(error).__name__}: {error}")
         except (OSError, UnicodeDecodeError, ProtonException) as error:
@@ -158,7 +158,7 @@ class Amqp10Connection(Session):
         self._look()
 
     def _receive(self) -> None:
-        """Read available bytes, up to a bound, so that requests do not wait."""
+        """Read available bytes, up to a limit, so that requests need not wait."""
         transport = self._transport
         data = self._socket.read(_READ_BYTES) if transport.capacity() >= 0 else b""
         if data is None:
@@ -168,9 +168,9 @@ class Amqp10Connection(Session):
             transport.close_tail()
             return
         left = memoryview(self._transfers.cut(data, take=not self.paused))
-        while left and (room := transport.capacity()) >= 0:  # what came before is why it takes no more
+        while left and (room := transport.capacity()) >= 0:  # negative: earlier bytes made it stop accepting
             if not room:
-                raise ProtonException("the engine has no room for what came")
+                raise ProtonException("the engine has no room for the received bytes")
             transport.push(bytes(left[:room]))
             left = left[room:]
         self._take_deliveries()
@@ -180,7 +180,7 @@ class Amqp10Connection(Session):
 
     def close(self) -> None:
         if self._socket.connected and self._end is None:
-            # Closing a link would end a durable subscription. Closing the connection does not.
+            # Closing a link would end a durable subscription; closing the connection does not.
             self._window, self._link = 0, None
             with contextlib.suppress(Exception):  # the session is over, whatever the other side says
                 self._proton.close()

@@ -1,7 +1,7 @@
-"""Asks RabbitMQ about a queue over AMQP 1.0, from 4.0 on, by a pair of links to its management node.
+"""Questions to RabbitMQ, from 4.0 on, about a queue over AMQP 1.0, by a pair of links to its management node.
 
-A request is a message with the method as its subject and the path as its address, the answer one with the status
-as its subject (RabbitMQ's documentation, "AMQP 1.0", "Management"). A user who may read the queue may ask.
+A request is a message with the method as its subject and the path as its address; the answer has the status as its
+subject (RabbitMQ's documentation, "AMQP 1.0", "Management"). Any user with permission to read the queue may ask.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _ADDRESS = "/management"
 _NAME = "pyspark-mq-management"
 _CREDIT = 10
 _OK = "200"
-#: A section `amqp-value` with null (AMQP 1.0, 3.2.8 and 1.6.1): proton leaves it out, and the broker asks for it.
+#: A section `amqp-value` with null (AMQP 1.0, 3.2.8 and 1.6.1): proton leaves it out, but the broker requires it.
 _NULL_VALUE = b"\x00\x53\x77\x40"
 
 
 class ManagementLinks:
-    """Asks for one queue. It never ends the session: a refused question leaves the depth unknown.
+    """Asks about one queue. It never ends the session: if a question is refused, the depth stays unknown.
 
     Args:
-        session: an open one.
-        queue: its name.
+        session: an open session.
+        queue: name of the queue.
     """
 
     def __init__(self, session: ProtonSession, queue: str) -> None:
         self._path = f"/queues/{quote(queue, safe='')}"
         self._number = 0
-        #: Asked and not answered.
+        #: Whether an answer is due.
         self.asked = False
         self._to: Sender = session.sender(_NAME)
         self._from: Receiver = session.receiver(_NAME)
@@ -55,7 +55,7 @@ class ManagementLinks:
         return bool((self._to.state | self._from.state) & Endpoint.REMOTE_CLOSED)
 
     def ask(self) -> None:
-        """Ask for the queue, unless an answer is due."""
+        """Ask about the queue, unless an answer is due."""
         if self.asked or self.refused:
             return
         self._number += 1
@@ -67,7 +67,7 @@ class ManagementLinks:
         self._to.advance()
 
     def answer(self) -> dict[str, Any] | None:
-        """The depth in the newest answer since the last call; None without a usable answer."""
+        """Return the newest answer since the last call; None without a usable one."""
         found = None
         while (delivery := self._from.current) is not None and delivery.readable and not delivery.partial:
             found = self._read(delivery) or found
@@ -79,7 +79,7 @@ class ManagementLinks:
 
     def _read(self, delivery: Delivery) -> dict[str, Any] | None:
         data = bytes(self._from.recv(delivery.pending) or b"")
-        with contextlib.suppress(ValueError, IndexError):  # whatever cannot be read says nothing
+        with contextlib.suppress(ValueError, IndexError):  # an unreadable answer is no answer
             answer = read_sections(data)
             if answer.subject == _OK and isinstance(answer.value, Pairs):
                 return _dictionary(answer.value)
@@ -87,7 +87,7 @@ class ManagementLinks:
 
 
 def _dictionary(pairs: Pairs) -> dict[str, Any]:
-    """A map and those in it, of the keys that are text."""
+    """Convert a map, and maps within it, to dictionaries; keys that are not text are left out."""
     return {
         key: _dictionary(value) if isinstance(value, Pairs) else value for key, value in pairs if isinstance(key, str)
     }

@@ -1,4 +1,4 @@
-"""proton's engine on a socket of ours: how it logs in, as frames of AMQP 1.0 and SASL, sends, and frees links."""
+"""proton's engine on our own socket: logging in, over AMQP 1.0 and SASL, sending, and freeing links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLOSING_LINKS_MAX = 100
 
 
 def log_in(transport: Transport, connection: Connection, endpoint: Endpoint, url: BrokerUrl, container: str) -> None:
-    """Say who we are; nothing is sent before the transport is asked for its bytes.
+    """Set identity and login. Nothing is sent before the transport is asked for its bytes.
 
     Args:
         container: the ID of this container (AMQP 1.0, 2.7.1).
@@ -42,24 +42,24 @@ def log_in(transport: Transport, connection: Connection, endpoint: Endpoint, url
     else:
         sasl.allowed_mechs("ANONYMOUS")
     transport.max_frame_size = FRAME_BYTES
-    # The peer is asked for half of what we wait (proton advertises that half).
+    # proton advertises half of this timeout to the peer.
     transport.idle_timeout = 2 * endpoint.heartbeat_s
     transport.bind(connection)
     connection.open()
 
 
 def free_closed(links: deque[Link]) -> None:
-    """Free the oldest of the links that were closed here, once the broker has closed them too.
+    """Free the oldest links that were closed here, once the broker has closed them, too.
 
-    Proton keeps 2 kB of a link that is freed earlier. The plugin of RabbitMQ 3 never closes one, so beyond
-    :data:`_CLOSING_LINKS_MAX` they are freed all the same.
+    Proton keeps 2 kB of a link that is freed earlier. The plugin of RabbitMQ 3 never closes one, so if there are more
+    than :data:`_CLOSING_LINKS_MAX`, they are freed all the same.
     """
     while links and (links[0].state & Link.REMOTE_CLOSED or len(links) > _CLOSING_LINKS_MAX):
         links.popleft().free()
 
 
 def send(transport: Transport, connected: SocketLoop) -> None:
-    """Write what the transport has, as far as the socket takes it."""
+    """Write the transport's output, as much as the socket accepts."""
     outgoing = connected.outgoing
     connected.write()
     while not outgoing and (pending := transport.pending()) > 0:

@@ -12,35 +12,35 @@ __all__ = ["PROTOCOL_NAME", "open_error"]
 #: The protocol's name in errors.
 PROTOCOL_NAME = "AMQP 1.0"
 _UNAUTHORIZED = ("amqp:unauthorized-access", "amqp:not-allowed")
-#: Error conditions (AMQP 1.0, 2.8.15 to 2.8.18) that another attempt would meet again.
+#: Error conditions (AMQP 1.0, 2.8.15 to 2.8.18) on which another attempt would fail again.
 _REFUSALS = {
     "amqp:not-found": "does not exist; create it first, or correct the option",
-    "amqp:unauthorized-access": "is not for this user",
-    "amqp:not-allowed": "is not for this user, or is in use by another",
+    "amqp:unauthorized-access": "is denied to this user",
+    "amqp:not-allowed": "is denied to this user, or is in use by another",
     "amqp:link:redirect": "is served by another broker; name that one in 'url'",
     "amqp:connection:redirect": "is served by another broker; name that one in 'url'",
-    "amqp:invalid-field": "cannot be read like this",
-    "amqp:precondition-failed": "cannot be read like this",
-    "amqp:not-implemented": "cannot be read like this",
-    "amqp:illegal-state": "cannot be read like this",
+    "amqp:invalid-field": "cannot be read this way",
+    "amqp:precondition-failed": "cannot be read this way",
+    "amqp:not-implemented": "cannot be read this way",
+    "amqp:illegal-state": "cannot be read this way",
 }
-#: What brokers say of a subscription or queue that somebody else has, whatever condition they give.
+#: Words of brokers about a subscription or queue in use elsewhere, whatever condition they give.
 _IN_USE = ("already connected", "consumer limit", "exclusive")
 
 
 def open_error(condition: tuple[str, str], url: BrokerUrl, endpoint: Endpoint, *, opened: bool, login: bool) -> MqError:
-    """The error of this package for an attempt that ended while opening.
+    """Return this package's error for an attempt that ended while opening.
 
     Args:
-        condition: name and description of what the broker says; no name for other reasons.
-        opened: did the broker open the connection before that?
-        login: was it the login that was refused, by SASL?
+        condition: name and description of the broker's condition; an empty name for other reasons.
+        opened: whether the broker had opened the connection before.
+        login: whether SASL refused the login.
     """
     name, description = condition
     reason = _reason(name, description)
     if login or (name in _UNAUTHORIZED and not opened):
         user = endpoint.user(url)
-        who = f"user '{user}'" if user is not None else "nobody (no user was named)"
+        who = f"user '{user}'" if user is not None else "an unnamed user"
         return RefusedError(
             f"{url}: the broker refused the login of {who}; check options 'username' and 'password' or "
             f"those in 'url' ({reason})"
@@ -51,13 +51,13 @@ def open_error(condition: tuple[str, str], url: BrokerUrl, endpoint: Endpoint, *
 
 
 def _link_error(name: str, description: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
-    """The error of this package for a queue or topic that was refused."""
+    """Return this package's error for a refused queue or topic."""
     destination, reason = endpoint.destination, _reason(name, description)
     exclusive = exclusive_error(reason, url, endpoint)
     if exclusive is not None:
         return exclusive
     if name == "amqp:resource-locked" or any(words in description.lower() for words in _IN_USE):
-        # May be our own former connection, of which the broker has not noticed the end.
+        # It may be our own former connection, whose end the broker has not noticed.
         return BrokerUnavailableError(
             f"{url}: {destination} is in use by another connection, or still by a former one ({reason})"
         )

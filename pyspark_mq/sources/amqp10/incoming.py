@@ -1,8 +1,8 @@
-"""The deliveries of a receiving link, as proton's engine has them.
+"""The deliveries of a receiving link in proton's engine.
 
 Proton's Python classes make an object and a dictionary for each delivery: 6 to 7 µs to take one and 4 µs to settle it.
-The C functions below them, available through `cffi` since 0.39, take 0.7 and 0.3 µs. They are no public interface, so
-the extra `amqp10` pins the versions that were tested.
+The C functions below them, available through `cffi` since 0.39, take 0.7 and 0.3 µs. They are not a public interface,
+so the extra `amqp10` pins the tested versions.
 
 A handle is valid from the moment a delivery is taken until it is settled here; proton keeps the delivery alive that
 long (`pn_delivery_settle` in `delivery.h`), and the link as long as this object lives.
@@ -23,13 +23,13 @@ try:
     from cproton_ffi import ffi, lib
 except ImportError:
     raise MissingExtraError(
-        f"protocol 'amqp-1.0' works with python-qpid-proton 0.39 and 0.40, and {'.'.join(map(str, VERSION))} is "
+        f"protocol 'amqp-1.0' works with python-qpid-proton 0.39 and 0.40, but {'.'.join(map(str, VERSION))} is "
         f"installed; run: {sys.executable} -m pip install 'pyspark-mq[amqp10]'"
     ) from None
 
 __all__ = ["Handle", "Incoming"]
 
-#: A delivery, as a pointer of C.
+#: A delivery, as a C pointer.
 Handle = Any
 
 _ACCEPTED, _REJECTED = int(Delivery.ACCEPTED), int(Delivery.REJECTED)
@@ -44,7 +44,7 @@ class Incoming:
 
     Args:
         link: a receiver.
-        taken: payloads that proton was not handed (:attr:`.Transfers.taken`); None if it was handed all.
+        taken: payloads that proton was not given (:attr:`.Transfers.taken`); None if it got all.
     """
 
     def __init__(self, link: Receiver, taken: deque[bytes | None] | None = None) -> None:
@@ -54,9 +54,9 @@ class Incoming:
         self._buffer = ffi.new("char[]", _BUFFER_BYTES)
 
     def messages(self) -> Iterator[tuple[Handle, bytes]]:
-        """Yield complete messages in order; each is taken from the link first.
+        """Yield complete messages in order, each after taking it from the link.
 
-        One that the sender aborts (AMQP 1.0, 2.6.14) is skipped.
+        A message that the sender aborts (AMQP 1.0, 2.6.14) is skipped.
 
         Raises:
             LinkException: proton cannot read a delivery.
@@ -84,15 +84,15 @@ class Incoming:
                     break
             else:
                 if receive(link, buffer, size) != size:
-                    raise LinkException(f"proton announced {size} bytes of a delivery and gave others")
+                    raise LinkException(f"proton announced {size} bytes of a delivery but returned another number")
                 whole = unpack(buffer, size)
             advance(link)
             yield delivery, whole
         if payloads:
-            raise LinkException(f"proton has not the deliveries of {len(payloads)} payloads that were taken")
+            raise LinkException(f"proton lacks the deliveries of {len(payloads)} payloads that were taken")
 
     def _whole(self, data: bytes | bytearray, partial: bool) -> bytes | None:
-        """The message this part completes; None if more is to come."""
+        """Return the message that this part completes; None if more follows."""
         if not partial and not self._partial:
             return bytes(data)
         self._partial += data
@@ -105,30 +105,30 @@ class Incoming:
     def _read(self, size: int) -> bytearray:
         data = bytearray(size)
         if size and lib.pn_link_recv(self._pointer, ffi.from_buffer(data), size) != size:
-            raise LinkException(f"proton announced {size} bytes of a delivery and gave others")
+            raise LinkException(f"proton announced {size} bytes of a delivery but returned another number")
         return data
 
     def accept(self, handles: Iterable[Handle]) -> None:
-        """Outcome `accepted` (3.4.2). Neighbours leave as one disposition with a range."""
+        """Give deliveries the outcome `accepted` (3.4.2). Neighbours are sent as one disposition with a range."""
         update = lib.pn_delivery_update
         for delivery in handles:
             update(delivery, _ACCEPTED)
 
     def settle(self, handles: Iterable[Handle]) -> None:
-        """Settle deliveries on this side, with the outcome they have. Their handles become void."""
+        """Settle deliveries on this side, with the outcome they have. Their handles become invalid."""
         settle = lib.pn_delivery_settle
         for delivery in handles:
             settle(delivery)
 
     def reject(self, handle: Handle) -> None:
-        """Outcome `rejected` (3.4.3), settled."""
+        """Settle a delivery with the outcome `rejected` (3.4.3)."""
         lib.pn_delivery_update(handle, _REJECTED)
         lib.pn_delivery_settle(handle)
 
     def settled(self, handle: Handle) -> bool:
-        """Return whether the sender has settled the delivery."""
+        """Whether the sender has settled the delivery."""
         return bool(lib.pn_delivery_settled(handle))
 
     def taken_back(self, handle: Handle) -> bool:
-        """Whether the sender gave it an outcome other than `accepted` (3.4), before or after we accepted it."""
+        """Whether the sender gave the delivery an outcome other than `accepted` (3.4), before or after we did."""
         return lib.pn_delivery_remote_state(handle) not in _AGREED

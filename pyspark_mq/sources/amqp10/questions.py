@@ -1,9 +1,9 @@
-"""Asks Artemis about a queue over AMQP 1.0, at its management address, over a connection for that alone.
+"""Questions to Artemis about a queue over AMQP 1.0, at its management address, over a separate connection.
 
 As over STOMP (:mod:`pyspark_mq.sources.stomp.depth`), a question names an operation in its properties and has the
-arguments in its body, as JSON (Artemis' manual, "Using Management Message API"). The answers come to an address that
-the broker makes for the link that asks for one (AMQP 1.0, 3.5.3). It takes a user who may `manage` and `send` to the
-management address, and create and consume a temporary queue. A user without these rights loses this connection only.
+arguments in its body, as JSON (Artemis' manual, "Using Management Message API"). Answers go to an address that the
+broker creates for a link that requests one (AMQP 1.0, 3.5.3). The user must be allowed to `manage` and `send` to the
+management address, and to create and consume a temporary queue. A user without these rights loses only this connection.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CREDIT = 10
 
 
 def ask_queue(endpoint: Endpoint, url: BrokerUrl) -> QueueFacts:
-    """Facts of the queue and of its address; empty where the user may not ask."""
+    """Return facts about the queue and its address; empty if the user may not ask."""
     asker = _Asker(replace(endpoint, selector=None, subscription=None), 1, ReceiveBuffer())
     facts = NOTHING_KNOWN
     try:
@@ -54,7 +54,7 @@ def ask_queue(endpoint: Endpoint, url: BrokerUrl) -> QueueFacts:
 
 
 class _Asker(Amqp10Session):
-    """A connection with a link for questions and one for answers, in place of one to the queue."""
+    """A connection with a link for questions and one for answers, instead of a link to the queue."""
 
     _to: Sender
 
@@ -73,11 +73,11 @@ class _Asker(Amqp10Session):
         return super()._attached() and bool(self._to.state & State.REMOTE_ACTIVE)
 
     def queues(self, field: str, value: str) -> list[dict[str, Any]]:
-        """Return the queues in which a field has that value.
+        """Return the queues in which a field has this value.
 
         Raises:
             SessionLostError: this user may not ask.
-            TimeoutError: there is no answer.
+            TimeoutError: the broker does not answer.
         """
         which = json.dumps({"field": field, "operation": "EQUALS", "value": value})
         answer = artemis_answer(self.ask("listQueues", which, 1, 1))
@@ -85,11 +85,11 @@ class _Asker(Amqp10Session):
         return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
     def ask(self, operation: str, *arguments: object) -> bytes:
-        """The answer of the broker's control to an operation.
+        """Call an operation of the broker's control; return its answer.
 
         Raises:
             SessionLostError: this user may not ask.
-            TimeoutError: there is no answer.
+            TimeoutError: the broker does not answer.
         """
         deadline = self.now_s() + _ANSWER_TIMEOUT_S
         self._until(lambda: self._to.credit > 0, deadline)

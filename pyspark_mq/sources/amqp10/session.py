@@ -4,14 +4,14 @@ Proton's engine does no I/O: socket bytes go into its transport and come out of 
 report their states. So the socket is ours and TLS is Python's, as for the other protocols, and unused events cost
 nothing. The library's reactor would add a fifth to the time per message.
 
-Flow control is by link credit (AMQP 1.0, 2.6.7): each session has at most `window` unsettled
-deliveries, and its credit is topped up as they are settled. When too many bytes wait in the inbox
-deliveries are left in the transport, whose incoming window closes (2.5.6).
+Flow control is by link credit (AMQP 1.0, 2.6.7): each session has at most `window` unsettled deliveries, and its credit
+is topped up as they are settled. When too many bytes wait in the inbox, deliveries stay in the transport, whose
+incoming window closes (2.5.6).
 
-The broker confirms an acceptance by settling the delivery (2.6.12). Where it does not, the answer to a new link after
-the acceptances confirms them: they were processed, though they may not be on disk. The delivery is settled here only
-then, so that an outcome from the broker is seen. Any outcome but `accepted` ends the session, and the message comes
-again.
+The broker confirms an acceptance by settling the delivery (2.6.12). If a broker does not, its answer to a new link
+after the acceptances confirms them: they were processed, though they may not be on disk. Only then is the delivery
+settled here, so that an outcome from the broker is seen. Any outcome but `accepted` ends the session, and the message
+is redelivered.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pyspark_mq.sources.url import BrokerUrl
 __all__ = ["Amqp10Session"]
 
 _INCOMING_BYTES = 16 << 20
-#: A report on a queue is waited for this long at most.
+#: Longest wait for a report on a queue.
 _ASK_TIMEOUT_S = 5.0
 #: Credit is topped up when a tenth of the window is free: each top-up is a frame.
 _TOP_UP_PARTS = 10
@@ -65,7 +65,7 @@ class Amqp10Session(Amqp10Connection):
         self._open: dict[int, Handle] = {}
         #: Tag of the newest delivery.
         self._newest = 0
-        #: Messages up to that, which are not in the inbox yet.
+        #: Messages up to that tag that are not in the inbox yet.
         self._taken: list[bytes] = []
         self._requests: deque[tuple[int, deque[Handle]]] = deque()
         self._closing: deque[Link] = deque()
@@ -101,7 +101,7 @@ class Amqp10Session(Amqp10Connection):
         return Greeting(url, broker_id or "", self._depth(info), server, of_rabbitmq(info, version_of(server)))
 
     def _ask_queue(self, deadline: float) -> dict[str, Any] | None:
-        """Ask what the broker reports of the queue; return None if it reports nothing."""
+        """Ask the broker about the queue; return None if it reports nothing."""
         if self.endpoint.queue is None or not self._dialect.answers(self._property("version")):
             return None
         assert self._session is not None
@@ -119,7 +119,7 @@ class Amqp10Session(Amqp10Connection):
         return info
 
     def _depth(self, info: Mapping[str, Any]) -> QueueDepth:
-        # A link is a consumer, also without credit; and a flush marker for a moment.
+        # A link is a consumer, even without credit; so is a flush marker, for a moment.
         own = (self._link is not None) + (self._flush_marker is not None)
         counts = (info.get("message_count"), info.get("consumer_count"))
         ready, consumers = (count if isinstance(count, int) else 0 for count in counts)
@@ -162,7 +162,7 @@ class Amqp10Session(Amqp10Connection):
         if not link.state & Endpoint.REMOTE_ACTIVE or not link.remote_source.address:
             return False
         if self.endpoint.selector is not None and not _has_filter(link.remote_source):
-            self._end = "the broker does not know selectors"
+            self._end = "the broker does not support selectors"
             raise SessionLostError(self._end)
         return True
 
@@ -172,17 +172,17 @@ class Amqp10Session(Amqp10Connection):
         self._turn(timeout_s)
 
     def _look(self) -> None:
-        """Confirm what the broker has settled, and raise if something has been closed or taken back."""
+        """Confirm acknowledgements that the broker has settled; raise if something was closed or taken back."""
         self._confirm()
         if self._management is not None and self._management.asked and self._window:
             info = self._management.answer()
             if info is not None:
                 self.buffer.reported(self._depth(info))
-        # RabbitMQ 4.3 takes messages back from a consumer that is too slow for it (its consumer timeout) by a
-        # disposition on the link, which stays open and gets them no more. The oldest is the first.
+        # When RabbitMQ 4.3's consumer timeout expires, it takes messages back from the consumer by a disposition on the
+        # link, which stays open and does not get them again. The oldest is the first.
         oldest = next(iter(self._open.values()), None)
         if oldest is not None and self._deliveries.taken_back(oldest):
-            self._ended("the broker took messages back that were not acknowledged in time")
+            self._ended("the broker took back messages that were not acknowledged in time")
             self._stated = True
         for place in (self._link, self._session, self._proton):
             if place is not None and place.state & Endpoint.REMOTE_CLOSED:
@@ -195,7 +195,7 @@ class Amqp10Session(Amqp10Connection):
     # -- receiving
 
     def consume(self, window: int) -> None:
-        """The window counts all that is held."""
+        """Consume; the window counts all held deliveries."""
         self.consuming = True  # the link is attached
         self._window = window
         self._top_up()
@@ -251,7 +251,7 @@ class Amqp10Session(Amqp10Connection):
     # -- acknowledging
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
-        """Neighbours leave as one disposition with a range."""
+        """Accept deliveries; neighbours are sent as one disposition with a range."""
         held, deliveries = self._open, self._deliveries
         tags = [*takewhile(lambda tag: tag <= upto, held), *(tag for tag in singles if tag > upto)]
         handles = [held.pop(tag) for tag in tags if tag in held]
@@ -268,22 +268,22 @@ class Amqp10Session(Amqp10Connection):
     def _raise_flush_marker(self) -> None:
         """Send a flush marker for everything accepted since the last one, unless one is outstanding.
 
-        The plugin of RabbitMQ 3 fails when links come and go by the thousand (`noproc` of a consumer).
+        The plugin of RabbitMQ 3 fails if thousands of links are opened and closed (`noproc` of a consumer).
         """
         if self._flush_marker is None and self._unconfirmed:
             self._flush_marker = self._flush_marker_link(), self._unconfirmed
             self._unconfirmed = []
 
     def _flush_marker_link(self) -> Link:
-        """A link without messages: the broker answers it after it has seen everything sent before."""
+        """Open a link without messages: the broker answers it after processing everything sent before."""
         assert self._session is not None
         name = f"pyspark-mq-flush-marker-{time.monotonic_ns()}"
         if self.endpoint.topic is None:
-            # A user who may only read may have another receiving link; without credit it is sent nothing.
+            # Permission to read suffices for another receiving link; without credit nothing is sent to it.
             link: Link = self._session.receiver(name)
             source = link.source
         else:
-            # On a topic it would be one more subscription.
+            # On a topic a receiving link would be one more subscription.
             link = self._session.sender(name)
             source = link.target
         source.address = self._address()
@@ -303,7 +303,7 @@ class Amqp10Session(Amqp10Connection):
                 break
             self._requests.popleft()
             self.buffer.confirmed(number)
-        # A broker may refuse the link as one consumer too many. That is an answer, too.
+        # A broker may refuse the link as one consumer too many; that is an answer, too.
         if self._flush_marker is not None and self._flush_marker[0].state & (
             Endpoint.REMOTE_ACTIVE | Endpoint.REMOTE_CLOSED
         ):
@@ -319,24 +319,24 @@ class Amqp10Session(Amqp10Connection):
         free_closed(self._closing)
 
     def _settle(self, accepted: Sequence[Handle]) -> bool:
-        """Settle accepted deliveries; end the session and return False where the broker gave another outcome."""
+        """Settle accepted deliveries; end the session and return False if the broker gave another outcome."""
         deliveries = self._deliveries
         if any(map(deliveries.taken_back, accepted)):
-            self._ended("the broker did not take an acknowledgement and keeps its message")
+            self._ended("the broker did not accept an acknowledgement and keeps its message")
             self._stated = True
             return False
         deliveries.settle(accepted)
         return True
 
     def reject(self, tags: Sequence[int]) -> None:
-        """Outcome `rejected` (AMQP 1.0, 3.4.3)."""
+        """Settle deliveries with the outcome `rejected` (AMQP 1.0, 3.4.3)."""
         for tag in tags:
             handle = self._open.pop(tag, None)
             if handle is not None:
                 self._deliveries.reject(handle)
 
     def ask_depth(self) -> None:
-        """AMQP 1.0 defines no such question; some brokers answer one of their own."""
+        """Ask in the broker's own way, if it has one: AMQP 1.0 does not define such a question."""
         if self._management is not None:
             self._management.ask()
 

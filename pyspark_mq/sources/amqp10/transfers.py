@@ -1,9 +1,9 @@
-"""Payloads of transfers, taken out of the bytes of a connection before proton sees them. No socket, no proton.
+"""Payloads of transfers, cut out of a connection's bytes before proton sees them. No socket, no proton.
 
-Proton keeps the payload of a delivery, in a buffer of the next power of two, until it is settled, which happens after
-the commit of its epoch. So a message in one frame is taken here, and proton gets the transfer without its payload.
-Everything else goes to it unchanged: other frames, messages in several frames, and encodings that brokers do not use.
-Frames: AMQP 1.0, 2.3; transfer: 2.7.5; attach: 2.7.3.
+Proton keeps a delivery's payload, in a buffer of the next power of two, until it is settled, which happens after its
+epoch is committed. So a message in one frame is taken here, and proton gets the transfer without its payload.
+Everything else goes to proton unchanged: other frames, messages in several frames, and encodings that brokers do not
+use. Frames: AMQP 1.0, 2.3; transfer: 2.7.5; attach: 2.7.3.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ __all__ = ["Transfers"]
 
 _PROTOCOL, _HEAD_BYTES = b"AMQP", 8
 _ATTACH, _TRANSFER = 0x12, 0x14
-#: Codes of a handle, and of the number of a delivery: null and uint (1.6.1, 1.6.5).
+#: Type codes of a handle and of a delivery number: null and uint (1.6.1, 1.6.5).
 _UINT = b"\x40\x43\x52\x70"
 #: Fields of a transfer, by their numbers.
 _NUMBER, _TAG, _MORE, _ABORTED = 1, 2, 5, 9
-#: Frames that are compared with the one before: this many at first, and twice as many as were like it after that. The
-#: same number is examined one by one after one that was not.
+#: How many frames are compared with a known one at once: this many at first, later twice as many as matched last time.
+#: After a mismatch the same number is examined one by one.
 _ALIKE_MIN = 8
-#: A frame of nothing (2.4.5).
+#: An empty frame (2.4.5).
 _EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 _unpack, _pack = Struct(">I").unpack_from, Struct(">I").pack
 
 
 class _Like(NamedTuple):
-    """A transfer whose payload was taken, from after its size up to its payload; others differ where `free` is."""
+    """The bytes of a transfer from after its size up to its payload; similar transfers may differ only in `free`."""
 
     head: bytes
     octets: Any
@@ -46,12 +46,12 @@ class Transfers:
     """Cuts the frames of a connection, and takes payloads of one link.
 
     Args:
-        link: its name.
-        frame_bytes_max: of a frame, as it was offered to the peer.
+        link: the link's name.
+        frame_bytes_max: largest size of a frame, as offered to the peer.
 
     Attributes:
-        taken: for each message of the link that has come as a whole, in order: its payload, or None if proton has it.
-            Whoever takes the message from proton takes this as well. After all of them, everything is proton's.
+        taken: for each complete message of the link, in order: its payload, or None if proton has it. Take one entry
+            with each message from proton. Proton has all messages after these.
     """
 
     def __init__(self, link: str, frame_bytes_max: int) -> None:
@@ -59,22 +59,22 @@ class Transfers:
         self._link, self._frame_bytes_max = link, frame_bytes_max
         #: Channel and handle of the link.
         self._handle: tuple[bytes, int] | None = None
-        #: What a frame begins with that has not come as a whole; None before anything came.
+        #: The start of an incomplete frame; None before anything arrived.
         self._rest: bytes | None = None
-        #: A message of the link has begun and not ended.
+        #: Whether a message of the link has begun and not ended.
         self._partial = False
-        #: The encoding of everything so far is known.
+        #: Whether the encoding of everything so far is known.
         self._knows = True
         self._like: _Like | None = None
-        #: Frames to compare at once, or that were read one by one.
+        #: Number of frames to compare at once, or of those read one by one.
         self._alike = 0
 
     def cut(self, data: bytes, *, take: bool) -> bytes:
-        """Return what proton is to be handed next: whole frames, as long as the encoding of all is known.
+        """Return the next bytes for proton: whole frames, as long as the encoding of all is known.
 
         Args:
-            data: what was read next.
-            take: payloads may be taken. Those that are left count in the incoming window of proton's session.
+            data: the bytes read next.
+            take: whether to take payloads. Payloads left to proton count in its session's incoming window.
         """
         if self._rest is None:
             self._knows = _PROTOCOL.startswith(data[: len(_PROTOCOL)])
@@ -103,11 +103,11 @@ class Transfers:
         end = starts[-1] if self._knows else len(data)
         self._rest = data[end:]
         if not end and self._handle is not None:
-            return _EMPTY  # a part of a frame: to proton it is a sign of life all the same
+            return _EMPTY  # part of a frame; for proton it is a sign of life all the same
         return b"".join([*found, data[begun:end]])
 
     def _starts(self, data: bytes) -> list[int]:
-        """Return where frames begin that have come as a whole, and where the last of them ends."""
+        """Return the starts of complete frames, and the end of the last one."""
         starts, at, end = [0], 0, len(data)
         while end - at >= _HEAD_BYTES:
             (size,) = _unpack(data, at)
@@ -125,10 +125,10 @@ class Transfers:
     # -- many frames
 
     def _take_alike(self, data: bytes, starts: list[int], like: _Like) -> tuple[bytes, int]:
-        """Take payloads of frames from the first on, as long as they are like another.
+        """Take the payloads of the first frames, as long as these match a known one.
 
         Returns:
-            the frames without payloads, and how many they are.
+            the frames without payloads, and their number.
         """
         octets, begins = np.frombuffer(data, np.uint8), np.array(starts)
         size = len(like.octets)
@@ -146,16 +146,16 @@ class Transfers:
     # -- one frame
 
     def _look(self, data: bytes, at: int, end: int, *, take: bool) -> int:
-        """Take note of a frame; return where its payload begins, if that was taken, or else 0.
+        """Process a frame; return the start of its payload if that was taken, otherwise 0.
 
         Raises:
-            EncodingError, UnicodeDecodeError, struct.error, IndexError: it is encoded otherwise.
+            EncodingError, UnicodeDecodeError, struct.error, IndexError: the frame has an unexpected encoding.
         """
         if data[at + 5]:  # a frame of SASL, or the header of a protocol
             return 0
         place = at + 4 * data[at + 4]
         if place == end:
-            return 0  # it keeps the connection alive
+            return 0  # a heartbeat
         if data[place] or data[place + 1] != 0x53:
             raise EncodingError(f"no performative begins at byte {place}")
         kind = data[place + 2]
@@ -176,12 +176,12 @@ class Transfers:
         return self._transfer(data, at, fields, behind, end, count, take=take)
 
     def _transfer(self, data: bytes, at: int, place: int, behind: int, end: int, count: int, *, take: bool) -> int:
-        """Take note of a transfer of the link.
+        """Process a transfer of the link; return as :meth:`_look` does.
 
         Args:
-            place: of its second field, which is the number of the delivery.
-            behind: where its payload begins.
-            count: of its fields.
+            place: start of its second field, the delivery number.
+            behind: start of its payload.
+            count: number of its fields.
         """
         number, tag = place, b""
         if count > _NUMBER:
@@ -190,7 +190,7 @@ class Transfers:
         if count > _TAG:
             tag, place = plain_at(data, place)
         if place > behind or not isinstance(tag, bytes | None):
-            raise EncodingError(f"the fields of the transfer at byte {at} are others")
+            raise EncodingError(f"the transfer at byte {at} has unexpected fields")
         more, aborted = _flags(data[place:behind], count)
         begins, self._partial = not self._partial, more and not aborted
         if begins and count <= _TAG:
@@ -223,8 +223,8 @@ def _flags(fields: bytes, count: int) -> tuple[bool, bool]:
     """Read `more` and `aborted` of a transfer.
 
     Args:
-        fields: those after the delivery tag.
-        count: of all fields.
+        fields: the fields after the delivery tag.
+        count: number of all fields.
     """
     place, found = 0, {}
     for number in range(_TAG + 1, count):

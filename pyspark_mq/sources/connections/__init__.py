@@ -1,1 +1,1 @@
-"""Connections: the contract of protocols, and what keeps sessions alive."""
+"""Connections: the contract of sessions, which each protocol implements, and the code that keeps sessions alive."""

@@ -13,14 +13,14 @@ __all__ = ["Backoff"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Pause between attempts to connect: doubled from the first to the last, with jitter, so that a
-#: restarted broker is not met by all of its clients at once.
+#: Pause between attempts to connect: doubled from the first to the last, with jitter, so that not all clients return to
+#: a restarted broker at once.
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_LAST_S = 5.0
 #: After a good session: just enough to avoid spinning, as a flapping link pays this delay every time.
 _GOOD_REST_S = 0.02
-#: Consecutive sessions that the broker ends for a reason, with nothing confirmed. Half the delivery limit of quorum
-#: queues in RabbitMQ 4 (20), and one less than that of Artemis (10): deliveries before ours count too.
+#: Most consecutive sessions that the broker ends for a stated reason with nothing confirmed. About half the delivery
+#: limit of quorum queues in RabbitMQ 4 (20), and one less than that of Artemis (10): deliveries before ours count, too.
 _ENDS_MAX = 9
 
 
@@ -28,8 +28,8 @@ class Backoff:
     """Delays between failed attempts, and when to give up.
 
     Rule 13: a session was good if something was confirmed in it. A session that receives messages and ends adds a
-    delivery to each (delivery limits), so the delay before the next session doubles; a broker that ends session after
-    session becomes an error. Its messages are not compared: they name connections and processes of its own.
+    delivery to each (delivery limits), so the delay before the next session doubles; if the broker ends session after
+    session, the query fails. Its reasons are not compared, as they name its own connections and processes.
 
     Attributes:
         first: whether no session was ever opened.
@@ -54,9 +54,9 @@ class Backoff:
         self._ends = 0
 
     def reset_s(self) -> float:
-        """Return to the shortest delay, after a good or a long session: earlier failures are forgotten.
+        """Forget earlier failures, after a good or a long session; return the shortest delay.
 
-        A broker may end each session a moment after its confirmation.
+        It is not zero, as a broker may end each session a moment after its confirmation.
         """
         self._since_s, self._next_s = None, _BACKOFF_FIRST_S
         return _GOOD_REST_S * self._runtime.jitter()
@@ -66,7 +66,7 @@ class Backoff:
 
         Args:
             problem: why the last attempt failed.
-            since_s: when it began.
+            since_s: time when it began.
 
         Raises:
             BrokerUnavailableError: attempts have failed for too long.
@@ -83,16 +83,17 @@ class Backoff:
                 f"'{option}'"
             )
             raise BrokerUnavailableError(text) from problem
-        _LOG.warning("%s; trying again in %.1f s", _error_text(problem), pause_s)
+        _LOG.warning("%s; retrying in %.1f s", _error_text(problem), pause_s)
         return pause_s
 
     def record_refusal(self, problem: SessionLostError) -> None:
-        """Record a session that was or may have been handed messages, and ended with nothing confirmed.
+        """Record a session that received, or may have received, messages and ended with nothing confirmed.
 
-        Network faults may hit any number of sessions. A reason that the broker gives will hold for the next one too.
+        Only ends with a reason from the broker count: it will hold for the next session, too. Network faults may hit
+        any number of sessions.
 
         Raises:
-            BrokerError: it has ended too many sessions in a row.
+            BrokerError: the broker has ended too many sessions in a row.
         """
         if not problem.stated:
             return
@@ -101,12 +102,12 @@ class Backoff:
             raise BrokerError(
                 f"{self._endpoint.destination}: the broker ended {self._ends} sessions in a row before anything was "
                 f"confirmed, the last with: {problem}. Nothing is lost: the messages stay in the queue. But each end "
-                "counts towards delivery limits, so the query stops here. The broker may be unable to deliver a "
-                f"message over {self._endpoint.protocol}, then its log says why: remove that message, or read the "
-                "queue with another 'protocol'"
+                "counts towards delivery limits, so the query stops here. If the broker cannot deliver a message over "
+                f"{self._endpoint.protocol}, its log says why: remove that message, or read the queue with another "
+                "'protocol'"
             ) from problem
 
 
 def _error_text(problem: Exception) -> str:
-    """Return the message to quote, without its short name: the error that fails the query has its own."""
+    """Return the text to quote, without its short name, as the error that fails the query has its own."""
     return problem.text if isinstance(problem, MqError) else str(problem)

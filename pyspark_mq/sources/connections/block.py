@@ -1,11 +1,11 @@
-"""Deliveries as rows of an Arrow record batch: their one form, from receiving to a partition.
+"""Deliveries as rows of an Arrow record batch: their only form, from receiving to a partition.
 
-A :class:`Block` holds consecutive deliveries of one session. It has the columns that the query asks for, in its types,
-so a partition of an epoch is a slice of blocks. The in-flight table refers to a row as (block, number).
-:class:`Metadata` travels with a new block: facts of each delivery that are needed only when it is taken in.
+A :class:`Block` holds consecutive deliveries of one session. It has the query's columns, in their types, so a partition
+of an epoch consists of slices of blocks. The in-flight table refers to a row as (block, number). :class:`Metadata`
+accompanies a new block: facts about each delivery that are needed only while it is taken in.
 
-A block lives as long as one of its rows is referred to. :meth:`BlockRows.joined` copies rows into a new block when few
-rows keep a large one alive, and when a trickle leaves many small ones.
+A block lives as long as one of its rows is referred to. :meth:`BlockRows.joined` copies rows into a new block when a
+few rows keep a large one alive, and when a trickle leaves many small ones.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ __all__ = [
     "make_block",
 ]
 
-#: Columns of every block: the end of a bounded run may depend on them.
+#: A column of every block: the end of a bounded run may depend on it.
 _ALWAYS = pa.field("timestamp", pa.int64())
-#: Not of the delivery.
+#: Column that depends on the queue and not on the delivery.
 _OF_THE_QUEUE = "destination"
 #: Batches of fewer rows are merged before they travel.
 _BATCH_ROWS_MIN = 500
 _ID = "messageId"
-#: Types of columns that have more than a number.
+#: Types of columns of variable size.
 _TEXTS, _MAP = (pa.string().id, pa.binary().id), pa.map_(pa.string(), pa.string()).id
-#: Two offsets for each entry of a map, and two bits that say whether it is there.
+#: Two offsets for each entry of a map, and two validity bits.
 _ENTRY_BYTES = 9
 
 
@@ -55,15 +55,15 @@ _NUMBERS = tuple(range(5_000))
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Facts of each delivery that are needed when it is taken in, by row.
+    """Facts about each delivery that are needed while it is taken in, by row.
 
     Attributes:
         tags: handles, ascending.
-        keys: identity of the message: its ID, or the digest of its content; None for one without. :class:`.TextKeys` if
-            each has an ID that is text. Empty where messages are not distinguished.
-        not_redelivered: with digests, whether nothing marks each as delivered before.
+        keys: identity of the message: its ID, or the digest of its content; None without either. :class:`.TextKeys` if
+            every message has a text ID. Empty if messages are not distinguished.
+        not_redelivered: whether nothing marks each as delivered before; empty without digests.
         redelivered: whether the broker has flagged each as redelivered, an array.
-        hidden: value that hides the broker's ID, in those without one.
+        hidden: for messages without an ID, the value that hides the broker's ID.
         unreadable: row -> the delivery that could not be decoded.
     """
 
@@ -79,8 +79,8 @@ class Block:
     """Consecutive deliveries of one session.
 
     Attributes:
-        batch: their columns, see :func:`block_schema`. Those of a planned epoch are in shared memory for its tasks.
-        sizes: bytes that each row takes, headers and bookkeeping included. All bounds in bytes go by these.
+        batch: their columns, see :func:`block_schema`. For a planned epoch they are in shared memory for its tasks.
+        sizes: bytes of each row, including headers and bookkeeping. All limits in bytes refer to these.
     """
 
     __slots__ = ("__weakref__", "batch", "sizes")
@@ -94,7 +94,7 @@ class Block:
 
     @property
     def rows(self) -> RowRange:
-        """Return all rows."""
+        """All rows."""
         return RowRange(self, range(len(self)))
 
 
@@ -103,7 +103,7 @@ Row: TypeAlias = "tuple[Block, int]"
 
 
 class RowRange(Sequence[Row]):
-    """Neighbouring rows of a block."""
+    """Consecutive rows of a block."""
 
     __slots__ = ("block", "numbers")
 
@@ -129,10 +129,10 @@ class RowRange(Sequence[Row]):
 
 
 class Run(NamedTuple):
-    """Consecutive rows of an epoch that are from one queue.
+    """Consecutive rows of an epoch from one queue.
 
     Attributes:
-        name: of the queue or topic.
+        name: name of the queue or topic.
         rows: its deliveries, in planned order.
     """
 
@@ -141,18 +141,18 @@ class Run(NamedTuple):
 
 
 def block_schema(query: pa.Schema) -> pa.Schema:
-    """The columns of blocks for a query with these columns."""
+    """Return the columns of blocks for a query with these columns."""
     fields = [field for field in query if field.name != _OF_THE_QUEUE]
     return pa.schema(fields if _ALWAYS.name in query.names else [*fields, _ALWAYS])
 
 
 def make_block(batch: DeliveryBatch, ids: MessageIds, schema: pa.Schema) -> tuple[Metadata, Block]:
-    """Deliveries of one session, in order, as a block.
+    """Make a block of consecutive deliveries of one session.
 
     Args:
         batch: the deliveries.
         ids: identifies deliveries.
-        schema: of the block.
+        schema: the block's schema.
     """
     values = ids.values(batch) if ids.exact or _ID in schema.names else []
     keys, digests = ids.keys(batch, values) if ids.exact else ([], False)
@@ -179,7 +179,7 @@ def make_block(batch: DeliveryBatch, ids: MessageIds, schema: pa.Schema) -> tupl
 
 
 def _sizes(batch: pa.RecordBatch, keys: Sequence[Key | None]) -> array[int]:
-    """Bytes of each row of a batch that is no slice, and of its key."""
+    """Return the bytes of each row with its key. The batch must not be a slice."""
     sums = ROW_BYTES * np.arange(batch.num_rows + 1)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if column.null_count == batch.num_rows:
@@ -211,7 +211,7 @@ class BlockRows:
     """Rows of any blocks in order, as contiguous ranges, so that each block is read once.
 
     Args:
-        stretches: a block each, and numbers of its rows; a range where those are in order without a gap.
+        stretches: pairs of a block and row numbers, as a range if these are ascending without a gap.
     """
 
     __slots__ = ("_ends", "stretches")
@@ -222,7 +222,7 @@ class BlockRows:
 
     @classmethod
     def of(cls, *parts: Iterable[Row]) -> BlockRows:
-        """Return the rows of some iterables, one after the other."""
+        """Concatenate the rows of these iterables."""
         stretches: list[tuple[Block, Sequence[int]]] = []
         for rows in parts:
             if isinstance(rows, RowRange):
@@ -238,7 +238,7 @@ class BlockRows:
         return self._ends[-1] if self._ends else 0
 
     def between(self, low: int, high: int) -> BlockRows:
-        """Return those from the place `low` on, and before the place `high`."""
+        """Return the rows from place `low` to before place `high`."""
         low, high = max(0, low), min(high, len(self))
         if low >= high:
             return BlockRows([])
@@ -251,7 +251,7 @@ class BlockRows:
 
     @property
     def sizes(self) -> Any:
-        """The bytes that each takes, an array."""
+        """Bytes of each row, an array."""
         parts = [np.empty(0, np.int64)]
         for block, numbers in self.stretches:
             sizes = np.frombuffer(block.sizes, np.int64)
@@ -260,11 +260,11 @@ class BlockRows:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes that all take."""
+        """Bytes of all rows."""
         return int(self.sizes.sum())
 
     def values(self, name: str) -> list[Any]:
-        """Return a column; timestamps in microseconds since 1970."""
+        """Return a column as a list, with timestamps in microseconds since 1970."""
         found: list[Any] = []
         for batch in self._parts():
             column = batch.column(name)
@@ -272,7 +272,7 @@ class BlockRows:
         return found
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield them as record batches. Large ones are slices; small ones that follow each other are one."""
+        """Yield the rows as record batches. Large batches are slices; consecutive small ones are merged."""
         small: list[pa.RecordBatch] = []
         count = 0
         for batch in self._parts():
@@ -289,7 +289,7 @@ class BlockRows:
         """Point complete blocks to a copy of their rows, and free their own memory.
 
         Args:
-            written: what :meth:`batches` yields, in other memory. Missing columns are copied.
+            written: the batches from :meth:`batches`, in other memory. Columns missing there are copied.
         """
         at, batch = 0, None
         for block, numbers in self.stretches:
@@ -306,7 +306,7 @@ class BlockRows:
 
     def joined(self) -> Block:
         """Copy these rows into a new block, which shares no memory with theirs."""
-        # By row numbers: a slice would keep its parent's memory.
+        # Take by row numbers, as a slice would keep its parent's memory.
         parts = [block.batch.take(pa.array(numbers, pa.int64())) for block, numbers in self.stretches]
         return Block(_concatenated(parts), array("q", self.sizes.tobytes()))
 

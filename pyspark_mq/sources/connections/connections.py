@@ -1,8 +1,8 @@
 """The connections of one queue, as Spark's thread sees them.
 
-Each supervisor keeps one session alive, on its own thread, and emits events. :class:`Connections` reads these, knows
-the live sessions, their status and windows, sends them requests, and bounds their bytes. Code above it refers to a
-session by its number only.
+Each supervisor keeps one session alive, on its own thread, and emits events. :class:`Connections` reads these, tracks
+the live sessions with their status and windows, sends them requests, and bounds their bytes. Code above it refers to a
+session only by its number.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pyspark_mq.sources.settings import Settings
 
 __all__ = ["DEPTH_AGE_MAX_S", "Connections"]
 
-#: The broker is asked for the depth of the queue unless it was asked, or reported it, this recently.
+#: The broker is not asked for the depth if it was asked, or reported it, this recently.
 DEPTH_AGE_MAX_S = 0.25
 #: A worker sets its progress mark ten times a second.
 _LATE_S = 0.25
@@ -45,7 +45,7 @@ class _Supervisor:
 
     Attributes:
         limits: its current limits.
-        depth: the broker's last report to it, and when that was requested.
+        depth: the broker's last report to it; `depth_s` is when it arrived, `asked_s` when it was last requested.
     """
 
     supervisor: ConnectionSupervisor
@@ -57,7 +57,7 @@ class _Supervisor:
 
 @dataclass(slots=True)
 class _OpenSession:
-    """A session that lives. See the attributes of :class:`.Session`."""
+    """A live session. See the attributes of :class:`.Session`."""
 
     key: int
     opened_s: float
@@ -70,13 +70,13 @@ class Connections:
     """The sessions of a queue: one for each of its `consumers` when all are connected.
 
     Args:
-        settings: the query's, with this queue as its endpoint.
+        settings: the query's settings, with this queue as the endpoint.
         events: events of this queue.
 
     Attributes:
         first_window: window of the next session, in messages.
-        broke_off: whether receiving paused between the last two calls of :meth:`news`.
-        progress_s: everything received until then was among the events of the last call.
+        broke_off: whether receiving stood still between the last two calls of :meth:`news`.
+        progress_s: everything received until this time was among the events of the last call.
     """
 
     def __init__(self, settings: Settings, worker: Worker, runtime: Runtime, events: EventQueue) -> None:
@@ -88,7 +88,7 @@ class Connections:
         self._runtime = runtime
         self._events = events
         self._bytes_allowed = 0.0
-        #: By their numbers; empty before the start.
+        #: Supervisors by number; empty before the start.
         self._supervisors: dict[int, _Supervisor] = {}
         self._live: dict[int, _OpenSession] = {}
         self._waiting: list[Delivered] = []
@@ -115,18 +115,18 @@ class Connections:
         self.ask_to_stop()
         self._worker.join(kept.supervisor for kept in self._supervisors.values())
 
-    # -- what happened
+    # -- events
 
     def news(self, *, taking: bool) -> Iterator[Opened | Lost | Confirmed | Delivered]:
-        """Yield events of the supervisors since the last time, in order.
+        """Yield the supervisors' events since the last call, in order.
 
-        A session whose opening makes the caller raise never counts as living: nothing is taken from it.
+        If the caller raises at the opening of a session, the session never counts as live: nothing is taken from it.
 
         Args:
             taking: whether deliveries may be taken; otherwise they wait here.
 
         Raises:
-            MqError: after the last of them, if a supervisor has given up.
+            MqError: a supervisor has given up; raised after the last event.
         """
         self._look_at_progress()
         if taking and self._waiting:
@@ -168,7 +168,7 @@ class Connections:
 
     @property
     def untaken(self) -> int:
-        """Deliveries that wait here."""
+        """Number of deliveries that wait here."""
         return sum(len(event.block) for event in self._waiting)
 
     def _open(self, event: Opened) -> None:
@@ -184,7 +184,7 @@ class Connections:
         supervisor.depth, supervisor.depth_s = depth, self._runtime.machine_s()
 
     def _look_at_progress(self) -> None:
-        # Read before the events: everything passed on by then is among them.
+        # Read the mark before the events: everything passed on by then is among them.
         breaks, until_s = self._worker.mark
         opened_s = [session.opened_s for session in self._live.values()]
         self.progress_s = min((max(one, until_s) for one in opened_s), default=self._runtime.monotonic_s())
@@ -207,7 +207,7 @@ class Connections:
     # -- requests
 
     def _ask(self, session: int, method: str, *arguments: Any) -> None:
-        """Request a method call of a :class:`.Session`, dropped if the session has ended."""
+        """Request a call of a :class:`.Session` method; it is dropped if the session has ended."""
         live = self._live.get(session)
         if live is not None:
             self._supervisors[live.key].supervisor.ask(session, methodcaller(method, *arguments))
@@ -218,18 +218,18 @@ class Connections:
             self._ask(part.session, "acknowledge", due.number, part.upto, part.singles)
 
     def send_flush_markers(self, number: int) -> None:
-        """Send a flush marker in each session; it acknowledges nothing and is confirmed under that number."""
+        """Send a flush marker in each session; it acknowledges nothing and is confirmed under this number."""
         for session in self._live:
             self._ask(session, "acknowledge", number, 0, ())
 
     def replace_session(self, session: int, why: str) -> None:
-        """End a session, so that its messages return to the broker; its supervisor opens another."""
+        """End a session, so that the broker requeues its messages; its supervisor opens another one."""
         self._ask(session, "end", why)
 
     def reject(self, session: int, tags: Sequence[int]) -> None:
         self._ask(session, "reject", tuple(tags))
 
-    # -- how much
+    # -- limits
 
     @property
     def windows(self) -> dict[int, int]:
@@ -240,7 +240,8 @@ class Connections:
         """Widen the window of a session.
 
         Args:
-            strictly: never more than that. It may take another consumer, whose messages interleave with the others'.
+            strictly: whether it must never be exceeded. That may take another consumer, whose messages interleave with
+                the others'.
         """
         self._live[session].window = window
         self._ask(session, "extend" if strictly else "consume", window)
@@ -255,8 +256,8 @@ class Connections:
         """Limit the bytes that each session may buffer before it pauses; report the bytes taken.
 
         Args:
-            maximum: for all of them.
-            resume: whether paused sessions go on.
+            maximum: limit for all sessions together.
+            resume: whether paused sessions resume.
         """
         self._bytes_allowed = maximum / self._settings.consumers
         sessions = {session.key: (number, session) for number, session in self._live.items()}
@@ -268,12 +269,12 @@ class Connections:
                 kept.limits = limits
                 kept.supervisor.limit(limits)
             if session is not None and session.paused and resume and not self._waiting:
-                self._ask(number, "resume")  # after the limits, which say what was taken
+                self._ask(number, "resume")  # after the limits, which report the bytes taken
 
-    # -- what the broker still has
+    # -- the depth at the broker
 
     def refresh_depth(self, age_max_s: float = DEPTH_AGE_MAX_S) -> None:
-        """Ask the broker for the depth, unless it has reported it recently or a question is open."""
+        """Ask the broker for the depth, unless it was asked or reported it recently."""
         now_s = self._runtime.machine_s()
         for number, session in self._live.items():
             supervisor = self._supervisors[session.key]
@@ -282,14 +283,14 @@ class Connections:
                 self._ask(number, "ask_depth")
 
     def depths(self) -> list[int]:
-        """Messages waiting at the broker, by its last report to each supervisor; empty without reports."""
+        """Return the messages waiting at the broker, by its last report to each supervisor; empty without reports."""
         return [depth.ready for depth in self._reported()]
 
     def _reported(self) -> list[QueueDepth]:
         return [supervisor.depth for supervisor in self._supervisors.values() if supervisor.depth is not None]
 
     def depth_in(self, session: int) -> QueueDepth | None:
-        """The last report to the supervisor of a live session."""
+        """Return the last report to the supervisor of a live session."""
         return self._supervisors[self._live[session].key].depth
 
     @property

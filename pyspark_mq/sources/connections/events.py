@@ -32,8 +32,8 @@ class Opened:
     """A session is open and about to consume.
 
     Attributes:
-        key: of the supervisor, here and below.
-        session: its number, unique in the query.
+        key: number of the supervisor, here and below.
+        session: number of the session, unique in the query.
         window: its window, in unacknowledged messages.
     """
 
@@ -45,7 +45,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Deliveries of one session, in order; at least one."""
+    """One or more deliveries of a session, in order."""
 
     key: int
     session: int
@@ -55,7 +55,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The broker took the acknowledgements of a request."""
+    """The broker has processed the acknowledgements of a request."""
 
     key: int
     session: int
@@ -72,7 +72,7 @@ class DepthReported:
 
 @dataclass(frozen=True, slots=True)
 class SessionStatus:
-    """Changed status of a session. See the attributes of :class:`.Session`."""
+    """The status of a session has changed. See the attributes of :class:`.Session`."""
 
     key: int
     session: int
@@ -81,7 +81,7 @@ class SessionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A session has ended; its deliveries that were not taken in are void."""
+    """A session has ended; its deliveries that were not yet taken in are void."""
 
     key: int
     session: int
@@ -89,7 +89,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The supervisor has given up, for this reason."""
+    """The supervisor has given up with this error."""
 
     key: int
     error: MqError
@@ -99,10 +99,10 @@ Event: TypeAlias = "Opened | Delivered | Confirmed | DepthReported | SessionStat
 
 
 class EventQueue:
-    """A queue of events to one thread, with its signal.
+    """A queue of events to one thread, with a signal.
 
     Args:
-        arrived: the signal; one may serve several queues.
+        arrived: the signal, which several queues may share.
     """
 
     def __init__(self, arrived: threading.Event | None = None) -> None:
@@ -113,8 +113,8 @@ class EventQueue:
     def put(self, event: Event) -> None:
         """Add an event. For any thread.
 
-        Deliveries of a session that has ended are void (rule 6) and come again, so they are dropped. Otherwise they
-        would pile up while Spark is busy and sessions keep ending.
+        Deliveries of a session that has ended are void (rule 6) and will be redelivered, so they are dropped. Otherwise
+        they would pile up while Spark is busy and sessions keep ending.
         """
         with self._lock:
             if isinstance(event, Lost):
@@ -126,7 +126,7 @@ class EventQueue:
         self.arrived.set()
 
     def take(self) -> list[Event]:
-        """Return the events so far, in order. For the one thread."""
+        """Take the events so far, in order. For the receiving thread."""
         with self._lock:
             events, self._events = self._events, []
         return events

@@ -24,7 +24,7 @@ class MessageIds:
 
     Attributes:
         on_missing: what to do with a message without an ID.
-        exact: whether IDs identify messages; with the lower guarantees they are just a column.
+        exact: whether IDs identify messages; under the lower guarantees they are just a column.
         unreadable_rows: whether a message that cannot be decoded becomes a row.
     """
 
@@ -35,12 +35,12 @@ class MessageIds:
 
     @classmethod
     def of(cls, settings: Settings) -> MessageIds:
-        """Make it from the options of a query."""
+        """Make one from the options of a query."""
         exact = settings.guarantee.identifies
         return cls(settings.id_source, settings.on_missing, exact, settings.on_unreadable is OnUnreadable.ROW)
 
     def values(self, batch: DeliveryBatch) -> Sequence[Any]:
-        """The value of `messageIdFrom` of each delivery, looked up once for keys and texts."""
+        """Return each delivery's value under `messageIdFrom`, looked up once for :meth:`keys` and :meth:`texts`."""
         if self.source.kind == "content":
             return [None] * len(batch)
         if self.source.kind == "json":
@@ -54,8 +54,8 @@ class MessageIds:
         """Identify each delivery.
 
         Returns:
-            a key for each: its ID; or, without one, the digest of its content or None, as the option says. And whether
-            there are digests among them.
+            a key for each: its ID or, without one, the digest of its content or None, depending on the option; and
+            whether there are digests among them.
         """
         if self.source.kind == "content":
             return [*batch.digests()], True
@@ -67,7 +67,7 @@ class MessageIds:
         if self.on_missing is not OnMissing.CONTENT:
             if not self.unreadable_rows:
                 return keys, False
-            # Its ID may be the part that cannot be read. The user asked for a row.
+            # Its ID may be in the unreadable part, and the user asked for a row.
             places = [place for place in places if place in batch.unreadable]
         if places:
             without = batch if len(places) == len(batch) else batch.taken(np.array(places))
@@ -76,11 +76,11 @@ class MessageIds:
         return keys, bool(places)
 
     def hidden(self, batch: DeliveryBatch) -> list[str]:
-        """Values that hide the broker's ID, for deliveries without one."""
+        """Return the values that hide the broker's ID, for deliveries without one."""
         return batch.hidden() if self.source == MESSAGE_ID else []
 
     def texts(self, values: Sequence[Any]) -> Any:
-        """The values of column `messageId`: each ID in full, even where a digest stands for it elsewhere."""
+        """Return the values of column `messageId`: each ID in full, even if a digest replaces it elsewhere."""
         if self.source.kind == "content":
             return values
         if isinstance(values, TextKeys) and values.bounds[0] > 0:
@@ -91,11 +91,11 @@ class MessageIds:
         """Check whether messages without an ID may be rejected.
 
         Args:
-            first: the tag of the first.
-            hidden: what hides the broker's ID there.
+            first: tag of the first one.
+            hidden: values that hide the broker's ID there.
 
         Raises:
-            MissingMessageIdError: they are to fail the query.
+            MissingMessageIdError: they must fail the query.
         """
         if not missing or self.on_missing is not OnMissing.FAIL:
             return
@@ -109,21 +109,21 @@ class MessageIds:
         raise MissingMessageIdError(
             f"{destination}: {missing} message(s) without an ID under "
             f"messageIdFrom='{self.source}', the first of them delivery {first} of its session. They were not "
-            "acknowledged and stay in the queue. Have the producer set it, or choose another 'messageIdFrom'. Or set "
-            "'onMissingMessageId' to 'content', so that they are known by their contents and nothing is lost; to "
-            "'row', so that they are emitted as often as they come; or 'guarantee' to 'at-least-once'. 'reject' "
-            "refuses them for good"
+            "acknowledged and stay in the queue. Have the producer set an ID, or choose another 'messageIdFrom'. Or "
+            "set 'onMissingMessageId' to 'content', which identifies them by content and loses nothing, or to 'row', "
+            "which emits them as often as they are delivered; or set 'guarantee' to 'at-least-once'. 'reject' rejects "
+            "them for good"
         )
 
 
 def _in_json(body: bytes, path: Sequence[str]) -> object:
-    """Look up a text or a whole number in a body of JSON; None where there is none."""
+    """Look up text or a whole number in a JSON body; return None if there is neither."""
     try:
         found = json.loads(body)
         for name in path:
             found = found[int(name)] if isinstance(found, list) else found[name]
         if isinstance(found, str):
-            found.encode()  # JSON may have half a surrogate pair (RFC 8259, section 8.2), which is no text
+            found.encode()  # JSON may have half a surrogate pair (RFC 8259, section 8.2), which is not text
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return found if isinstance(found, str) or type(found) is int else None

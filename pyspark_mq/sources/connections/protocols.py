@@ -1,4 +1,4 @@
-"""The wire protocols: the session class of each, and what to install for it."""
+"""The wire protocols: the session class of each, and the package to install for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SESSIONS", "client_class", "session_class"]
 
-#: protocol -> (module, class, what to install for it)
+#: protocol -> (module, class, package to install)
 SESSIONS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
         AMQP_0_9_1: ("pyspark_mq.sources.amqp091.session", "Amqp091Session", "pyspark-mq"),
@@ -30,16 +30,16 @@ _OF_UNIX = frozenset({"fcntl", "termios"})
 
 
 def session_class(protocol: str) -> type[Session]:
-    """Return the session class of a protocol; for what it raises see :func:`client_class`."""
+    """Return the session class of a protocol; for errors see :func:`client_class`."""
     found: type[Session] = client_class(protocol, SESSIONS)
     return found
 
 
 def client_class(protocol: str, places: Mapping[str, tuple[str, str, str]]) -> Any:
-    """Return a class that needs the client library of a protocol, which is imported.
+    """Import and return a class that needs the client library of a protocol.
 
     Args:
-        places: module and name of the class by protocol, and what to install for it.
+        places: by protocol, module and name of the class, and the package to install.
 
     Raises:
         MissingExtraError: the library is not installed.
@@ -53,9 +53,9 @@ def client_class(protocol: str, places: Mapping[str, tuple[str, str, str]]) -> A
             raise
         if missing.name in _OF_UNIX:
             raise ConfigurationError(
-                f"pyspark-mq runs on Linux, and this is '{sys.platform}', which has no '{missing.name}'. Run the "
+                f"pyspark-mq runs on Linux, but this is '{sys.platform}', which lacks '{missing.name}'. Run the "
                 "driver in a container, in WSL, or on a cluster; see docs/versions.md"
             ) from None
-        # Clusters have several interpreters; name the one that lacks it.
+        # A cluster may have several interpreters; name the one that lacks it.
         text = f"protocol '{protocol}' needs '{missing.name}'; run: {sys.executable} -m pip install '{distribution}'"
         raise MissingExtraError(text) from missing

@@ -1,7 +1,7 @@
 """Receive memory of a socket, from which blocks are made without a copy.
 
-Batches refer to the memory they arrived in, so it is reused only when nobody refers to it. Otherwise new memory
-follows, and incomplete bytes move to it.
+Batches refer to the memory they arrived in, so it is reused only if nothing refers to it. Otherwise new memory is
+allocated, and incomplete bytes move there.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 
 __all__ = ["ReadMemory"]
 
-#: An idle connection keeps the least. The most is what a block takes: enough for all reads between two blocks.
+#: Memory sizes. An idle connection keeps the least; the most is the size of a block, enough for all reads between two.
 _BYTES_MIN, _BYTES_MAX = 256 << 10, 4 << 20
-#: Least room to read into.
+#: Smallest room to read into.
 _ROOM_MIN = 64 << 10
 #: References to a view held by this class alone: its attribute, and the argument of `getrefcount`.
 _OWN = 2
@@ -24,8 +24,8 @@ class ReadMemory:
     """Memory of one connection, for one thread.
 
     Attributes:
-        view: the current memory. A reference to the whole view keeps it from being reused.
-        begin, end: bounds of the bytes received and not taken.
+        view: the current memory. A reference to the whole view prevents its reuse.
+        begin, end: bounds of the bytes received and not yet taken.
     """
 
     def __init__(self) -> None:
@@ -36,18 +36,18 @@ class ReadMemory:
         """Return room to read into.
 
         Args:
-            needed: the bytes that have to fit, including those received and not yet taken.
+            needed: the bytes that must fit, including those received and not yet taken.
         """
         left = self.end - self.begin
         if self.begin and sys.getrefcount(self.view) == _OWN:
-            # Much has arrived since, and more will. The rest may be moved into parts of its own.
+            # Nothing refers to the memory: reuse it if much has arrived or it is small, else go back to a small one.
             self._continue(self.view if self.end > _BYTES_MIN or len(self.view) == _BYTES_MIN else _made(_BYTES_MIN))
         if len(self.view) < self.begin + max(needed, left + _ROOM_MIN):
             self._continue(_made(max(_BYTES_MAX if self.begin else _BYTES_MIN, needed, 2 * left)))
         return self.view[self.end :]
 
     def _continue(self, view: memoryview) -> None:
-        """Continue in that memory."""
+        """Continue in this memory, moving the remaining bytes to its start, which may overlap with them."""
         left = self.end - self.begin
         view[:left] = self.view[self.begin : self.end]
         self.view, self.begin, self.end = view, 0, left

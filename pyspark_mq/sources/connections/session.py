@@ -1,23 +1,23 @@
 """The contract of a session: one connection to a broker, from its opening to its end.
 
-A session never reconnects. When the connection, the channel or the subscription ends, it raises
+A session never reconnects. When the connection, the channel or the subscription ends, the session raises
 :class:`SessionLostError` and is discarded with every handle it gave (rule 10: a handle used in another session
-acknowledges another message). Its supervisor then makes a new one.
+acknowledges another message). Its supervisor then opens a new one.
 
-Calling order: :meth:`~Session.open` once; then :meth:`~Session.consume`, again to widen the window;
-then :meth:`~Session.run`, again and again, with the requests (acknowledge, reject, ask, resume) between two runs;
-:meth:`~Session.close` at any time. One thread, the supervisor's, calls all of them. :meth:`~Session.wake` is for
-other threads.
+Calling order: :meth:`~Session.open` once; then :meth:`~Session.consume`, and again to widen the window; then
+:meth:`~Session.run` repeatedly, with requests (acknowledge, reject, ask, resume) between two runs;
+:meth:`~Session.close` at any time. Only one thread, the supervisor's, calls these. :meth:`~Session.wake` is for other
+threads.
 
 Blocking: `open` and `run` for their timeouts, `close` for a moment. Requests only record what the next `run` sends.
 
 An incoming message is checked and goes undecoded into the inbox of the :class:`ReceiveBuffer`. Another thread empties
 the inbox and decodes.
 
-Nothing survives a crash. The broker redelivers what was not acknowledged.
+Nothing survives a crash. The broker redelivers unacknowledged messages.
 
-Guarantee: a message is acknowledged only by :meth:`~Session.acknowledge` and refused only by
-:meth:`~Session.reject`; the end of the session for any reason gives all others back.
+Guarantee: only :meth:`~Session.acknowledge` acknowledges a message, and only :meth:`~Session.reject` rejects one. When
+the session ends, for any reason, the broker requeues all others.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ __all__ = [
 
 #: How long a broker may take to deliver ready messages: milliseconds on one machine, more with paging or under load.
 TRANSIT_S = 0.5
-#: A broker that cannot write for a while closes the connection, and all its deliveries count once more: RabbitMQ
-#: (`tcp_listen_options.send_timeout`, 15 s) and ActiveMQ Classic over STOMP after 30 s. So a paused session takes one
+#: A broker that cannot write for a while closes the connection, which adds a delivery to each of its messages: RabbitMQ
+#: after 15 s (`tcp_listen_options.send_timeout`), ActiveMQ Classic over STOMP after 30 s. So a paused session takes one
 #: delivery at this interval.
 KEEP_ALIVE_READ_S = 5.0
-#: Another explanation for a message with a stream offset, for brokers that cannot be asked.
+#: A further explanation of a message with a stream offset, for protocols that do not let us ask the broker.
 COPIED = (
     ". If it is a queue with messages that were copied from a stream, read it with protocol amqp-0-9-1, or have them "
     "copied without header 'x-stream-offset'"
@@ -65,12 +65,12 @@ COPIED = (
 
 
 class SessionLostError(Exception):
-    """The session ended by itself. Its unacknowledged messages are back at the broker.
+    """The session has ended by itself. Its unacknowledged messages are back at the broker.
 
     Not an error for users: the supervisor reconnects.
 
     Attributes:
-        stated: whether the broker gave the reason, so that it may hold again; otherwise the connection broke.
+        stated: whether the broker stated a reason, which may recur; otherwise the connection broke.
     """
 
     def __init__(self, reason: str, *, stated: bool = False) -> None:
@@ -87,10 +87,10 @@ class QueueDepth:
     """The broker's report about the queue.
 
     Attributes:
-        ready: messages waiting to be handed out.
-        other_consumers: those of the queue other than this session, as the broker sees it: also one whose
-            connection has died without the broker knowing.
-        own_consumers: those of this session.
+        ready: messages waiting for delivery.
+        other_consumers: consumers of the queue outside this session, as the broker counts them: it may include one
+            whose connection has died unnoticed.
+        own_consumers: consumers of this session.
     """
 
     ready: int
@@ -104,11 +104,10 @@ class Greeting:
 
     Attributes:
         url: the candidate that answered.
-        broker_id: a name that the broker keeps over restarts; empty if it reports none.
-        depth: state of the queue before this session took anything; None if the broker does
-            not report it.
+        broker_id: a name that the broker keeps across restarts; empty if it reports none.
+        depth: the depth before this session took anything; None if the broker does not report it.
         server: the broker's `product/version`; empty if it reports none.
-        facts: what else the broker reports of the queue.
+        facts: other facts that the broker reports about the queue.
     """
 
     url: BrokerUrl
@@ -121,19 +120,19 @@ class Greeting:
 class ReceiveBuffer:
     """Deliveries of one session on their way to another thread, and callbacks for its broker's answers.
 
-    The session appends deliveries and counts them on its thread. The other thread takes them and counts what it took.
-    The difference pauses the session.
+    The session appends deliveries and counts them on its thread. The other thread takes them and counts those. If the
+    difference becomes too large, the session pauses.
 
     Args:
-        arrived: set when there is something for the other thread to look at.
+        arrived: set when there is news for the other thread.
         confirmed: called on the session's thread when an acknowledgement is confirmed, with its number.
-        reported: called on the session's thread when the broker reported the depth of the queue.
+        reported: called on the session's thread when the broker has reported the depth of the queue.
 
     Attributes:
-        inbox: deliveries in order, also as batches; the other thread takes them from the left.
-        deliveries: appended so far.
+        inbox: deliveries in order, single or in batches; the other thread takes them from the left.
+        deliveries: number of deliveries appended so far.
         bytes_arrived: bytes appended so far, see :attr:`.DeliveryBatch.size_bytes`.
-        bytes_grown: bytes that they take in blocks beyond their encoded size.
+        bytes_grown: bytes that deliveries take in blocks beyond their encoded size.
         bytes_taken: bytes taken out so far.
         bytes_allowed: the session pauses when more bytes than this wait.
     """
@@ -167,9 +166,9 @@ class ReceiveBuffer:
             self.arrived.set()
 
     def take(self, maximum: float = math.inf) -> list[Any]:
-        """Take deliveries out of the inbox until there are `maximum`. A batch is not split, so they may be more."""
+        """Take up to `maximum` deliveries out of the inbox. There may be more, as a batch is not split."""
         items: list[Any] = []
-        with suppress(IndexError):  # it is empty; or the session ended on another thread and cleared it
+        with suppress(IndexError):  # the inbox is empty, or the session ended on its thread and cleared it
             while maximum > 0:
                 items.append(item := self.inbox.popleft())
                 maximum -= len(item) if isinstance(item, DeliveryBatch) else 1
@@ -181,11 +180,11 @@ class SessionOptions:
     """Choices for a session.
 
     Attributes:
-        keeps_unreadable: messages that cannot be decoded go into the inbox like others; otherwise :meth:`.Session.run`
-            raises for the first.
-        browses: look through the queue without taking anything, where the broker has that for the protocol.
-        attempt: attempts at this URL that failed before. Of a host's addresses, each begins with the next one: the
-            first may accept connections and say nothing.
+        keeps_unreadable: whether messages that cannot be decoded go into the inbox like others; otherwise
+            :meth:`.Session.run` raises an error for the first one.
+        browses: whether to look through the queue without taking anything, if the broker supports it for the protocol.
+        attempt: failed attempts at this URL so far. Each attempt begins with the next of the host's addresses, as one
+            may accept connections but stay silent.
         stopping: once set and woken, opening and subscribing raise :class:`StopRequestedError`.
     """
 
@@ -199,8 +198,8 @@ class Session(ABC):
     """A session, not opened yet; see the contract at the top of this module.
 
     Args:
-        number: of this session, unique in the process.
-        buffer: where deliveries and answers go.
+        number: number of this session, unique in the process.
+        buffer: receives deliveries and answers.
 
     Attributes:
         consuming: whether the broker has accepted the consumer.
@@ -243,29 +242,29 @@ class Session(ABC):
 
     @property
     def keep_alive_read_due(self) -> bool:
-        """Whether a paused session is due to take one delivery all the same. Pausing again resets the interval."""
+        """Whether a paused session should take one delivery all the same. Pausing again resets the interval."""
         return self._paused and self.now_s() >= self._keep_alive_read_s
 
     @abstractmethod
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
-        """Connect, log in, find the queue. Consumes nothing yet. Blocks up to `timeout_s`.
+        """Connect, log in, and find the queue. Consumes nothing yet. Blocks up to `timeout_s`.
 
         Raises:
-            BrokerUnavailableError: no answer, or not now; worth another try.
-            RefusedError: wrong credentials, virtual host, permission or TLS; another try is pointless.
-            DestinationError: no such queue, or no permission for it.
+            BrokerUnavailableError: the broker does not answer, or not now; worth a retry.
+            RefusedError: wrong credentials, virtual host, permission or TLS; a retry is pointless.
+            DestinationError: the queue does not exist, or is denied to this user.
         """
 
     @abstractmethod
     def consume(self, window: int) -> None:
         """Consume, with at most `window` unacknowledged messages, including those held.
 
-        Call again to widen the window. Deliveries stay valid. A broker that counts a new window from zero may deliver
-        as many again.
+        Call it again to widen the window. Deliveries stay valid. A broker that counts a new window from zero may
+        deliver as many again.
         """
 
     def extend(self, window: int) -> None:
-        """Widen the window without ever exceeding it, whatever that takes."""
+        """Widen the window without ever exceeding it, even if that takes another consumer."""
         self.consume(window)
 
     @abstractmethod
@@ -282,14 +281,14 @@ class Session(ABC):
         self.run(timeout_s)
 
     def _until(self, came: Callable[[], bool], deadline: float, *, closing: bool = False) -> None:
-        """Take turns until an answer has come.
+        """Take turns until `came()`.
 
         Args:
-            deadline: on the session's clock.
-            closing: also after a request to stop.
+            deadline: time limit, on the session's clock.
+            closing: whether to continue after a request to stop.
 
         Raises:
-            TimeoutError: it has not come in time.
+            TimeoutError: time has run out.
             SessionLostError: the session has ended.
             StopRequestedError: the query stops.
         """
@@ -302,48 +301,48 @@ class Session(ABC):
             self._turn(left_s)
 
     def _refuse(self, unreadable: Unreadable) -> MessageError:
-        """The error for a message that cannot be decoded, where these are not kept."""
+        """Return the error for a message that cannot be decoded, if these are not kept."""
         return MessageError(
             f"{self.endpoint.destination} holds a message that cannot be read: {unreadable}. It was not acknowledged "
-            "and stays in the queue. Take it out with the tools of the broker, or set 'onUnreadableMessage' to "
-            "'reject' (dead-lettered, or dropped where there is no target) or to 'row' (a row with its bytes)"
+            "and stays in the queue. Take it out with the broker's tools, or set 'onUnreadableMessage' to 'reject' "
+            "(dead-letter it, or drop it if there is no target) or to 'row' (a row with its bytes)"
         )
 
     def _refuse_stream(self, hint: str = "") -> DestinationError:
-        """The error for a stream of RabbitMQ, which forgets nothing that is acknowledged (docs/streams.md)."""
+        """Return the error for a RabbitMQ stream, which keeps acknowledged messages (docs/streams.md)."""
         return DestinationError(
-            f"{self.endpoint.destination} is a stream: it keeps what is acknowledged, and a consumer without an offset "
-            "skips what came while it was away. Read it with a URL rabbitmq-stream://user:password@host:5552/vhost and "
-            f"option 'stream' in place of 'queue'{hint}"
+            f"{self.endpoint.destination} is a stream: it keeps acknowledged messages, and a consumer without an "
+            "offset skips messages that arrived while it was away. Read it with a URL "
+            f"rabbitmq-stream://user:password@host:5552/vhost and option 'stream' in place of 'queue'{hint}"
         )
 
     @abstractmethod
     def wake(self) -> None:
-        """Make :meth:`run` return soon. The one method for other threads."""
+        """Make :meth:`run` return soon. The only method for other threads."""
 
     @abstractmethod
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
-        """Acknowledge, and call `confirmed(number)` of the buffer once the broker has taken it.
+        """Acknowledge, and call the buffer's `confirmed(number)` once the broker has processed it.
 
         The confirmation comes after everything the broker had delivered before. It is requested even if there is
         nothing to acknowledge.
 
         Args:
-            number: names the request in the confirmation.
-            upto: all open deliveries of this session with a tag up to this one; 0 for none.
+            number: identifies the request in the confirmation.
+            upto: acknowledge all open deliveries of this session with a tag up to this one; 0 for none.
             singles: further tags, one by one.
         """
 
     @abstractmethod
     def reject(self, tags: Sequence[int]) -> None:
-        """Refuse messages for good: the broker dead-letters them where it is configured to, or drops them."""
+        """Reject messages for good: the broker dead-letters them if it is configured to, or drops them."""
 
     @abstractmethod
     def ask_depth(self) -> None:
-        """Ask for the depth of the queue; the answer goes to `reported` of the buffer, or never comes."""
+        """Ask for the depth of the queue; the answer goes to the buffer's `reported`, or never comes."""
 
     def resume(self) -> None:
-        """Resume after a pause, unless too many bytes wait. Without a pause it does nothing."""
+        """Resume after a pause, unless too many bytes wait. Without a pause, do nothing."""
         if self.paused and not self.buffer.full:
             self._resume()
 
@@ -352,7 +351,7 @@ class Session(ABC):
         """Resume consuming."""
 
     def end(self, why: str) -> None:
-        """End the session on purpose, so that its messages return to the broker.
+        """End the session on purpose, so that the broker requeues its messages.
 
         Raises:
             SessionLostError: always.

@@ -1,7 +1,7 @@
 """The socket of a session, for protocols whose client libraries leave it to us.
 
-It implements waiting, reading and writing once for all. Only :meth:`SocketLoop.wait` blocks, and other threads can end
-it. TLS is Python's, with the same settings for all protocols.
+It implements waiting, reading and writing once for all of them. Only :meth:`SocketLoop.wait` blocks, and other threads
+can end it. TLS is Python's, with the same settings for all protocols.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ __all__ = ["ReadPace", "SocketLoop", "addresses_of", "connect", "count_addresses
 
 _SEND_BYTES = 64 * 1024
 _WOKEN_BYTES = 4096
-#: Brokers write one or a few messages at a time, and a read costs more than a message in it. After a read of this few
-#: bytes, this soon after the one before, the next read waits this long for more.
+#: Brokers write one or a few messages at a time, and a read costs more than a message in it. If a read returns fewer
+#: bytes than this, within this time of the previous read, the next read waits this long for more.
 _FEW_BYTES = 32 << 10
 _SHORTLY_S = 0.005
 _GATHER_S = 0.002
-#: The other side is gone; noticed even while nothing is read. Linux only.
+#: The other side is gone; reported even while nothing is read. Linux only.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
-#: Errors of a non-blocking socket that can do nothing now; TLS may need the other direction first.
+#: Errors of a non-blocking socket that cannot proceed now; TLS may need the other direction first.
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class ReadPace:
-    """The pace of reading a socket: a short delay where bytes come in small pieces, for fewer and larger reads.
+    """Paces the reads of a socket: if bytes arrive in small pieces, a short delay makes reads fewer and larger.
 
     It waits only after a read that emptied the socket: TLS returns one record at a time, however many have arrived.
     """
@@ -60,7 +60,7 @@ class ReadPace:
         self._read_s, self._bytes = now_s, 0
 
     def delay(self) -> None:
-        """Wait for more bytes before the next read, if the last reads were small."""
+        """Wait for more bytes before the next read if the last reads were small."""
         if self._delays:
             self._delays = False
             time.sleep(_GATHER_S)
@@ -70,8 +70,8 @@ class SocketLoop:
     """One connection. All but :meth:`wake` belongs to the supervisor's thread.
 
     Attributes:
-        outgoing: bytes to be sent, added to by the protocol.
-        woken: :meth:`wake` was called; reset by whoever looks at it.
+        outgoing: bytes to send; the protocol appends to them.
+        woken: whether :meth:`wake` was called; its reader resets it.
         sent_s, received_s: time of the last bytes out and in, on the session's clock.
     """
 
@@ -94,15 +94,15 @@ class SocketLoop:
         return self._socket is not None
 
     def dial(self, url: BrokerUrl, endpoint: Endpoint, deadline: float, speaks: str, attempt: int = 0) -> None:
-        """Connect, with TLS if the URL says so.
+        """Connect, with TLS if the URL's scheme requires it.
 
         Args:
-            deadline: on the session's clock.
+            deadline: time limit, on the session's clock.
             speaks: the protocol's name, for errors.
-            attempt: attempts that failed before.
+            attempt: failed attempts so far.
 
         Raises:
-            BrokerUnavailableError: no answer in time.
+            BrokerUnavailableError: the broker does not answer in time.
             RefusedError: TLS was refused.
         """
         try:
@@ -123,14 +123,14 @@ class SocketLoop:
 
     def wake(self) -> None:
         """End the current or the next :meth:`wait`. For other threads."""
-        with contextlib.suppress(OSError):  # full: it is awake; closed: no one to wake
+        with contextlib.suppress(OSError):  # full: it is awake; closed: there is nothing to wake
             self._wakeup_write.send(b"\0")
 
     def wait(self, timeout_s: float, *, reading: bool = True) -> bool:
-        """Wait until there is something to read, room for what is to be sent, or a wake-up, at most for the timeout.
+        """Wait for incoming bytes, room for outgoing ones, or a wake-up, at most for the timeout.
 
         Args:
-            reading: end for incoming bytes as well; errors and the end of the connection always end it.
+            reading: whether incoming bytes end the wait; errors and the end of the connection always do.
 
         Returns:
             False if the connection has ended, as far as that shows without reading.
@@ -152,7 +152,7 @@ class SocketLoop:
         return reading or not any(event & ~select.POLLOUT for event in events.values())
 
     def read(self, maximum: int) -> bytes | None:
-        """Read at most this many bytes; None for nothing now, no bytes for the end of the connection.
+        """Read at most this many bytes; return None if there are none now, no bytes at the end of the connection.
 
         Raises:
             OSError: the connection is broken.
@@ -168,7 +168,7 @@ class SocketLoop:
         return data
 
     def write(self) -> None:
-        """Send as much of `outgoing` as goes now.
+        """Send as much of `outgoing` as the socket accepts now.
 
         Raises:
             OSError: the connection is broken.
@@ -177,7 +177,7 @@ class SocketLoop:
         outgoing = self.outgoing
         try:
             while outgoing:
-                # A copy: a view would keep the buffer from shrinking.
+                # A copy, as a view would keep the buffer from shrinking.
                 del outgoing[: self._socket.send(bytes(outgoing[:_SEND_BYTES]))]
                 self.sent_s = self._now_s()
         except _NOT_NOW:
@@ -197,10 +197,10 @@ def connect(
     the others their part.
 
     Args:
-        attempt: how many attempts have failed so far. Each begins with the next address.
+        attempt: failed attempts so far. Each begins with the next address.
 
     Raises:
-        OSError: none answers; the error of the last one.
+        OSError: none answers; this is the error of the last one.
     """
     addresses = addresses_of(host, port)
     first = attempt % max(1, len(addresses))
@@ -236,7 +236,7 @@ def count_addresses(url: BrokerUrl) -> int:
 
 
 def _unread_bytes(descriptor: int) -> int:
-    """Bytes that wait in a socket; 0 if it is closed."""
+    """Return the number of bytes that wait in a socket; 0 if it is closed."""
     found = array("i", [0])
     with contextlib.suppress(OSError, ValueError):  # closed meanwhile, by the thread that reads
         fcntl.ioctl(descriptor, termios.FIONREAD, found)
@@ -244,7 +244,7 @@ def _unread_bytes(descriptor: int) -> int:
 
 
 def _pending(opened: socket.socket) -> int:
-    """Bytes that TLS holds decrypted, unknown to the kernel."""
+    """Return the number of bytes that TLS holds decrypted, unknown to the kernel."""
     return opened.pending() if isinstance(opened, ssl.SSLSocket) else 0
 
 
@@ -253,7 +253,7 @@ def _left_s(deadline: float, now_s: Callable[[], float]) -> float:
 
 
 def dial_error(error: BaseException, url: BrokerUrl, speaks: str) -> MqError:
-    """The error of this package for a connection that failed, or that reached another protocol."""
+    """Return this package's error for a connection that failed, or that reached another protocol."""
     cut = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError)
     if isinstance(error, ssl.SSLError) and not cut:
         return tls_error(error, url)
@@ -264,7 +264,7 @@ def dial_error(error: BaseException, url: BrokerUrl, speaks: str) -> MqError:
 
 
 def hint(url: BrokerUrl, speaks: str) -> str:
-    """A hint at what else the port may be."""
+    """Return a hint at what else the port may be."""
     if url.tls:
         return f"; does the port speak TLS, and {speaks}?"
     return f"; does the port speak {speaks}? A TLS port needs {url.partner}://"

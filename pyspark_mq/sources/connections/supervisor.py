@@ -1,14 +1,14 @@
 """The contract of a supervisor: it keeps one session alive after another, on a thread of its own.
 
-It owns the connection, so heartbeats go on while Spark is busy for minutes. When the session ends it reconnects, after
-the delay that :mod:`.backoff` gives. It carries out requests of the query's thread in order, each in the session it was
-meant for: a request for a session that has ended is dropped, as its handles are void.
+It owns the connection, so heartbeats continue while Spark is busy for minutes. When the session ends it reconnects,
+after the delay that :mod:`.backoff` gives. It carries out requests of the query's thread in order, each in the session
+it was meant for: a request for a session that has ended is dropped, as its handles are void.
 
 Calling order: `start` once; `ask` and `limit` from any thread, at any time; `stop` last. None of them blocks.
 
 Its events go into one queue, which its worker passes on: opened, confirmed, depth, lost, failed. Each session is opened
 once and lost once, with all its events in between. `failed` is the last event. The supervisor decides nothing about
-messages and keeps nothing over a crash.
+messages, and nothing it has survives a crash.
 
 Guarantee: a delivery is acknowledged in its own session or not at all.
 """
@@ -45,8 +45,8 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: Longest turn of the I/O loop without a wake-up. Only a stop whose wake-up was lost waits for it.
 _TURN_S = 0.5
-#: A supervisor that is away from its socket for longer than such a turn and a broker's delivery time stands still: it
-#: was not scheduled, or is blocked.
+#: A supervisor away from its socket for longer than such a turn plus a broker's delivery time stands still: it was not
+#: scheduled, or is blocked.
 STILL_S = _TURN_S + TRANSIT_S
 #: After a session that lived this long the shortest delay is enough.
 _LONG_SESSION_S = 10.0
@@ -58,9 +58,9 @@ class Limits:
 
     Attributes:
         window: window of the next session, in unacknowledged messages.
-        bytes_allowed: a session pauses when more bytes than this were received and not taken.
+        bytes_allowed: a session pauses when more bytes than this are received and not taken.
         session: the live session, as far as known; 0 for none.
-        bytes_taken: bytes taken from that one so far.
+        bytes_taken: bytes taken from that session so far.
     """
 
     window: int
@@ -74,12 +74,12 @@ class ConnectionSupervisor:
 
     Args:
         events: receives its events. Deliveries are not events: they wait in the session's buffer.
-        numbers: for sessions.
+        numbers: yields the numbers of new sessions.
 
     Attributes:
         key: its number, unique in the query.
         turned_s: time of its last turn at the socket of the current or last session.
-        breaks: times that it stood still in a session.
+        breaks: how often it stood still in a session.
         asked_s: time of the request to stop.
         stopping: set by the request to stop.
         ended: whether it has emitted its last event.
@@ -115,14 +115,14 @@ class ConnectionSupervisor:
     # -- for other threads
 
     def start(self) -> None:
-        """Connect, and stay connected."""
+        """Start to connect, and to stay connected."""
         self._task = self._runtime.spawn("pyspark-mq supervisor", self._life(), self.stopping)
 
     def check(self) -> None:
-        """Raise if its thread has died.
+        """Check its thread.
 
         Raises:
-            MqError: it has.
+            MqError: the thread has died.
         """
         if self._task is not None:
             self._task.check(f"{self.endpoint.destination}: ")
@@ -140,12 +140,12 @@ class ConnectionSupervisor:
             session.buffer.bytes_taken, session.buffer.bytes_allowed = limits.bytes_taken, limits.bytes_allowed
 
     def session(self, number: int) -> Session | None:
-        """Return the session of that number, if it is alive."""
+        """Return the session with this number, if it is alive."""
         session = self._session
         return session if session is not None and session.number == number else None
 
     def stop(self) -> None:
-        """Close the connection; unacknowledged messages return to the broker."""
+        """Close the connection; the broker requeues unacknowledged messages."""
         self.asked_s = min(self.asked_s, self._runtime.monotonic_s())
         self.stopping.set()
         self._wake()
@@ -164,7 +164,7 @@ class ConnectionSupervisor:
             yield from self._sessions()
         except MqError as error:
             self._events.put(Failed(self.key, error))
-        except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
+        except Exception as error:  # noqa: BLE001 - a silent death would hang the query
             _LOG.exception("the receiver failed")
             text = f"{self.endpoint.destination}: the receiver failed: {type(error).__name__}: {error}"
             self._events.put(Failed(self.key, MqError(text)))
@@ -188,7 +188,7 @@ class ConnectionSupervisor:
                 continue
             session, depth = opened[0], opened[1].depth
             long, empty = self.turned_s - began_s >= _LONG_SESSION_S, depth is not None and not depth.ready
-            # A broker may fail on the first message that it hands out. One that refuses a consumer has not tried to.
+            # A broker may fail on the first message that it delivers. If it refused the consumer, it did not try to.
             if session.buffer.deliveries or (session.consuming and not long and not empty):
                 backoff.record_refusal(lost)
             if long:
@@ -197,7 +197,7 @@ class ConnectionSupervisor:
                 yield backoff.rest_s(lost, began_s)
 
     def _establish(self, backoff: Backoff) -> Generator[float, None, tuple[Session, Greeting] | None]:
-        """Open a session at whichever candidate answers first; None when stopped meanwhile.
+        """Open a session at whichever candidate answers first; return None if stopped meanwhile.
 
         A silent address, such as one of a host without power, leaves time for the untried ones.
         """
@@ -213,8 +213,8 @@ class ConnectionSupervisor:
             except BrokerUnavailableError as unavailable:
                 problem: MqError = unavailable
             except RefusedError as refused:
-                # A broker that is starting or stopping may refuse a login it has accepted before; after
-                # `connectTimeout` the refusal counts. A secret in a file may be in the middle of a replacement.
+                # A broker that is starting or stopping may refuse a login that it accepted before; after
+                # `connectTimeout` the refusal counts. A secret in a file may just be being replaced.
                 patience_s = endpoint.connect_timeout_s if endpoint.password_file is None else backoff.patience_s
                 if backoff.first or tried_s > patience_s:
                     raise
@@ -253,7 +253,7 @@ class ConnectionSupervisor:
             raise
 
     def _live(self, session: Session, greeting: Greeting) -> Generator[float, None, SessionLostError | None]:
-        """Serve one session to its end; return why it ended, None if it was stopped."""
+        """Serve one session to its end; return why it ended, or None if it was stopped."""
         limits = self._limits
         # Spark may be busy with an epoch for minutes before this session is read.
         session.buffer.bytes_allowed = limits.bytes_allowed
@@ -261,7 +261,7 @@ class ConnectionSupervisor:
         self._events.put(Opened(self.key, session.number, greeting, limits.window))
         try:
             with self.endpoint.hiding():
-                if not self.stopping.is_set():  # it may have been for as long as the opening took
+                if not self.stopping.is_set():  # it may have been set during the opening
                     session.consume(limits.window)
                 while not self.stopping.is_set():
                     while self._requests:

@@ -1,19 +1,20 @@
 """The thread that turns the deliveries of a query's sessions into blocks, and passes them to its queues in order.
 
 Each supervisor has a thread for its connection. The worker visits them in rounds, makes blocks from their buffers, and
-passes blocks and events to the queue of each. Blocks made by the supervisors' threads were measured: 4.8 to 6.2 µs of
-CPU a message where this takes 4.4; over four connections 5.5 to 6.1 (5.5), over eight 5.6 to 6.9 (6.5). And a thread
-that makes a block is away from its socket, where heartbeats are due.
+passes blocks and events to the queue of each. Making blocks on the supervisors' threads was measured at 4.8 to 6.2 µs
+of CPU a message, compared with 4.4 here; over four connections 5.5 to 6.1 (5.5), over eight 5.6 to 6.9 (6.5). Also, a
+thread that makes a block is away from its socket, where heartbeats are due.
 
-**Order** (rules 6 and 10). One thread passes on everything. It hands over a session's deliveries before a later
-confirmation or depth report, and nothing of a session after its end.
+**Order** (rules 6 and 10). One thread passes on everything: a session's deliveries before a later confirmation or depth
+report, and nothing from a session after its end.
 
 **Nothing is in flight unseen.** Connected time counts only while ready messages have arrived, and a worker may be slow
-or stopped. So ten times a second its progress mark says that everything received by then was passed on. When the worker
-or a supervisor stood still for longer than a broker's delivery time, the mark says so, and no time is counted.
+or stopped. So ten times a second its progress mark states that everything received by then was passed on. If the worker
+or a supervisor stood still for longer than a broker's delivery time, the mark records it, and no time is counted.
 
-**Bytes.** A session counts arrived bytes, learns from the worker their size in blocks, and from :class:`.Limits` how
-many were taken. The difference pauses it: deliveries in its buffer, in blocks being made, and in blocks not taken yet.
+**Bytes.** A session counts arrived bytes, learns their size in blocks from the worker, and from :class:`.Limits` how
+many were taken. The difference decides whether it pauses: deliveries in its buffer, in blocks being made, and in blocks
+not yet taken.
 """
 
 from __future__ import annotations
@@ -51,23 +52,23 @@ __all__ = ["FindSession", "Mark", "Worker"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Least interval between rounds with deliveries, longer after large ones: each block has a fixed cost.
+#: Shortest interval between rounds with deliveries, longer after large rounds: each block has a fixed cost.
 _ROUND_S = 0.02
 _LARGE_ROUND_S = 0.06
 _LARGE_ROUND_ROWS = 200
 #: Longest interval between progress marks.
 _PROGRESS_S = 0.1
-#: A worker idle for this long was stopped or not scheduled. Received bytes may be unread.
+#: A worker that did nothing for this long was stopped or not scheduled. Received bytes may be unread.
 _BREAK_S = TRANSIT_S
-#: A block takes a small part of the time that counts as a break.
+#: Limits of a block, so that making one takes a small part of the time that counts as a break.
 _ROWS_MAX = 5_000
 _BYTES_MAX = 4 << 20
-#: Descriptors of a connection, and of the rest of a process.
+#: File descriptors of a connection, and of the rest of a process.
 _DESCRIPTORS, _DESCRIPTORS_ELSEWHERE = 4, 100
 #: How long to wait for connections to close.
 _END_TIMEOUT_S = 2.0
 
-#: The session class of a protocol, by its name.
+#: Finds the session class of a protocol by its name.
 FindSession: TypeAlias = Callable[[str], type[Session]]
 
 
@@ -75,8 +76,8 @@ class Mark(NamedTuple):
     """Progress of a worker.
 
     Attributes:
-        breaks: times that it stood still.
-        until_s: everything received until then was passed on; on the runtime's clock.
+        breaks: how often it stood still.
+        until_s: everything received until this time, on the runtime's clock, was passed on.
     """
 
     breaks: int
@@ -85,12 +86,12 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class _Supervised:
-    """A supervisor, and what was passed on from it.
+    """A supervisor, and the state of its events passed on so far.
 
     Attributes:
         ids: identifies deliveries.
         events: receives its events.
-        session: the session that was reported as opened and not yet as lost.
+        session: the session reported as opened and not yet as lost.
         status: last reported status of that session.
         breaks: breaks of the supervisor that the mark includes.
     """
@@ -107,8 +108,8 @@ class Worker:
     """One thread that serves all supervisors of a query. It starts with the first of them.
 
     Args:
-        find_session: raises an MqError where a protocol's client is missing.
-        schema: of the blocks to make.
+        find_session: raises an MqError if a protocol's client library is missing.
+        schema: schema of the blocks to make.
         runtime: time and threads.
     """
 
@@ -157,7 +158,7 @@ class Worker:
 
     @property
     def mark(self) -> Mark:
-        """Its progress.
+        """The worker's progress.
 
         Raises:
             MqError: the worker has died.
@@ -173,7 +174,7 @@ class Worker:
             self._runtime.wait(supervisor.stopped, max(0.0, left_s))
 
     def stop(self) -> None:
-        """Close all connections and wait for that for a moment."""
+        """Close all connections, waiting a moment for them to end."""
         self._ending = True
         for supervised in list(self._supervised.values()):
             supervised.supervisor.stop()
@@ -184,7 +185,7 @@ class Worker:
     # -- its thread
 
     def _life(self) -> Iterator[float]:
-        """Go round until stopped; yield delays in seconds."""
+        """Run rounds until stopped; yield delays in seconds."""
         while self._supervised or not self._ending:
             began_s = self._look()
             self._events.arrived.clear()
@@ -205,7 +206,7 @@ class Worker:
                 yield max(0.0, due_s - self._runtime.monotonic_s())
 
     def _look(self) -> float:
-        """Check the clock: a late look means that the thread stood still."""
+        """Check the clock: a late check means that the thread stood still."""
         now_s = self._runtime.monotonic_s()
         self._broke_off = self._broke_off or now_s - self._looked_s > _BREAK_S
         self._looked_s = now_s
@@ -215,7 +216,7 @@ class Worker:
         """Whether a supervisor with a session has been away from its socket for too long, so that bytes may be unread.
 
         Raises:
-            MqError: the thread of one has died. That ends the worker, and so the query.
+            MqError: a supervisor's thread has died. That ends the worker, and so the query.
         """
         waits = False
         for supervised in list(self._supervised.values()):
@@ -234,7 +235,7 @@ class Worker:
 
     def _round(self) -> int:
         """Pass on everything received; return the number of deliveries."""
-        # Read before the events: it stops after `Lost`, which a slow close reports late.
+        # Read this before the events: a supervisor ends after `Lost`, which a slow close reports late.
         supervisors = [supervised.supervisor for supervised in list(self._supervised.values())]
         ended = [supervisor for supervisor in supervisors if supervisor.ended and supervisor.stopping.is_set()]
         rows = sum(map(self._pass_on, self._events.take()))
@@ -274,9 +275,9 @@ class Worker:
                     buffer.bytes_grown += sum(block.sizes) - batch.size_bytes
                     supervised.events.put(Delivered(supervised.supervisor.key, session.number, metadata, block))
                     rows += len(batch)
-        except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
+        except Exception as error:  # noqa: BLE001 - a silent death would hang the query
             _LOG.exception("handing over failed")
-            text = f"{supervised.supervisor.endpoint.destination}: deliveries could not be taken in: "
+            text = f"{supervised.supervisor.endpoint.destination}: deliveries could not be converted: "
             supervised.events.put(Failed(supervised.supervisor.key, MqError(f"{text}{type(error).__name__}: {error}")))
             supervised.supervisor.stop()
             supervised.session = None
@@ -290,16 +291,16 @@ class Worker:
 
 
 def _check_descriptors(connections: int) -> None:
-    """Check that the process may open what so many connections take.
+    """Check that the process may open enough files for this many connections.
 
     Raises:
-        OptionError: it may not.
+        OptionError: the limit is too low.
     """
     needed = _DESCRIPTORS * connections + _DESCRIPTORS_ELSEWHERE
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if allowed != resource.RLIM_INFINITY and needed > allowed:
         raise OptionError(
             "consumers",
-            f"{connections} connections take up to {needed} open files, and this process may have {allowed}. Raise the "
+            f"{connections} connections need up to {needed} open files, but this process may have {allowed}. Raise the "
             "limit for the driver (ulimit -n, or LimitNOFILE of its service), or read with fewer 'consumers' or queues",
         )

@@ -1,4 +1,4 @@
-"""stomp.py without its sockets and threads: it writes frames, and others send them."""
+"""stomp.py without its sockets and threads: it only writes frames; the session sends them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["Transport", "heart_beats"]
 
-#: Milliseconds between what each side sends (STOMP 1.2, "Heart-beating").
+#: Milliseconds between the heartbeats of each side (STOMP 1.2, "Heart-beating").
 _HEART_BEAT = re.compile(r" *([0-9]{1,10}) *, *([0-9]{1,10}) *")
-#: Two heartbeats missed, and then some.
+#: Intervals of silence to tolerate: two missed heartbeats, and then some.
 _SILENCE = 2.5
-#: Heartbeats are sent at half the agreed interval: brokers differ in how late one may be.
+#: Heartbeats are sent at half the agreed interval, as brokers differ in how late one may be.
 _SEND_FACTOR = 0.5
 
 
 class Transport(BaseTransport):  # type: ignore[misc]
-    """A transport for stomp.py that adds what it writes to the bytes to be sent. Never waits."""
+    """A transport for stomp.py that appends frames to the outgoing bytes. Never blocks."""
 
     def __init__(self, host: str, url: BrokerUrl, outgoing: bytearray) -> None:
         super().__init__(auto_decode=False)
@@ -33,11 +33,11 @@ class Transport(BaseTransport):  # type: ignore[misc]
 
 
 def heart_beats(written: str, ours_s: float) -> tuple[float, float] | None:
-    """Return the interval to send at, and the longest silence of the broker, in seconds; infinite without agreement.
+    """Return the interval to send at, and the broker's longest silence, in seconds; infinite without agreement.
 
     Args:
         written: header `heart-beat` of CONNECTED.
-        ours_s: our offer for both.
+        ours_s: our offer for both directions.
 
     Returns:
         None if the header is malformed.

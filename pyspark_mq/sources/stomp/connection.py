@@ -1,7 +1,7 @@
 """The connection of a STOMP session: login, frames both ways, heartbeats, and why it ended.
 
-One thread runs :meth:`StompConnection._turn`, which waits for nothing but the socket. Incoming frames go one by one to
-:meth:`~StompConnection._take`. The first cause of the end of the connection is kept and raised by the next turn. The
+One thread runs :meth:`StompConnection._turn`, which waits only for the socket. Incoming frames go one by one to
+:meth:`~StompConnection._take`. The first cause that ends the connection is kept, and the next turn raises it. The
 session interprets frames for its queue (:mod:`pyspark_mq.sources.stomp.session`).
 """
 
@@ -34,14 +34,14 @@ __all__ = ["PROVED", "StompConnection"]
 leave_out_own_lines("stomp.py")
 
 _SPEAKS = "STOMP"
-#: Bytes of a read; and of one of a paused session, which has to read now and then.
+#: Bytes of a read; and of a read by a paused session, which has to read now and then.
 _RECEIVE_BYTES, _LOOK_BYTES = 1 << 20, 256 << 10
-#: This many consecutive heartbeats, this far apart, do not belong to the body around them.
+#: So many consecutive heartbeats, this far apart, are not part of the body around them.
 _BEATS_WITHIN = 3
 _BEAT_BYTES = 2
 _BEAT_S = 0.5
-#: After a text that could end here and this much silence, the broker is asked to prove the end. If it does not answer
-#: within the second time, it is not asked again.
+#: After this much silence following text that could be complete, the broker is asked to prove its end. If it does not
+#: answer within the second time, stop asking.
 _QUIET_S = 0.002
 _PROOF_S = 30.0
 PROVED = "proved"
@@ -65,14 +65,14 @@ class StompConnection(Session):
         self._end: Exception | None = None
         self._send_every_s = self._silence_s = float("inf")
         self._beats_within = 0
-        #: Time of the open question for the end of a text; -inf without one.
+        #: Time of the open question about the end of text; -inf without one.
         self._proof_s = -math.inf
         self._numbers = count()
         self._received_bytes = 0
         #: Time to wake the queue.
         self._wake_s = float("inf")
 
-    # -- what the session does
+    # -- implemented by the session
 
     @abstractmethod
     def _take(self, frames: Iterable[Frame | Frames]) -> None:
@@ -88,7 +88,7 @@ class StompConnection(Session):
 
     @abstractmethod
     def _wake_queue(self, now: float) -> None:
-        """Handle a queue that was quiet until `_wake_s`."""
+        """Wake a queue that was quiet until `_wake_s`."""
 
     # -- login
 
@@ -97,7 +97,7 @@ class StompConnection(Session):
         self._socket.dial(url, self.endpoint, deadline, _SPEAKS, self.options.attempt)
         host = url.virtual_host if self.endpoint.broker.virtual_hosts else url.host
         self._transport = Transport(host, url, self._socket.outgoing)
-        # Questions are texts, which a content-length would turn into bytes; nothing else with a body is sent.
+        # Questions are text messages, which a content-length would turn into bytes; no other frame has a body.
         self._protocol = Protocol12(self._transport, auto_content_length=False)
         # Without a user, the broker's default user or the client certificate applies.
         self._protocol.connect(*self.endpoint.credentials(url), headers=self._connect_headers())
@@ -138,7 +138,7 @@ class StompConnection(Session):
     # -- a turn
 
     def _turn(self, timeout_s: float) -> None:
-        """Send, wait for an event, and process it."""
+        """Send, wait for an event and process it."""
         self._raise_if_ended()
         now = self.now_s()
         if now >= self._beat_s():
@@ -159,7 +159,7 @@ class StompConnection(Session):
         return math.inf if self._socket.outgoing else self._socket.sent_s + self._send_every_s
 
     def _send(self) -> None:
-        """Send as many bytes as the socket takes now."""
+        """Send as many bytes as the socket accepts now."""
         try:
             self._socket.write()
         except OSError as error:
@@ -169,7 +169,7 @@ class StompConnection(Session):
             self._ended(f"{type(error).__name__}: {error}", error)
 
     def _receive(self) -> bool:
-        """Read and process available bytes."""
+        """Read and process available bytes; return whether there were any."""
         quiet_s = self.now_s() - self._socket.received_s
         try:
             data = self._socket.read(_LOOK_BYTES if self.paused else _RECEIVE_BYTES)
@@ -187,8 +187,8 @@ class StompConnection(Session):
             return False
         self._received_bytes += len(data)
         self._take(self._reader.feed(data))
-        # A message may be shorter than its header says: on ActiveMQ Classic a property `content-length` hides the
-        # length.
+        # A message may be shorter than its header states: on ActiveMQ Classic a property `content-length` hides the
+        # real length.
         beat = quiet_s >= _BEAT_S and len(data) <= _BEAT_BYTES and not data.strip(b"\r\n")
         self._beats_within = self._beats_within + 1 if beat and self._reader.inside else 0
         if self._beats_within >= _BEATS_WITHIN:
@@ -199,10 +199,10 @@ class StompConnection(Session):
         return max(self._socket.received_s + _QUIET_S, self._proof_s + _PROOF_S)
 
     def _prove_end(self) -> None:
-        """Ask for proof that a text is complete.
+        """Ask for proof that text is complete.
 
-        A broker writes frames one after the other, so any answer comes after all of the text. An empty transaction
-        needs no permission.
+        A broker writes frames one after another, so any answer comes after the whole text. An empty transaction needs
+        no permission.
         """
         if self._proof_s > -math.inf:
             self._proof_s = -math.inf
@@ -215,7 +215,7 @@ class StompConnection(Session):
         self._send()
 
     def _answered(self, command: str, block: bytes, body: bytes) -> None:
-        """Process a frame that is no message. stomp.py is not used, as it fails on missing headers."""
+        """Process a frame other than MESSAGE. stomp.py is not used, as it fails on missing headers."""
         headers = parse(block, self._dialect.last_header, escaped=command != "CONNECTED")
         if command == "CONNECTED":
             self._welcome(headers)

@@ -1,12 +1,12 @@
-"""Asks Artemis about a queue over STOMP, at its management address. Pure: no socket, no clock.
+"""Questions to Artemis about a queue over STOMP, at its management address. Pure: no socket, no clock.
 
 A question is a message that names an operation in its properties and has the arguments in its body, as JSON; the answer
-goes to the address it names for that (Artemis' manual, "Using Management Message API"). So it takes a user who may
-`manage` the management address, and create and consume an address for answers. Others get an ERROR, which ends the
-connection.
+goes to the reply address in the question (Artemis' manual, "Using Management Message API"). So the user must be allowed
+to `manage` the management address, and to create and consume an address for answers. Other users get an ERROR, which
+ends the connection.
 
-The counts are not of one moment: while messages flow, they were up to some hundreds too high and a few too low (2.40,
-2.56); without traffic they are right. Messages of a dead connection count as handed out until the broker notices.
+The counts are not taken at one moment: while messages flow, they were up to some hundreds too high or a few too low
+(2.40, 2.56); without traffic they are right. Messages of a dead connection count as delivered until the broker notices.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pyspark_mq.sources.connections.session import QueueDepth
 
 __all__ = ["Questions", "QueueInfo"]
 
-#: Address for the answers: the same for all sources, so that brokers which keep addresses keep one.
+#: Address for answers: the same for all sources, so that brokers that keep addresses keep only one.
 _ANSWERS = "pyspark-mq.answers"
 
 
 class QueueInfo:
-    """Facts of a queue.
+    """Facts about a queue.
 
     Attributes:
-        messages: all messages, handed out or not, without delayed ones.
-        handed_out: how many of these are with consumers.
-        consumers: all there are.
-        address: its address.
+        messages: number of all messages, delivered or not, without delayed ones.
+        handed_out: how many of these consumers hold.
+        consumers: number of all consumers.
+        address: the queue's address.
         reported: the whole answer.
     """
 
@@ -44,7 +44,7 @@ class QueueInfo:
         self.reported = reported
 
     def at_first(self) -> QueueDepth:
-        """Return the depth before a session takes anything: messages of our former session are still to come."""
+        """Return the depth before a session takes anything: messages held by our former session will return."""
         return self._depth(self.messages, 0)
 
     def depth(self, own_consumers: int) -> QueueDepth:
@@ -57,18 +57,18 @@ class QueueInfo:
 
 
 class Questions:
-    """Asks for one queue, again and again; at most one question is open.
+    """Repeated questions about one queue; at most one is open.
 
     Args:
-        address: of management.
-        queue: name of the queue, or its address and name with `::` between.
-        asker: distinguishes the answers from those to others.
+        address: the management address.
+        queue: name of the queue, or its address and name joined by `::`.
+        asker: distinguishes our answers from those of others.
 
     Attributes:
         asked: whether an answer is due.
         subscribed: whether there is a subscription for answers.
         settings: settings of the queue's address, once reported.
-        mark: text in the headers of each answer, and seldom of a delivery.
+        mark: bytes in the headers of each answer, and rarely of a delivery.
     """
 
     #: ID of the subscription for answers; those of deliveries are numbers.
@@ -83,16 +83,16 @@ class Questions:
         self.mark = f"\nsubscription:{self.SUBSCRIPTION}\n".encode()
 
     def subscription(self) -> tuple[str, dict[str, str]]:
-        """Destination and headers of the subscription for answers."""
+        """Return destination and headers of the subscription for answers."""
         return _ANSWERS, {"subscription-type": "MULTICAST", "selector": f"JMSCorrelationID = '{self._asker}'"}
 
     def question(self) -> tuple[str, str, dict[str, str]]:
-        """Destination, body and headers of a question. Its body is text: the frame has no content-length."""
+        """Return destination, body and headers of a question. Its body is text: the frame has no content-length."""
         which = json.dumps({"field": "name", "operation": "EQUALS", "value": self._queue})
         return self._call("listQueues", which, 1, 1)
 
     def question_of_settings(self, address: str) -> tuple[str, str, dict[str, str]]:
-        """Ask for an address's settings, once: the answer becomes `settings`."""
+        """Return a question about an address's settings. The next answer becomes `settings`."""
         self._of_settings = True
         return self._call("getAddressSettingsAsJSON", address)
 
@@ -106,14 +106,14 @@ class Questions:
         return self.address, json.dumps(arguments), headers
 
     def is_answer(self, block: bytes) -> bool:
-        """Whether a message with these headers is an answer and not one of the queue.
+        """Whether a message with these headers is an answer and not a delivery from the queue.
 
-        The broker sets the header `subscription`, and its first occurrence counts.
+        The broker sets the header `subscription`, and its first entry counts.
         """
         return value(block, "subscription") == self.SUBSCRIPTION.encode()
 
     def answer(self, body: bytes) -> QueueInfo | None:
-        """Read an answer; None if it has nothing about the queue."""
+        """Read an answer; return None if it has no facts about the queue."""
         self.asked = False
         if self._of_settings:
             settings = artemis_answer(body)
@@ -123,6 +123,6 @@ class Questions:
             (listed,) = json.loads(body)
             (reported,) = json.loads(listed)["data"]
             return QueueInfo(reported)
-        # A refusal, no such queue, or another format.
+        # A refusal, an unknown queue, or another format.
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None

@@ -20,7 +20,7 @@ __all__ = ["error_text", "login_error", "subscribe_error"]
 
 
 def error_text(headers: Mapping[str, str], body: bytes) -> str:
-    """The text of an ERROR frame: a word or line in its header, the reason or a stack trace in its body."""
+    """Return the text of an ERROR frame: a word or line from its header, the reason or a stack trace from its body."""
     title = as_text(headers.get("message")) or ""
     lines = body.decode("utf-8", "backslashreplace").strip().splitlines()
     first = lines[0].strip() if lines else ""
@@ -30,11 +30,11 @@ def error_text(headers: Mapping[str, str], body: bytes) -> str:
 
 
 def login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
-    """The error of this package for an ERROR frame in answer to CONNECT."""
+    """Return this package's error for an ERROR frame in answer to CONNECT."""
     lower = reason.lower()
     if "virtual host" in lower and "denied" in lower:
         if not endpoint.broker.virtual_hosts:
-            # Our header `host` names no virtual host here: a broker that rejects it is another product, and has not
+            # Our header `host` is not a virtual host here: a broker that rejects it is another product, which has not
             # named itself.
             endpoint.check_product(url, "RabbitMQ")
         return RefusedError(
@@ -42,7 +42,7 @@ def login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
             f"'url' (%2F is '/') and the user's permissions ({reason})"
         )
     if "already connected" in lower or "client id" in lower or "clientid" in lower:
-        # May be our own former connection, of which the broker has not noticed the end.
+        # It may be our own former connection, whose end the broker has not noticed.
         return BrokerUnavailableError(
             f"{url}: {endpoint.destination} is in use by another connection, or still by a former one ({reason})"
         )
@@ -71,13 +71,13 @@ _REFUSALS = (
     ),
     (
         ("access_refused", "access refused", "authorized", "permission", "security"),
-        "{destination} in {place} is not for this user ({reason})",
+        "{destination} in {place} is denied to this user ({reason})",
     ),
 )
 
 
 def subscribe_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> Exception:
-    """The error for an ERROR frame in answer to SUBSCRIBE."""
+    """Return the error for an ERROR frame in answer to SUBSCRIBE."""
     lower = reason.lower()
     if endpoint.selector is not None and ("selector" in lower or "filter" in lower):
         problem = f"{endpoint.selector!r} for {endpoint.destination} was not understood by {url} ({reason})"

@@ -3,17 +3,17 @@
 stomp.py's own reader is not used, as it has three faults (stomp.py 9.0):
 
 * two heartbeats in one read, as after a pause, make it drop the next message;
-* a body with NUL bytes takes quadratic time: each read copies everything so far;
-* it changes headers that are not UTF-8, so that different IDs may become equal.
+* a body with NUL bytes takes quadratic time, as each read copies everything so far;
+* it changes headers that are not UTF-8, so different IDs may become equal.
 
 Headers stay bytes here (:mod:`pyspark_mq.decode.stomp_headers`). Many complete messages in one read are cut together
 (:mod:`pyspark_mq.decode.stomp_frames`); all other frames go one by one through :meth:`FrameReader._next`, which handles
 every case.
 
-A frame without a content-length ends at its first NUL (STOMP 1.2, "Body"). ActiveMQ Classic sends texts this way, even
-those that contain a NUL. The bytes after such a NUL are no frame, and the message is unreadable: the part before the
-NUL must not pass for the whole text. So the end of a frame is certain only when another frame follows, and until then
-it is held (:attr:`FrameReader.held`). The frames never depend on how the bytes were read.
+A frame without a content-length ends at its first NUL (STOMP 1.2, "Body"). ActiveMQ Classic sends text this way, even
+text that contains a NUL. The bytes after such a NUL are not a frame, and the message is unreadable: the part before the
+NUL must not pass for the whole text. So the end of a frame is certain only when another frame follows; until then the
+frame is held (:attr:`FrameReader.held`). The resulting frames never depend on how the bytes were split into reads.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from pyspark_mq.decode.stomp_headers import UnreadableHeaders, value
 
 __all__ = ["COMMANDS", "MESSAGE", "Frame", "FrameReader", "StompFrameError", "UnreadableHeaders"]
 
-#: command, block of headers, body
+#: (command, header block, body)
 Frame: TypeAlias = "tuple[str, bytes, bytes]"
 
 MESSAGE = "MESSAGE"
 #: Commands that a server may send (STOMP 1.2, section "Server Frames").
 COMMANDS = frozenset({"CONNECTED", MESSAGE, "RECEIPT", "ERROR"})
 
-#: Headers can be large, but this many bytes without an empty line are not STOMP.
+#: Headers may be large, but this many bytes without an empty line are not STOMP.
 _HEADER_BYTES_MAX = 16 * 1024 * 1024
 #: Possible first lines, and the length of the longest.
 _FIRST_LINES = tuple(f"{command}{end}".encode() for command in COMMANDS for end in ("\n", "\r\n"))
 _FIRST_LINE_BYTES = max(map(len, _FIRST_LINES))
 _ENDS_OF_LINES = re.compile(rb"[\r\n]*")
 _SHOWN_BYTES = 40
-#: Bytes of the first line in an error. They do not depend on how many have arrived.
+#: Bytes of the first line in an error, independent of how many have arrived.
 _SHOWN_LINE = re.compile(rb"[^\n\0]{%d}|[^\n\0]*[\n\0]" % _SHOWN_BYTES)
-#: Largest rest of a read that is put in front of the next one.
+#: Smallest read after which cutting messages together starts over, with the rest of earlier reads.
 _JOINED_MIN = 16 << 10
-#: Messages cut together at a time, and taken one by one after failures.
+#: Most messages cut together at a time, and most taken one by one after failures.
 _TRIED_MAX, _PAUSE_MAX = 1_000, 10_000
 _LENGTH_DIGITS_MAX = 15
 _NUL = 0
@@ -59,28 +59,28 @@ class StompFrameError(Exception):
 class FrameReader:
     """Cuts a stream of bytes into frames.
 
-    It holds the bytes of one incomplete frame at most.
+    It holds at most the bytes of one incomplete frame.
 
     Args:
-        batch_min: the fewest messages of a read that are decoded as a batch; 0 for never.
+        batch_min: the fewest messages of a read to decode as a batch; 0 for never.
         last: the header whose last entry counts; empty for none.
     """
 
     def __init__(self, batch_min: int = 0, last: str = "") -> None:
         self._batch_min, self._last = batch_min, last
-        #: Messages still to be taken one by one, and the number after the next failure.
+        #: Messages still to be taken one by one, and their number after the next failure.
         self._alone, self._pause = 0, batch_min
-        #: Bytes that are no frame yet; between reads, the start of an incomplete one.
+        #: Bytes not yet cut into frames; between reads, the start of an incomplete frame.
         self._buffer = bytearray()
         #: Command, headers, start and end of the body (-1: at a NUL) of that frame, once its headers are complete.
         self._headers: tuple[str, bytes, int, int] | None = None
-        #: Up to here there is no end of the headers, or of a body without a content-length.
+        #: The headers, or a body without a content-length, do not end before this position.
         self._scanned = 0
-        #: The reason why that frame's message is unreadable; empty if it is not.
+        #: Why that frame's message is unreadable; empty if it is readable.
         self._malformed = ""
-        #: A message ends here, unless more of it comes.
+        #: Whether a message ends here unless more of it arrives.
         self.held = False
-        #: Only STOMP frames were seen so far.
+        #: Whether a STOMP frame was seen.
         self.spoken = False
 
     def feed(self, data: bytes) -> Iterator[Frame | Frames]:
@@ -90,19 +90,19 @@ class FrameReader:
             StompFrameError: the bytes are not STOMP.
         """
         if max(_JOINED_MIN, len(self._buffer)) <= len(data) and not self._malformed:
-            # Start with cutting messages together. A repetition takes no longer than the bytes are worth.
+            # Try again to cut messages together. Repeating the work takes little compared with so many new bytes.
             self._headers, self._scanned, self.held = None, 0, False
         self._buffer += data
         return self._cut()
 
     def quiet(self) -> Iterator[Frame | Frames]:
-        """Release a held message: no more of it will come. Like :meth:`feed`."""
+        """Release a held message, of which no more will arrive. Like :meth:`feed`."""
         return self._cut(quiet=True) if self.held else iter(())
 
     def idle(self) -> Iterator[Frame | Frames]:
         """End a body that is shorter than its content-length: the broker sends no more of it. Like :meth:`feed`.
 
-        Heartbeats come between frames. Those within the body belong after it.
+        Heartbeats are sent between frames, so those within the body belong after it.
         """
         if self._headers is None:
             return
@@ -113,7 +113,7 @@ class FrameReader:
         frames = list(self._cut(quiet=True))
         yield from frames
         if not frames:
-            raise StompFrameError(f"{came} bytes came of a body, and no end of it")
+            raise StompFrameError(f"a body did not end after {came} bytes")
 
     @property
     def inside(self) -> bool:
@@ -121,7 +121,7 @@ class FrameReader:
         return self._headers is not None
 
     def _cut(self, *, quiet: bool = False) -> Iterator[Frame | Frames]:
-        """Take frames off the buffer; if it is quiet, no more of the first will come."""
+        """Take frames off the buffer; with `quiet`, no more of the first one will arrive."""
         buffer = self._buffer
         while buffer:
             if self._headers is None and not self._scanned:  # nothing is known about the next frame
@@ -140,9 +140,9 @@ class FrameReader:
             quiet = False
 
     def _together(self) -> Frames | None:
-        """Return messages cut together; None if the next one has to be taken alone.
+        """Return messages cut together; None if the next one must be taken alone.
 
-        Each consecutive failure doubles the number of messages before the next try, so that failures cost little.
+        Each consecutive failure doubles the number of messages until the next try, so failures cost little.
         """
         least = self._batch_min
         found, tried = find_frames(self._buffer, least, _TRIED_MAX, self._last)
@@ -153,7 +153,7 @@ class FrameReader:
             else:  # the next one differs
                 self._alone = 1
             return found
-        if tried < least:  # this many are left of what was read
+        if tried < least:  # this many are left from the last read
             self._alone = max(1, tried)
         else:
             self._alone, self._pause = self._pause, min(_PAUSE_MAX, 2 * self._pause)
@@ -190,7 +190,7 @@ class FrameReader:
         return frame
 
     def _distrust(self, why: str) -> None:
-        """Handle a wrong content-length: the frame ends where one without it would."""
+        """Handle a wrong content-length: the frame ends where it would end without one."""
         assert self._headers is not None
         self._malformed = why
         self._headers = *self._headers[:3], -1
@@ -215,7 +215,7 @@ class FrameReader:
     def _read_headers(self) -> bool:
         """Read the headers of the next frame, if they are complete."""
         buffer = self._buffer
-        if not buffer.startswith(_FIRST_LINES):  # a port with another protocol may never send an empty line
+        if not buffer.startswith(_FIRST_LINES):  # another protocol may never send an empty line
             if wrong := _SHOWN_LINE.match(buffer):
                 raise StompFrameError(f"{wrong[0].rstrip()!r} does not begin a frame of a STOMP server")
             return False
@@ -223,7 +223,7 @@ class FrameReader:
         since = max(0, self._scanned - 2)
         found = buffer.find(b"\n\n", since)
         body = found + 2
-        # The same with carriage returns, which are allowed and rare.
+        # The same with carriage returns, which are allowed but rare.
         returned = buffer.find(b"\n\r\n", since, found + 1 if found >= 0 else len(buffer))
         if returned >= 0:
             found, body = returned, returned + 3

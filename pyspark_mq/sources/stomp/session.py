@@ -1,14 +1,14 @@
 """STOMP 1.2 by stomp.py.
 
-stomp.py makes and writes the frames to the broker, on a transport of our own, as its WebSocket transport does.
-:meth:`StompSession.run` reads and writes that transport on the supervisor's thread, through a non-blocking socket. So
-acknowledgements go out while reading is paused, heartbeats need no thread, TLS has the same settings as the other
-protocols (stomp.py takes no `ssl.SSLContext`), and :mod:`pyspark_mq.sources.stomp.frames` reads frames, for the reasons
-given there.
+stomp.py makes the frames for the broker and writes them to a transport of our own, just as it does with its WebSocket
+transport. :meth:`StompSession.run` reads and writes on the supervisor's thread, through a non-blocking socket. So
+acknowledgements are sent while reading is paused, heartbeats need no thread, TLS has the same settings as for the other
+protocols (stomp.py does not accept an `ssl.SSLContext`), and :mod:`pyspark_mq.sources.stomp.frames` reads frames, for
+the reasons given there.
 
-A RECEIPT confirms: the broker processes the frames of a connection in order and answers when it is done with one, so
-the receipt of the last acknowledgement confirms all before it. Any ERROR after the opening ends the session, so nothing
-is confirmed by mistake.
+A RECEIPT confirms: the broker processes a connection's frames in order and answers each when done, so the receipt for
+the last acknowledgement confirms all before it. Any ERROR after the opening ends the session, so nothing is confirmed
+by mistake.
 
 Differences between brokers are in their :class:`~pyspark_mq.brokers.base.StompDialect`.
 """
@@ -44,20 +44,20 @@ _LOG = logging.getLogger("pyspark_mq")
 _INT32_MAX = 2**31 - 1
 _CLOSE_TIMEOUT_S = 1.0
 #: Longest wait for the answer to the first subscription. The broker may be collecting garbage or requeueing a former
-#: session's messages. Leaving would add to its work; heartbeats show whether it is alive.
+#: session's messages. Disconnecting would add to its work; heartbeats show whether it is alive.
 _SUBSCRIBE_TIMEOUT_S = 120.0
-#: Silence after which a stalled queue is woken; longer after each fruitless wake-up.
+#: Silence after which a stalled queue is woken, growing with each fruitless wake-up.
 _QUIET_FIRST_S = 0.01
 _QUIET_LAST_S = 10.0
 _QUIET_GROWTH = 4
 #: Each temporary subscription releases one page of 200 messages: 5,000 in all.
 _WAKEUPS = 25
-#: Matches nothing: the broker's own message IDs begin with "ID:".
+#: A selector that matches nothing: the broker's own message IDs begin with "ID:".
 _NOTHING = "JMSMessageID='never'"
 #: A broker that does not answer for this long does not support the question.
 _ANSWER_TIMEOUT_S = 5.0
 _ACK = "ack"
-#: A frame without a message, at the end of a browsing subscription (ActiveMQ Classic).
+#: Header of the frame without a message that ends a browsing subscription (ActiveMQ Classic).
 _BROWSED = b"\nbrowser:end"
 #: Header of each message of a stream.
 _STREAM_OFFSET = "x-stream-offset"
@@ -72,7 +72,7 @@ class StompSession(StompConnection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        #: Header prefix of messages that may have an ID not set by the broker; empty where none can.
+        #: Header prefix of messages that may have an ID not set by the broker; empty if there are none.
         self._foreign = f"\n{self._dialect.foreign_prefix}".encode() if self._dialect.foreign_prefix else b""
         #: Asks the broker for the depth; None if it cannot.
         self._questions: Questions | None = None
@@ -93,16 +93,16 @@ class StompSession(StompConnection):
         """Connect and log in. Only :meth:`consume` shows whether the queue exists."""
         deadline = self.now_s() + timeout_s
         self._url = url
-        # Before, as heartbeats are due from the login on: over a slow link the question takes longer than they may.
+        # Ask before the login, as heartbeats are due from then on, and on a slow link the question may take longer.
         depth, facts = self._depth_at_first(deadline)
         self._log_in(url, deadline)
         # No broker reports a permanent name.
         return Greeting(url, "", depth, server=self._server, facts=facts)
 
     def _depth_at_first(self, deadline: float) -> tuple[QueueDepth | None, QueueFacts]:
-        """Ask over a separate connection: a user without the right loses the connection."""
+        """Ask over a separate connection, as a user without permission loses the connection."""
         address = self._dialect.management
-        # The depth does not say how many messages a selector matches.
+        # The depth does not tell how many messages a selector matches.
         if not address or self.endpoint.topic is not None or self.endpoint.selector is not None:
             return None, NOTHING_KNOWN
         # A refused user does not ask again: each refusal is a line in the broker's log.
@@ -123,7 +123,7 @@ class StompSession(StompConnection):
         return Questions(self._dialect.management, self.endpoint.name, uuid.uuid4().hex)
 
     def _ask_beside(self, asker: str, deadline: float) -> tuple[list[QueueInfo | None], dict[str, Any] | None]:
-        """Ask over the separate connection; return the facts of the queue and of its address, or nothing."""
+        """Ask over a separate connection; return the facts about the queue and its address, or nothing."""
         beside = StompSession(self.endpoint, self.number, ReceiveBuffer(), self.options, self.now_s)
         answers: list[QueueInfo | None] = []
         beside._on_info = answers.append
@@ -148,9 +148,9 @@ class StompSession(StompConnection):
     # -- receiving
 
     def consume(self, window: int) -> None:
-        """Subscribe, or subscribe once more for the growth of the window.
+        """Subscribe, or subscribe once more if the window has grown.
 
-        A subscription keeps its window, and ending it would return its messages. So another subscription takes the
+        A subscription's window is fixed, and ending it would return its messages. So another subscription takes the
         difference; while the whole window is full, the new one counts from zero.
 
         Raises:
@@ -165,7 +165,7 @@ class StompSession(StompConnection):
             self._subscribe_again(window if len(self._settling.open) >= self._window else window - self._window)
 
     def extend(self, window: int) -> None:
-        """Widen by another subscription for the difference, always."""
+        """Widen the window, always by another subscription for the difference."""
         self._subscribe_again(window - self._window)
 
     def _subscribe_again(self, more: int) -> None:
@@ -203,7 +203,7 @@ class StompSession(StompConnection):
             headers["browser"] = "true"
         headers[dialect.window_header] = str(self._grant(window))
         mode = "client" if dialect.cumulative else "client-individual"
-        # Equally long, so that they ascend as RabbitMQ's consumer tags (see the session for AMQP 0-9-1).
+        # Of equal length, so that they ascend as RabbitMQ's consumer tags (see the session for AMQP 0-9-1).
         number = f"{next(self._numbers):06}"
         self._protocol.subscribe(self._destination(), number, mode, headers=headers | more)
         self._subscriptions += 1
@@ -216,13 +216,13 @@ class StompSession(StompConnection):
             return window
         if not self._may_subscribe_again():
             return -1  # no limit: the window cannot be widened later
-        # A value beyond the header's range is as good as no limit.
+        # A value above the header's range is as good as no limit.
         size = min(math.ceil(window * self._message_bytes()), _INT32_MAX)
         self._window_bytes += size
         return size
 
     def _message_bytes(self) -> float:
-        """Bytes of a message that count in a window: those of its frame received so far."""
+        """Return the bytes that a message counts in a window: the average of received frames."""
         return self._received_bytes / self._tag if self._tag else self._dialect.window_bytes
 
     def _destination(self) -> str:
@@ -242,7 +242,7 @@ class StompSession(StompConnection):
             self._turn(left_s)
 
     def _reading(self) -> bool:
-        """Return False while paused, and beyond a window counted in bytes, unless a confirmation is due."""
+        """Whether to read: not while paused, nor beyond a window counted in bytes unless a confirmation is due."""
         if self.paused:
             return self.keep_alive_read_due
         full = self._window > 0 and len(self._settling.open) >= self._window
@@ -270,10 +270,10 @@ class StompSession(StompConnection):
                         handles[tag] = value(headers, _ACK, dialect.last_header) or b""
                         append((tag, headers, body, dialect))
                         size += ROW_BYTES + len(headers) + len(body)
-                    if self._end is not None:  # whatever came with it
+                    if self._end is not None:  # ignore the remaining frames
                         return
         except StompFrameError as wrong:
-            # Bytes that are no frame belong to no message: the next session begins with a frame.
+            # Bytes that are not a frame do not belong to a message: the next session begins with a frame.
             self._ended(str(wrong), stated=True)
         finally:
             if tag > self._tag:
@@ -281,7 +281,7 @@ class StompSession(StompConnection):
                 self._arrived(deliveries, size)
 
     def _are_plain(self, batch: FramesBatch) -> bool:
-        """Whether all are messages of the queue and none needs a closer look."""
+        """Whether all are messages from the queue and none needs a closer look."""
         questions, names, foreign = self._questions, batch.frames.fields, self._dialect.foreign_prefix
         return not (
             (not self._tag and _STREAM_OFFSET in names)
@@ -291,7 +291,7 @@ class StompSession(StompConnection):
         )
 
     def _is_of_queue(self, tag: int, headers: bytes, body: bytes) -> bool:
-        """Whether a message belongs to the queue and is taken; end the session if it cannot be."""
+        """Whether a message belongs to the queue and is taken; ends the session if it cannot be taken."""
         questions = self._questions
         if type(headers) is UnreadableHeaders and not self.options.keeps_unreadable:
             unreadable = unreadable_of((tag, headers, body, self._dialect))
@@ -320,9 +320,9 @@ class StompSession(StompConnection):
             return None
         return MessageError(
             f"{self.endpoint.destination} holds a message that came over AMQP 1.0 with its producer's ID, "
-            f"{as_text(found)!r}: the broker cannot take its acknowledgement over STOMP if that is its message-id, and "
-            "shows no other if it is a property of that name. It stays in the queue. Read the queue with protocol "
-            "'amqp-1.0' and a new checkpointLocation, or have the producer send no message-id"
+            f"{as_text(found)!r}: over STOMP the broker cannot accept its acknowledgement if that is its message-id, "
+            "and shows no other ID if it is a property of that name. The message stays in the queue. Read the queue "
+            "with protocol 'amqp-1.0' and a new checkpointLocation, or have the producer send no message-id"
         )
 
     def _arrived(self, deliveries: int, size: int) -> None:
@@ -334,7 +334,7 @@ class StompSession(StompConnection):
 
     def _resume(self) -> None:
         self.paused = False
-        # Bytes received meanwhile were not processed.
+        # Bytes that arrived meanwhile were not read.
         self._socket.received_s = self.now_s()
         self._show_life()
 
@@ -351,7 +351,7 @@ class StompSession(StompConnection):
         self._wake_s = float("inf")
         room = self._window - len(self._settling.open)
         if not self._settling.open or self.paused or room <= 0:
-            return  # any change of that also wakes the queue
+            return  # if that changes, the queue is also woken
         if self._dialect.stalls:
             self._wake_page(now)
         elif self._window_bytes - len(self._settling.open) * self._message_bytes() < 2 * self._message_bytes():
@@ -371,7 +371,7 @@ class StompSession(StompConnection):
             headers = {"selector": _NOTHING, self._dialect.window_header: "1"}
             self._protocol.subscribe(self._destination(), number, "auto", headers=headers)
             self._protocol.unsubscribe(number)
-        # If nothing comes, the queue is empty or others have its messages.
+        # If nothing arrives, the queue is empty or others have its messages.
         self._wakeups = 1
         self._quiet_s = min(self._quiet_s * _QUIET_GROWTH, _QUIET_LAST_S)
         self._wake_s = now + self._quiet_s
@@ -386,14 +386,14 @@ class StompSession(StompConnection):
         self._show_life()
 
     def reject(self, tags: Sequence[int]) -> None:
-        """RabbitMQ dead-letters to the queue's dead-letter exchange, and drops without one. ActiveMQ Classic moves the
-        message to the dead-letter queue. Artemis drops it (measured on 2.40 and 2.56).
+        """Reject messages. RabbitMQ dead-letters them to the queue's dead-letter exchange, or drops them without one.
+        ActiveMQ Classic moves them to the dead-letter queue. Artemis drops them (measured on 2.40 and 2.56).
         """
         self._settle(self._settling.reject(tags))
 
     def _settle(self, frames: bytes) -> None:
         self._socket.outgoing += frames
-        # Rejections that wait for others take room in the window; without other room, widen it.
+        # Rejections that wait for others take up the window; if it is full, widen it.
         waiting = self._settling.waiting
         if waiting and len(self._settling.open) >= self._window and self._may_subscribe_again():
             self._subscribe(waiting)
@@ -401,7 +401,7 @@ class StompSession(StompConnection):
 
     def _receipt(self, receipt: str | None) -> None:
         if receipt is None:
-            self._ended("a RECEIPT came without a receipt-id", stated=True)
+            self._ended("a RECEIPT arrived without a receipt-id", stated=True)
             return
         if receipt == PROVED:
             self._proof_s = -math.inf
@@ -413,7 +413,7 @@ class StompSession(StompConnection):
         self._show_life()
 
     def ask_depth(self) -> None:
-        """Ask for the depth if the broker answers this user, unless an answer is due."""
+        """Ask for the depth, if the broker answers this user, unless an answer is due."""
         questions = self._questions
         if questions is None or questions.asked or self._end is not None:
             return

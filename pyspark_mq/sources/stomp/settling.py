@@ -1,8 +1,8 @@
 """Settling over STOMP: tags in, frames out. Pure: no socket, no clock.
 
 STOMP acknowledges one by one (subscription mode `client-individual`) or everything up to a message (mode `client`), and
-each broker does well with only one of the two: see :class:`~pyspark_mq.brokers.base.StompDialect`. The RECEIPT of the
-last frame of a request confirms it, as frames of a connection are processed in order.
+each broker copes well with only one of the two: see :class:`~pyspark_mq.brokers.base.StompDialect`. The RECEIPT for the
+last frame of a request confirms it, as the broker processes a connection's frames in order.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ __all__ = ["StompSettling"]
 class StompSettling:
     """The open deliveries of one session and the frames that settle them.
 
-    Guarantee: a frame settles only requested deliveries, and the receipt that confirms a request can only come when all
-    of them are settled.
+    Guarantee: a frame settles only requested deliveries, and the receipt that confirms a request comes only when all of
+    them are settled.
 
     Args:
-        cumulative: whether an ACK includes all deliveries before it.
-        reject_headers: further headers of NACK that make it refuse a message for good.
+        cumulative: whether an ACK includes all earlier deliveries.
+        reject_headers: further headers of NACK, to reject a message for good.
 
     Attributes:
-        open: unsettled deliveries, by tag in the order of arrival, with the ID to settle each by (header `ack`, kept
-            escaped as the broker wrote it). The session adds to it directly, as that happens for every message.
+        open: unsettled deliveries, by tag in order of arrival, with the ID that settles each (header `ack`, escaped as
+            the broker wrote it). The session adds to it directly, as that happens for every message.
     """
 
     def __init__(self, *, cumulative: bool, reject_headers: Mapping[str, str]) -> None:
         self.open: dict[int, bytes] = {}
         self._cumulative = cumulative
         self._refusal = "".join(f"{name}:{value}\n" for name, value in reject_headers.items()).encode()
-        # With cumulative acknowledgements, those that wait for deliveries before them.
+        # With cumulative acknowledgements, tags that wait for earlier deliveries.
         self._due: set[int] = set()
         self._refused: set[int] = set()
         self._requests: list[tuple[int, int]] = []
@@ -41,7 +41,7 @@ class StompSettling:
 
     @property
     def waiting(self) -> int:
-        """Deliveries whose settlement waits for others before them."""
+        """Deliveries whose settlement waits for earlier ones."""
         return len(self._due) + len(self._refused)
 
     @property
@@ -53,8 +53,8 @@ class StompSettling:
         """Return the frames that acknowledge, as far as possible now.
 
         Args:
-            number: names the request in :meth:`confirmed`.
-            upto: all open deliveries up to this tag; 0 for none.
+            number: identifies the request in :meth:`confirmed`.
+            upto: acknowledge all open deliveries up to this tag; 0 for none.
             singles: further tags.
         """
         if self._cumulative:
@@ -65,13 +65,13 @@ class StompSettling:
         return self._frames([(b"ACK", tag) for tag in tags], tags, [number])
 
     def ask(self, number: int) -> bytes:
-        """Return frames that settle nothing and are confirmed like others: a transaction that is aborted at once."""
+        """Return frames that settle nothing but are confirmed like others: a transaction that is aborted at once."""
         receipt = f"settled-{next(self._numbers)}"
         self._receipts[receipt] = [number]
         return f"BEGIN\ntransaction:{receipt}\n\n\0ABORT\ntransaction:{receipt}\nreceipt:{receipt}\n\n\0".encode()
 
     def reject(self, tags: Sequence[int]) -> bytes:
-        """Return the frames that refuse messages for good, as far as possible now."""
+        """Return the frames that reject messages for good, as far as possible now."""
         if self._cumulative:
             self._refused.update(tags)
             return self._head(0)
@@ -82,9 +82,9 @@ class StompSettling:
         return self._receipts.pop(receipt, [])
 
     def _head(self, upto: int) -> bytes:
-        """Settle finished deliveries at the head, with cumulative acknowledgements.
+        """Return frames that settle finished deliveries at the head, with cumulative acknowledgements.
 
-        One in the middle would include all before it, so it waits for them.
+        Settling one in the middle would include all before it, so it waits for them.
         """
         done: list[int] = []
         frames: list[tuple[bytes, int]] = []
@@ -109,7 +109,7 @@ class StompSettling:
         return self._frames(frames, done, confirmed)
 
     def _frames(self, frames: Sequence[tuple[bytes, int]], done: Sequence[int], confirmed: list[int]) -> bytes:
-        """Make ACK and NACK frames; the RECEIPT of the last one confirms these requests."""
+        """Make ACK and NACK frames; the RECEIPT for the last one confirms these requests."""
         # Not by stomp.py: there may be ten thousand at a time.
         written: list[bytes] = []
         end = len(frames) - 1
