@@ -62,6 +62,7 @@ def test_files_that_are_put_back_cost_what_they_lack_and_double_nothing(
     assert lenient.planner.report()["lost"] == 0
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("count", [with_all(50), 260])
 def test_a_stream_made_again_while_an_epoch_is_open_comes_once(node: RabbitNode, stream: str, count: int) -> None:
     publish(node.stream_port, stream, numbered(0, 100))

@@ -126,6 +126,7 @@ def test_a_task_that_is_killed_between_two_blocks_of_rows_is_read_again_from_its
     assert proxy.bytes_seen(Direction.TO_CLIENT) - before > size * 3 // 2
 
 
+@pytest.mark.whole
 def test_an_offset_that_is_stored_behind_each_message_is_no_row(
     node: RabbitNode, stream: str, spark: Any, tmp_path: Path
 ) -> None:

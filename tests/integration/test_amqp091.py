@@ -291,6 +291,7 @@ def test_an_acknowledgement_is_one_frame_for_a_whole_epoch(rabbit: RabbitNode, q
             assert proxy.bytes_seen(Direction.TO_BROKER) - before < 1_000
 
 
+@pytest.mark.whole
 def test_a_replay_from_another_broker_is_refused(rabbit: RabbitNode, queue: str) -> None:
     rabbit.publish(queue, bodies(20))
     with Engine(url=rabbit.url(), queue=queue) as run, RabbitNode() as other:
@@ -304,6 +305,7 @@ def test_a_replay_from_another_broker_is_refused(rabbit: RabbitNode, queue: str)
         assert "the checkpoint was written with broker" in str(failed.value)
 
 
+@pytest.mark.whole
 def test_the_name_of_a_node_is_not_taken_for_that_of_a_cluster() -> None:
     def identity(url: str) -> str:
         with Engine(url=url, queue="q") as run:

@@ -43,6 +43,7 @@ def options(node: RabbitNode, certificates: Certificates, protocol: str, queue: 
     }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("protocol", ["amqp-0-9-1", "amqp-1.0"])
 def test_the_certificate_says_who_it_is(node: RabbitNode, certificates: Certificates, protocol: str) -> None:
     given = options(node, certificates, protocol, f"external-{protocol}")

@@ -110,6 +110,7 @@ def test_a_failure_is_said_in_short(
     assert all(len(record.getMessage()) < 400 for record in caplog.records)
 
 
+@pytest.mark.whole
 def test_prometheus_fetches_it(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, listen: Any) -> None:
     rabbit.publish(name, bodies(10))
     port = free_port()

@@ -55,6 +55,7 @@ def delayed(node: RabbitNode, protocol: str) -> Iterator[LiveEntry]:
         yield entry
 
 
+@pytest.mark.whole
 @protocols
 def test_a_message_that_is_not_acknowledged_in_time_costs_the_session_and_nothing_else(
     node: RabbitNode, protocol: str

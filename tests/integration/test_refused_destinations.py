@@ -53,6 +53,7 @@ def test_no_queue_is_made_where_classic_makes_none(classic: Node, protocol: str)
     assert "queue 'nowhere'" in str(error)
 
 
+@pytest.mark.whole
 @PROTOCOLS
 def test_no_queue_is_made_where_artemis_makes_none(artemis: Node, protocol: str) -> None:
     error = refusal("artemis", artemis, protocol, queue="nowhere")

@@ -138,6 +138,7 @@ def test_the_sources_of_a_union_go_on_after_a_failure(
     assert sink.counted == sent
 
 
+@pytest.mark.whole
 def test_a_union_of_a_dataframe_with_itself_has_each_message_on_both_sides(
     frame: Any, rabbit: RabbitNode, tmp_path: Path, name: str
 ) -> None:

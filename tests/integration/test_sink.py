@@ -176,6 +176,7 @@ def test_a_query_writes_each_batch_and_goes_on(spark: Any, target: Target, tmp_p
     assert len({row.messageId for row in rows}) == 20
 
 
+@pytest.mark.whole
 def test_a_batch_that_is_run_again_has_the_same_ids(spark: Any, orders: Target, tmp_path: Path) -> None:
     """The last batch is written, and the commit log forgets it: the next start runs it again."""
     checkpoint, source = tmp_path / "checkpoint", str(tmp_path / "in")
@@ -200,6 +201,7 @@ def test_a_batch_that_is_run_again_has_the_same_ids(spark: Any, orders: Target, 
 # -- batches and foreachBatch
 
 
+@pytest.mark.whole
 def test_a_named_write_has_the_same_ids_and_another_has_others(spark: Any, orders: Target, tmp_path: Path) -> None:
     frame = spark.range(0, 10, 1, 2).selectExpr("cast(id as string) as body")
     for name in ("nightly", "nightly", "other", "", ""):
@@ -274,6 +276,7 @@ def test_rows_that_are_no_messages_are_refused_in_words(
     assert total(orders.node, orders.queue) == 0
 
 
+@pytest.mark.whole
 def test_options_and_modes_are_refused_in_words(spark: Any, orders: Target) -> None:
     frame = spark.createDataFrame([("a",)], "body string")
     assert "did you mean 'queue'?" in refused(lambda: orders.write(frame, queue="", queu="x"))

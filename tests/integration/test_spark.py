@@ -129,6 +129,7 @@ def test_every_column_has_its_documented_type(spark: Any, rabbit: RabbitNode, tm
     assert dict(Job(spark, tmp_path, rabbit, name).load().dtypes) == ALL_COLUMNS
 
 
+@pytest.mark.whole
 def test_the_columns_of_a_message(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     headers = {
         "text": "ä€",
@@ -178,6 +179,7 @@ def test_the_columns_of_a_message(spark: Any, rabbit: RabbitNode, tmp_path: Path
     }
 
 
+@pytest.mark.whole
 def test_a_subset_of_the_columns_in_the_users_order(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     rabbit.publish(name, [b"a"], ids=["id-1"])
     job = Job(spark, tmp_path, rabbit, name)
@@ -324,6 +326,7 @@ def test_a_batch_that_failed_is_replayed_with_the_same_rows(
     assert seen == [sent, sent]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("epoch", [with_all(0), 2], ids=["its rows in the task", "its rows in memory"])
 def test_a_failed_task_is_tried_again_from_the_same_payload(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, epoch: int
@@ -391,6 +394,7 @@ def test_the_progress_shows_the_counters(spark: Any, rabbit: RabbitNode, tmp_pat
     } <= counters.keys()
 
 
+@pytest.mark.whole
 def test_the_checkpoint_can_be_inspected(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -534,6 +538,7 @@ def test_spark_calls_in_the_order_the_test_engine_does(spark: Any, tmp_path: Pat
     assert calls[:5] == expected
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("guarantee", [with_all("at-least-once"), "none"])
 def test_the_lower_guarantees_need_no_ids(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, guarantee: str
@@ -550,6 +555,7 @@ def test_the_lower_guarantees_need_no_ids(
 # -- IDs and odd messages ----------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_odd_messages_become_correct_rows(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     ids = ["", "a\nb\0c", "x" * 255, "plain"]
     rabbit.publish(name, [b"", b"two", b"three", bytes(1_000)], ids=["empty-body", *ids[1:]])
@@ -593,6 +599,7 @@ def test_a_message_without_an_id_fails_in_words_and_stays(
     assert poll(lambda: rabbit.counts(name).ready == 2, 30)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("options", [{}, with_all({"onMissingMessageId": "row"})])
 def test_messages_without_an_id_are_emitted_each_however_equal(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, options: dict[str, str]
@@ -603,6 +610,7 @@ def test_messages_without_an_id_are_emitted_each_however_equal(
     assert [(row.messageId, bytes(row.body)) for row in job.rows] == [("id-1", b"a")] + 3 * [(None, b"b")]
 
 
+@pytest.mark.whole
 def test_a_message_without_an_id_is_rejected_to_the_dead_letters(
     spark: Any, rabbit: RabbitNode, tmp_path: Path
 ) -> None:
@@ -616,6 +624,7 @@ def test_a_message_without_an_id_is_rejected_to_the_dead_letters(
     assert poll(lambda: rabbit.counts(dead).ready == 1, 30)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("source", ["correlation-id", with_all("property:order"), with_all("json:$.order.id")])
 def test_ids_from_elsewhere_drop_duplicates(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, source: str
@@ -669,6 +678,7 @@ def test_a_wrong_password_fails_at_once_without_showing_it(
     assert "s3cr3t-pw" not in text
 
 
+@pytest.mark.whole
 def test_an_unknown_queue_or_virtual_host_fails_in_words(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
 ) -> None:
@@ -679,6 +689,7 @@ def test_an_unknown_queue_or_virtual_host_fails_in_words(
     assert "virtual host 'nowhere'" in job.fail()
 
 
+@pytest.mark.whole
 def test_a_broker_that_is_away_fails_within_the_connect_timeout(spark: Any, rabbit: RabbitNode, tmp_path: Path) -> None:
     from testbed.ports import free_port
 
@@ -727,6 +738,7 @@ def test_an_offset_edited_by_hand_is_refused(spark: Any, rabbit: RabbitNode, tmp
     assert "was changed after it was written" in text
 
 
+@pytest.mark.whole
 def test_a_queue_deleted_under_the_query_is_named(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     rabbit.publish(name, bodies(3))
     job = Job(spark, tmp_path, rabbit, name)
@@ -755,6 +767,7 @@ def test_a_full_disk_at_the_broker_does_not_stop_reading(spark: Any, tmp_path: P
         assert len(job.rows) == 20
 
 
+@pytest.mark.whole
 def test_a_schema_with_an_unknown_column_fails_in_words(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
 ) -> None:
@@ -769,6 +782,7 @@ def test_reading_without_a_stream_is_refused_in_words(spark: Any, rabbit: Rabbit
         spark.read.format("mq").options(**job.options).load().collect()
 
 
+@pytest.mark.whole
 def test_sql_tables_work_with_the_options_of_the_stream_or_are_refused_in_words(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
 ) -> None:

@@ -79,6 +79,7 @@ def proxied(target: Target, queue: str, **settings: float) -> Iterator[tuple[Fau
 # -- handing out ------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_singles_are_confirmed_once_the_rest_is(target: Target, queue: str) -> None:
     target.node.publish(queue, numbered(10))
     with session(target.broker, target.url, queue=queue) as run:
@@ -92,6 +93,7 @@ def test_singles_are_confirmed_once_the_rest_is(target: Target, queue: str) -> N
     assert held(target, queue, 0, 0)
 
 
+@pytest.mark.whole
 def test_waiting_singles_do_not_fill_the_window_for_good(target: Target, queue: str) -> None:
     target.node.publish(queue, numbered(40))
     with session(target.broker, target.url, 20, queue=queue) as run:
@@ -105,6 +107,7 @@ def test_waiting_singles_do_not_fill_the_window_for_good(target: Target, queue: 
     assert held(target, queue, 0, 0)
 
 
+@pytest.mark.whole
 def test_the_window_bounds_what_is_handed_out_and_can_be_widened(target: Target, queue: str) -> None:
     target.node.publish(queue, numbered(1_000))
     with session(target.broker, target.url, 50, queue=queue) as run:
@@ -130,6 +133,7 @@ def test_the_window_bounds_what_is_handed_out_and_can_be_widened(target: Target,
     assert held(target, queue, 0, 0)
 
 
+@pytest.mark.whole
 def test_epochs_larger_than_a_page_of_the_broker_come_at_once(target: Target, queue: str) -> None:
     target.node.publish(queue, numbered(12_000))
     with session(target.broker, target.url, 10_000, queue=queue) as run:
@@ -156,6 +160,7 @@ def test_an_idle_session_is_quiet(target: Target, queue: str) -> None:
 # -- bodies and headers -----------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_a_large_body_arrives(target: Target, queue: str) -> None:
     large = os.urandom(1024) * 50 * 1024
     target.node.publish(queue, [large, b"after"])
@@ -193,6 +198,7 @@ def test_columns_have_what_the_producer_set(target: Target, queue: str) -> None:
     assert Asked(run.consumer.batches).ids(run.raws, IdSource("property", "colour")) == ["a:b\\c\nd"]
 
 
+@pytest.mark.whole
 def test_a_message_of_amqp_1_0_that_cannot_be_settled_is_named_also_when_it_is_kept_as_one_of_jms() -> None:
     try:
         node = ActiveMqNode(amqp_transformer="jms")

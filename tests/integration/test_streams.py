@@ -364,6 +364,7 @@ def test_a_checkpoint_of_another_stream_is_refused(node: RabbitNode, stream: str
         other.epoch()
 
 
+@pytest.mark.whole
 def test_a_node_that_is_killed_and_started_again_goes_on(node: RabbitNode, stream: str) -> None:
     publish(node.stream_port, stream, numbered(0, 1_000))
     query = StreamQuery(node.stream_url(), stream)
@@ -416,6 +417,7 @@ def test_spark_reads_a_range_as_a_batch(node: RabbitNode, stream: str, spark: An
     assert "guest" not in shown
 
 
+@pytest.mark.whole
 def test_the_code_of_its_page_reads_a_stream(node: RabbitNode, stream: str, spark: Any, tmp_path: Path) -> None:
     publish(node.stream_port, stream, numbered(0, 100))
     text = block("docs/streams.md", "df = (")

@@ -20,6 +20,7 @@ node, stream = streams.node, streams.stream
 DELAY_S = 3.0
 
 
+@pytest.mark.whole
 def test_an_epoch_waits_for_the_minimum_and_for_no_longer_than_the_delay(node: RabbitNode, stream: str) -> None:
     publish(node.stream_port, stream, numbered(0, 99))
     query = StreamQuery(node.stream_url(), stream, minOffsetsPerTrigger=100, maxTriggerDelay=f"{DELAY_S:g}s")
@@ -87,6 +88,7 @@ def test_a_password_is_read_from_its_file_again_and_travels_to_tasks(
     assert "guest" not in json.dumps(end)
 
 
+@pytest.mark.whole
 def test_a_broker_that_does_not_tell_what_is_committed_is_refused(stream: str) -> None:
     try:
         old = RabbitNode(plugins=("rabbitmq_stream",))

@@ -40,6 +40,7 @@ class Doctor:
         return str(fitting[0]["found"])
 
 
+@pytest.mark.whole
 def test_the_doctor_says_what_a_stream_holds(node: RabbitNode, stream: str, capsys: pytest.CaptureFixture[str]) -> None:
     publish(node.stream_port, stream, [b"x"] * 200, batch=100)
     publish(node.stream_port, f"{stream}-raw", [b"x"] * 30, batch=30, raw=True)
@@ -75,6 +76,7 @@ def test_the_doctor_names_what_is_wrong_with_a_node(
     assert "cannot be reached" in found.one(f"rabbitmq-stream://127.0.0.1:{nobody}", "login", "problem")
 
 
+@pytest.mark.whole
 def test_the_doctor_says_that_an_advertised_host_is_not_reached(
     stream: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +104,7 @@ def test_commands_of_queues_say_that_a_stream_needs_none(
 ) -> None:
     place = [str(tmp_path)] if command == "release" else []
     assert main([command, *place, "broker=rabbitmq", "url=rabbitmq-stream://localhost/", f"stream={stream}"]) == 2
-    assert "names a stream, which this command does not know" in capsys.readouterr().err
+    assert "names a stream, which this command does not support" in capsys.readouterr().err
 
 
 def test_headers_that_a_broker_keeps_as_annotations_are_properties(node: RabbitNode, stream: str) -> None:

@@ -57,9 +57,9 @@ def test_the_compatibility_page_keeps_the_chaos_of_clusters(tmp_path: Path, monk
     chaos |= {"cluster": "RabbitMQ, three nodes", "version": "3.10.8", "protocol": "stomp", "date": "2026-11-21"}
     chaos |= {"faults": {"a kill": 1, "a kill ": 1, "a cut": 1}, "seconds": 99, "problem": "", "holds": True}
     monkeypatch.setattr(matrix, "_KEPT", tmp_path)
-    assert "## Clusters" not in matrix.page([], matrix._clusters())
+    assert "## Clusters" not in matrix.page([], matrix._clusters(), {}, "0.1.0")
     (tmp_path / "rabbitmq-stomp.cluster.json").write_text(json.dumps(chaos), "utf-8")
-    page = matrix.page([], matrix._clusters())
+    page = matrix.page([], matrix._clusters(), {}, "0.1.0")
     row = next(line for line in page.splitlines() if "three nodes | STOMP" in line)
     assert row.startswith("| RabbitMQ 3.10.8, three nodes | STOMP | 1,234 | 1,234 | 2,468 | 1,234 |")
     assert "- RabbitMQ, three nodes: a kill; a cut" in page

@@ -17,14 +17,16 @@ from pyspark_mq.ack import (
     table,
 )
 from pyspark_mq.dedup import Memory, QueueMemory
+from tests.support.effort import with_all
 
 GRACE_S = 5.0
-#: Messages of a run: each check of this page is done with as many runs as can be, and with none.
+#: Messages of a run: each check of this page has as many runs as can be, and with --all none as well. Random histories
+#: check that runs change nothing (tests/property/test_runs.py).
 RUN_MINS = (1, 1_000_000)
 run_min = RUN_MINS[0]
 
 
-@pytest.fixture(params=RUN_MINS, ids=["runs", "no runs"], autouse=True)
+@pytest.fixture(params=[RUN_MINS[0], with_all(RUN_MINS[1])], ids=["runs", "no runs"], autouse=True)
 def _with_and_without_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "run_min", request.param)
 
