@@ -78,7 +78,7 @@ def _epoch_lines(name: str, epoch: dict[str, Any]) -> Iterator[str]:
         f"offset of {epoch['offsetCharacters']:,} characters{file}"
     )
     described = ", ".join(f"{count:,} {kind}" for kind, count in epoch["remembered"].items())
-    yield f"    remembered besides: {described}"
+    yield f"    also remembered: {described}"
     if len(epoch["queues"]) > 1:
         for queue, counts in epoch["queues"].items():
             yield f"    {queue}: {counts['planned']:,} planned"
@@ -95,7 +95,7 @@ def _outlook(source: dict[str, Any]) -> str:
         return "a restart runs the open epoch, which does not wait for messages"
     if source["open"]["released"]:
         waits = f"a restart waits up to replayTimeout for these {count:,} planned messages"
-        return f"{waits}, and runs the open epoch with those that are there: it was released"
+        return f"{waits}, and runs the open epoch with those that return, as it was released"
     waits = f"a restart waits up to replayTimeout until these {count:,} planned messages are redelivered"
     return f"{waits}, and runs the open epoch with them"
 

@@ -48,11 +48,11 @@ _END = ".arrow"
 #: The note of the last epoch that is on disk. One per folder, under a fixed name, so that the next process finds it.
 _SYNCED = "synced.json"
 _TOKEN_BYTES = 8
-_MAKE_ROOM = "Free disk space, and give the driver's user the right to write there"
+_MAKE_ROOM = "Make room, and give the driver's user the right to write there"
 _READABLE = "Make the folder readable for the driver's user"
 #: Prefix of a part's name -> problem and advice of the error if it cannot be written.
 _WRITTEN = {
-    "beside": ("the memory next to '{}' cannot be written", f"The epoch was not emitted. {_MAKE_ROOM}"),
+    "beside": ("the remembered IDs next to '{}' cannot be written", f"The epoch was not emitted. {_MAKE_ROOM}"),
     "abandoned": (
         "the list of messages that the epoch of '{}' runs without cannot be written",
         f"The epoch was neither emitted nor acknowledged. {_MAKE_ROOM}",
@@ -109,7 +109,7 @@ class IdLog:
             self._left += self._unlogged(file, self.offsets)
 
     def _unlogged(self, file: str, offsets: OffsetLog) -> list[str]:
-        """Find files left by crashes in the state of Spark's log in which a process wrote its first file.
+        """Find files that crashes left while Spark's log was in the same state as at a process's first file.
 
         An entry has the offsets of all sources, so a file that the first entry after that state does not name is in
         no entry.
@@ -171,7 +171,7 @@ class IdLog:
             return name
         with self._or_say(
             f"the IDs of epoch {content.epoch} cannot be written",
-            "The epoch was not acknowledged. Correct 'checkpointLocation' or 'idLog', or free disk space and give the "
+            "The epoch was not acknowledged. Correct 'checkpointLocation' or 'idLog', or make room and give the "
             "driver's user the right to write there",
         ):
             begin = f"{self._token}-{self._number + 1:06d}"

@@ -121,7 +121,7 @@ class QueueListener(StreamingQueryListener):
         self._say(run)
 
     def _take(self, run: _Watched, batch: int, found: Sequence[Reading]) -> None:
-        """Add newer readings; Spark delivers progress late, after a look-up on the idle query may have been newer."""
+        """Add readings, except old ones: Spark delivers progress late, and a look-up on an idle query may be newer."""
         alarms = []
         for now in found:
             last_batch, last = run.last.get(now.source, (-1, None))

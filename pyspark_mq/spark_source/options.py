@@ -35,7 +35,7 @@ __all__ = ["Options", "parse_options"]
 
 T = TypeVar("T")
 
-#: A comma between two names, and what is written for one within a name.
+#: A comma between two names, and the escape for a comma within a name.
 _COMMA = re.compile(r"(?<!\\),")
 _ESCAPED = re.compile(r"\\(,)")
 _NO_OFFSETS = (
@@ -73,7 +73,7 @@ class Options:
         num_partitions: input partitions of an epoch; None to let the source choose.
         dedup_store: ``checkpoint`` or a ``redis://`` URL; left out of the repr, as it may hold a password.
         id_log: a folder, path or URI; None if none is named. Left out of the repr, for the same reason.
-        management: where to ask the broker for its queues and their settings; None if not given.
+        management: where to ask the broker for its queues and their settings; None if not set.
         include_metadata: whether a query without a schema gets all columns.
     """
 

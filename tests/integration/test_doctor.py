@@ -212,7 +212,7 @@ def test_the_machine_and_the_versions_are_told(of_rabbitmq: Told, rabbit43: Rabb
     of_rabbitmq.one("this machine", "spark", "ok", "Spark 4.")
     of_rabbitmq.one("this machine", "java", "ok", "version")
     of_rabbitmq.one("this machine", "driver", "ok", "pika 1.")
-    of_rabbitmq.one("this machine", "workers", "ok", "on a cluster each executor needs the same")
+    of_rabbitmq.one("this machine", "workers", "ok", "On a cluster each executor needs the same")
     of_rabbitmq.one("amqp://", "broker", "ok", f"RabbitMQ {rabbit43.version}")
     of_rabbitmq.one("management", "management", "ok", f"RabbitMQ {rabbit43.version}, ")
 

@@ -15,7 +15,7 @@ _CHECK = "hosting"
 
 
 def check_host(url: BrokerUrl, settings: Settings, *, asked: bool) -> Iterator[Finding]:
-    """Yield findings about a cloud provider's broker, none about others; `asked`: is there a `managementUrl`?"""
+    """Yield findings about a cloud provider's broker, none about others; `asked` says if `managementUrl` is set."""
     host, endpoint = hosted_by(url.host), settings.endpoint
     if not host:
         return
