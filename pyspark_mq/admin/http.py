@@ -213,7 +213,7 @@ class Management:
                     return _loaded(_whole(response))
         except HTTPException as error:  # neither an OSError nor a ValueError: cut off, or not HTTP at all
             said = self._hide(str(error))
-            text = f"its answer is not HTTP ({type(error).__name__}: {said:.{_SHOWN_CHARACTERS}})"
+            text = f"its answer is not valid HTTP ({type(error).__name__}: {said:.{_SHOWN_CHARACTERS}})"
             advice = f"if that persists, check the port; a 'managementUrl' is, e.g., {self.endpoint.broker.listing.url}"
             raise BrokerUnavailableError(self._problem(f"{text}; {advice}")) from None
         except OSError as error:

@@ -1,4 +1,4 @@
-"""``pyspark-mq peek``: show the next messages of a queue as rows, and return them.
+"""``pyspark-mq peek``: show the next messages of a queue as rows, and return them to the queue.
 
 They are received like any others but not acknowledged: when the connection ends, each returns to its old position. On
 queues that count deliveries (RabbitMQ's quorum queues, Artemis) this counts as one for each received message, and a

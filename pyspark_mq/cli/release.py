@@ -60,7 +60,7 @@ def open_epochs(checkpoint: Checkpoint) -> list[PlannedEpoch]:
 
 
 def seek(one: PlannedEpoch, settings: Settings, patience_s: float) -> dict[str, QueueLook]:
-    """Look for the messages of an epoch in their queues, and return them.
+    """Look for the messages of an epoch in their queues, and return them to the queues.
 
     Args:
         settings: those of the query; raises a CheckpointError if it reads something else.

@@ -59,7 +59,7 @@ _TABLE = (
         "`amqp://user:password@host:port` or `stomp://…`, with TLS `amqps://…` or `stomp+ssl://…`. Default ports are "
         "5672, 61613, 5671 and 61612. On RabbitMQ the path is the virtual host, and an empty one is `/`; the others "
         "have none, and a path is an error. Several, comma-separated, are failover candidates: whole URLs that share "
-        "scheme and virtual host, each with a login of its own unless `username` is set. No parameters (`?…`). "
+        "scheme and virtual host, each with its own login unless `username` is set. No parameters (`?…`). "
         "Escape characters that have a meaning in URLs: `/` `%2F`, `@` `%40`, `,` `%2C`, `?` `%3F`, `#` `%23`",
         unset="required",
     ),
@@ -115,8 +115,8 @@ _TABLE = (
         "or Jolokia in the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or Artemis "
         "(`http://host:8161/console/jolokia`). User and password are those in this URL, or else the connection's; "
         "with `https` the options `tls.*` apply, whatever `url` is. Redirects are not followed, and the environment's "
-        "proxy (`http_proxy`) is not used. An answer may take 30 s, from connecting to its last byte, and have 32 MiB "
-        "and two million values",
+        "proxy (`http_proxy`) is not used. An answer may take at most 30 s, from connecting to its last byte, and have "
+        "at most 32 MiB and two million values",
     ),
     Option(
         "managementInterval",

@@ -173,7 +173,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._source().commit(self._position(end))
 
     def stop(self) -> None:
-        """Return unacknowledged messages at once. Usually Spark ends the process instead."""
+        """Return unacknowledged messages to the broker at once. Usually Spark ends the process instead."""
         if self._epochs is not None:
             self._epochs.stop()
         if self._worker is not None:

@@ -55,7 +55,7 @@ COLUMNS: Mapping[str, _Column] = {
     "replyTo": _Column(StringType(), "where to send the reply"),
     "contentType": _Column(StringType(), "MIME type of the body, if the producer sets it"),
     "type": _Column(StringType(), "the producer's name for this kind of message"),
-    "priority": _Column(IntegerType(), "by which the broker sorts"),
+    "priority": _Column(IntegerType(), "the priority by which the broker sorts"),
     "timestamp": _Column(TimestampType(), "null if absent or out of range"),
     "expiration": _Column(
         TimestampType(), "null if absent. A time to live set on the queue or by a policy does not show here"

@@ -304,4 +304,4 @@ def test_a_management_url_on_the_port_for_messages_is_a_finding(capsys: pytest.C
         assert main(["doctor", "--json", "-n", "0", "connectTimeout=1s", *options]) == 1
     found = {one["check"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
     assert found["management"]["level"] == "warning"
-    assert "its answer is not HTTP (BadStatusLine: AMQP\\x00" in found["management"]["found"]
+    assert "its answer is not valid HTTP (BadStatusLine: AMQP\\x00" in found["management"]["found"]
