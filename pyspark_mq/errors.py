@@ -1,17 +1,17 @@
-"""Every error that a user of pyspark-mq can see, by who has to act.
+"""Every error that a user of pyspark-mq can see, grouped by what has to be fixed.
 
-Spark shows the text of these as the query's exception, so each text names the option or queue,
-the value, and what to do. None of them ever contains a password (URLs are shown through
-``pyspark_mq.sources.url.BrokerUrl``, which leaves it out).
+Spark shows their text as the query's exception, so each text names the option or queue, the value, and
+what to do. No text ever contains a password (URLs are shown through ``pyspark_mq.sources.url.BrokerUrl``,
+which leaves it out).
 
-Texts are on one line and printable (``shown``), whatever a broker or a producer has put into them.
+Texts are one printable line (``shown``), whatever a broker or a producer has put into them.
 
-Whatever is raised, the messages of the query that were not acknowledged stay with the broker,
-which hands them out again: an error here never loses a message.
+Whatever is raised, the query's unacknowledged messages stay with the broker, which redelivers them: an error
+here never loses a message.
 
-The text of each begins with the short name of its class in brackets, such as ``[mq:data-loss]``, under
-which docs/errors.md says what it means and what to do. Spark wraps errors in others and cuts names of
-classes off in places; the short name stays, and is what to search logs for.
+Each text begins with the short name of its class in brackets, such as ``[mq:data-loss]``, under which
+docs/errors.md says what it means and what to do. Spark wraps errors in others and drops class names in places;
+the short name survives, so search logs for it.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
@@ -28,16 +28,16 @@ __all__ = [
 ]  # fmt: skip
 
 
-#: The last way out of an unusable checkpoint. Spark's file sink skips the numbers of batches that its folder has.
+#: The last way out of an unusable checkpoint. Spark's file sink skips batch numbers that its folder already has.
 START_ANEW = "start with a new checkpointLocation, and a new output folder for a file sink"
 
 
 def shown(text: object) -> str:
-    """Make a foreign text safe for a terminal, a log line or an error: on one line, printable.
+    """Make a foreign text safe for a terminal, a log line or an error: one printable line.
 
-    IDs come from producers, names of queues and reasons from brokers. Written as they are, they could move a cursor,
-    add lines to a log, or turn the direction of writing. Those characters are escaped as ``repr`` does it
-    (``str.isprintable``), here and nowhere else.
+    IDs come from producers, queue names and reasons from brokers. Unescaped, they could move a cursor, add lines to a
+    log, or reverse the writing direction. Such characters (``str.isprintable``) are escaped the way ``repr`` does it,
+    here and nowhere else.
     """
     plain = str(text)
     return plain if plain.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in plain)
@@ -59,7 +59,7 @@ class MqError(Exception):
     """Root of all errors this package raises on purpose.
 
     Attributes:
-        short_name: of the class; its texts begin with ``[mq:<short name>]``, and docs/errors.md has a section for it.
+        short_name: the class's texts begin with ``[mq:<short name>]``; docs/errors.md has a section for it.
     """
 
     short_name: ClassVar[str] = "error"
@@ -75,7 +75,7 @@ class MqError(Exception):
 
 
 class ConfigurationError(MqError):
-    """The job is configured wrongly. Raised before anything is received."""
+    """The job is misconfigured. Raised before anything is received."""
 
     short_name = "configuration"
 
@@ -84,7 +84,7 @@ class OptionError(ConfigurationError):
     """An option is unknown, missing, or has a value that cannot be used.
 
     Attributes:
-        option: name of the option as documented.
+        option: the option's documented name.
         problem: what is wrong with it.
     """
 
@@ -112,16 +112,16 @@ class MissingExtraError(ConfigurationError, ImportError):
 
 
 class CheckpointError(MqError):
-    """The offset in the checkpoint cannot be used: broken, foreign, or of a newer version.
+    """The offset in the checkpoint cannot be used: broken, foreign, or from a newer version.
 
-    Nothing was received yet, so nothing changes at the broker.
+    Nothing has been received yet, so nothing changes on the broker.
     """
 
     short_name = "checkpoint"
 
 
 class BrokerError(MqError):
-    """The broker, or the way to it, must be fixed."""
+    """The broker, or the connection to it, must be fixed."""
 
     short_name = "broker"
 
@@ -139,22 +139,22 @@ class RefusedError(BrokerError):
 
 
 class DestinationError(BrokerError):
-    """The queue or topic does not exist, was deleted, or is another consumer's exclusively."""
+    """The queue or topic does not exist, was deleted, or is exclusive to another consumer."""
 
     short_name = "destination"
 
 
 class WriteError(BrokerError):
-    """The broker did not take a message: unroutable, rejected, too large, or not confirmed within `sendTimeout`.
+    """The broker did not accept a message: unroutable, rejected, too large, or not confirmed within `sendTimeout`.
 
-    Messages before it may be in the queue. Run again, the write sends them with the same IDs.
+    Earlier messages may be in the queue. A retried write sends them with the same IDs.
     """
 
     short_name = "write"
 
 
 class RowError(MqError):
-    """A row cannot be written as a message. Nothing of its Arrow batch was published by this attempt."""
+    """A row cannot be written as a message. This attempt published nothing from its Arrow batch."""
 
     short_name = "row"
 
@@ -176,7 +176,7 @@ class DataLossError(MqError):
 
     Attributes:
         queue: the queue or stream they were read from.
-        epoch: number of the epoch that planned them; 0 of a stream.
+        epoch: number of the epoch that planned them; 0 for a stream.
         missing: the IDs that did not come back, in planned order; empty for a stream.
     """
 

@@ -34,7 +34,7 @@ class QuickStart:
         missing = [f"order {number}" for number in range(10) if f"order {number}" not in self.read]
         if missing:
             return f"not in the output: {', '.join(missing)}"
-        if "3 message(s), given back" not in self.published:
+        if "3 message(s), returned" not in self.published:
             return "`pyspark-mq peek` did not show three messages"
         return "" if "newest committed batch: " in self.read else "`pyspark-mq inspect` found no committed batch"
 

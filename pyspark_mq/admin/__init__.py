@@ -1,6 +1,6 @@
-"""The management of a broker, queried in addition to its queues (option `managementUrl`, and the command `doctor`).
+"""The management of a broker, asked in addition to its queues (option `managementUrl`, and the command `doctor`).
 
-There is a file for each broker, which asks for its name, the settings of a queue, and its depth. A question raises a
+One file for each broker asks for the broker's name, a queue's settings and its depth. A request raises a
 `BrokerUnavailableError` if the broker does not answer, and a `RefusedError` if it refuses.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["Management", "ask_beside", "ask_depth", "ask_queue", "ask_server"]
 
 
 class _Admin(Protocol):
-    """The questions to one broker."""
+    """The requests to one broker."""
 
     def ask_server(self, management: Management) -> str: ...
     def ask_queue(self, management: Management, queue: str) -> QueueFacts: ...
@@ -30,22 +30,22 @@ _ADMINS: Mapping[str, _Admin] = {"rabbitmq": rabbitmq, "activemq": activemq, "ar
 
 
 def ask_server(management: Management) -> str:
-    """The broker's own name for itself, `product/version`."""
+    """Return the broker's name for itself, `product/version`."""
     return _ADMINS[management.endpoint.broker.name].ask_server(management)
 
 
 def ask_queue(management: Management, queue: str) -> QueueFacts:
-    """Facts of a queue."""
+    """Return the facts of a queue."""
     return _ADMINS[management.endpoint.broker.name].ask_queue(management, queue)
 
 
 def ask_depth(management: Management, queue: str) -> int | None:
-    """Messages that wait in a queue and are not handed out; None if that is not reported."""
+    """Return how many messages wait in a queue, delivered ones excluded; None if that is not reported."""
     return _ADMINS[management.endpoint.broker.name].ask_depth(management, queue)
 
 
 def ask_beside(endpoint: Endpoint) -> QueueFacts:
-    """Facts of a queue, asked for over a second connection where its sessions do not ask for them."""
+    """Return the facts of a queue, asked over a second connection if its sessions do not ask for them."""
     dialect = endpoint.broker.amqp10
     if endpoint.protocol != AMQP_1_0 or dialect is None or not dialect.management or endpoint.queue is None:
         return NOTHING_KNOWN

@@ -1,4 +1,4 @@
-"""The management of ActiveMQ Classic: its MBeans (`org.apache.activemq.broker.jmx`), by Jolokia."""
+"""The management of ActiveMQ Classic: its MBeans (`org.apache.activemq.broker.jmx`), over Jolokia."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark_mq.brokers.facts import QueueFacts, of_activemq
 __all__ = ["ask_depth", "ask_queue", "ask_server"]
 
 _BROKER = "org.apache.activemq:type=Broker,brokerName=*"
-#: As `JMXSupport.encodeObjectNamePart` of the broker writes names.
+#: How the broker's `JMXSupport.encodeObjectNamePart` encodes names.
 _ENCODED = str.maketrans({**dict.fromkeys(":,'\"", "_"), "?": "&qe;", "=": "&amp;", "*": "&ast;"})
 _ATTRIBUTES = (
     "Name", "QueueSize", "ConsumerCount", "PrioritizedMessages", "MaxPageSize", "SlowConsumerStrategy", "Paused",

@@ -1,4 +1,4 @@
-"""The management of ActiveMQ Artemis: its MBeans (`org.apache.activemq.artemis.api.core.management`), by Jolokia."""
+"""The management of ActiveMQ Artemis: its MBeans (`org.apache.activemq.artemis.api.core.management`), over Jolokia."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ask_depth(management: Management, queue: str) -> int | None:
 
 
 def _settings(answer: object) -> dict[str, Any]:
-    """Settings of an address; empty if the answer is something else."""
+    """Return the settings of an address; empty if the answer is something else."""
     try:
         settings = json.loads(answer) if isinstance(answer, str) else {}
     except ValueError:

@@ -1,8 +1,8 @@
-"""Checks a queue's settings against late acknowledgement. Pure: facts in, findings out.
+"""Check a queue's settings against late acknowledgement. Pure: facts in, findings out.
 
-The command `doctor` shows all findings; a query logs, once when it starts, the warnings and problems that follow from
-what its own connection reports. Both get their words here. What a broker's operator does about one is in
-:attr:`pyspark_mq.brokers.base.Broker.remedies`, and a check without a remedy there does not apply to that broker.
+The command `doctor` shows all findings; a query logs once, when it starts, the warnings and problems that follow from
+the facts its own connection reports. Both get their texts here. The operator's remedies are in
+:attr:`pyspark_mq.brokers.base.Broker.remedies`; a check without a remedy there does not apply to that broker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["Finding", "Level", "Sample", "check_queue", "check_sample", "worth_a_line"]
 
-#: The broker's default from RabbitMQ 4.0 on, and what a limit should not be below: a few restarts and reconnects.
+#: The default from RabbitMQ 4.0 on. A lower limit allows too few restarts and reconnects.
 _AMPLE_DELIVERIES = 20
 #: Default of RabbitMQ's `consumer_timeout`, seconds.
 _USUAL_TIMEOUT_S = 1_800.0
@@ -30,7 +30,7 @@ _IDS_SHOWN = 3
 
 
 class Level(IntEnum):
-    """Severity: none, unknown, worth knowing, or a threat to the source's guarantee."""
+    """Severity: none, unknown, worth knowing, or a threat to the guarantee."""
 
     OK = 0
     UNKNOWN = 1
@@ -48,9 +48,9 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        check: its name, in docs/command-line.md.
-        what: what was found, in words.
-        remedy: what to do about it, or what would let it be known; empty if there is nothing to do.
+        check: its name, as in docs/command-line.md.
+        what: the finding in words.
+        remedy: what to do about it, or how to learn it; empty if there is nothing to do.
     """
 
     check: str
@@ -67,13 +67,13 @@ class Sample:
     """Messages that were examined and are back in the queue.
 
     Attributes:
-        how: "browsed" or "given back".
-        ids: of each, as column `messageId` has them; None for none.
-        sizes: bytes that each takes, headers and bookkeeping included.
-        priorities: of each, None where it has none.
-        cut_short: why the session ended when its window was widened; empty if it did not.
-        unique: values for `messageIdFrom` under which each of them has an ID of its own.
-        repeated: how many have the body and the properties of one before.
+        how: "browsed" or "returned".
+        ids: the ID of each message, as in column `messageId`; None if it has none.
+        sizes: bytes that each message takes, headers and bookkeeping included.
+        priorities: the priority of each message; None if it has none.
+        cut_short: why the session ended when its window was widened; empty if it did not end.
+        unique: values for `messageIdFrom` under which all these messages have different IDs.
+        repeated: how many have the same body and properties as an earlier one.
     """
 
     how: str
@@ -86,26 +86,29 @@ class Sample:
 
 
 def worth_a_line(facts: QueueFacts, settings: Settings) -> list[str]:
-    """Lines to log when a query starts, from what its connection reports."""
+    """Return the lines to log when a query starts, from the facts its connection reports."""
     found = check_queue(facts, settings, "")
-    # Of other consumers a query warns by itself.
+    # The query itself already warns about other consumers.
     return [str(one) for one in found if one.level >= Level.WARNING and one.check != "other-consumers"]
 
 
 def check_queue(facts: QueueFacts, settings: Settings, to_know: str) -> list[Finding]:
-    """Check the facts of a queue for the query that reads it; `to_know` says how to learn unknown ones."""
+    """Check the facts of a queue against the settings of the query that reads it.
+
+    `to_know` tells users how to learn unknown facts.
+    """
     remedies = settings.endpoint.broker.remedies
     checks = (of(_Checks(check, facts, settings, to_know)) for check, of in _CHECKS.items() if check in remedies)
     return [*chain.from_iterable(checks)]
 
 
 class _Checks:
-    """The checks; each object makes the findings of one of them."""
+    """The checks. Each instance runs one of them."""
 
     def __init__(self, check: str, facts: QueueFacts, settings: Settings, to_know: str) -> None:
         self.check, self.facts, self.settings, self.to_know = check, facts, settings, to_know
         self.broker = settings.endpoint.broker
-        #: What the broker's operator does about it.
+        #: What the broker's operator can do about it.
         self.remedy = self.broker.remedies[check]
 
     def _ok(self, what: str) -> Finding:
@@ -121,7 +124,7 @@ class _Checks:
         return Finding(self.check, Level.UNKNOWN, what, advice or self.to_know)
 
     def queue(self) -> Iterator[Finding]:
-        """Check whether the queue keeps its messages and hands them out."""
+        """Check whether the queue keeps its messages and delivers them."""
         kind = self.facts.kind or ""
         faults, hazards = self.facts.faults, self.facts.hazards
         for text in faults or ():
@@ -129,7 +132,7 @@ class _Checks:
         for text in hazards or ():
             yield self._warn(text)
         if faults is None or hazards is None:
-            yield self._unknown("not known whether it drops messages by itself (expiry, length, auto-delete)")
+            yield self._unknown("not known whether it drops messages on its own (expiry, length, auto-delete)")
         elif not faults and not hazards:
             yield self._ok(f"{kind} queue, keeps its messages" if kind else "keeps its messages")
 
@@ -143,8 +146,8 @@ class _Checks:
         elif math.isinf(limit):
             yield self._ok("none")
         elif limit < _AMPLE_DELIVERIES:
-            text = f"a message is put aside after {limit:g} deliveries; each crash and reconnect counts as one for all "
-            yield self._warn(f"{text}messages that were handed out")
+            text = f"a message is dropped or dead-lettered after {limit:g} deliveries; each crash and reconnect counts "
+            yield self._warn(f"{text}as one for every unacknowledged message")
         else:
             yield self._ok(f"{limit:g} deliveries")
 
@@ -162,9 +165,9 @@ class _Checks:
         elif not target and (refuses or limit is None):
             yield self._warn(f"there is no dead-letter target: a message {why} is dropped")
         elif not target:
-            yield self._ok("none, and nothing puts messages aside")
+            yield self._ok("none, but no message is dead-lettered")
         elif facts.dead_letters_arrive is False:
-            text = f"dead letters go to {target}, which is not there or has no queue: a message {why} is lost"
+            text = f"dead letters go to {target}, which does not exist or has no queue: a message {why} is lost"
             yield self._bad(text) if limited or refuses else self._warn(text)
         elif facts.dead_letters_arrive is None:
             yield self._unknown(f"dead letters go to {target}; whether a queue keeps them is not known")
@@ -185,10 +188,10 @@ class _Checks:
             text = f"redeliveries {sure} delayed by up to {delay_s:g} s"
             advice = f"raise 'replayTimeout' above {math.ceil(delay_s)}s"
             also = f", {self.remedy}" if self.remedy.startswith("or ") else ""
-            yield make(f"{text}, and a replay fails after {timeout_s:g} s", f"{advice}{also}")
+            yield make(f"{text}, but a replay fails after {timeout_s:g} s", f"{advice}{also}")
 
     def consumer_timeout(self) -> Iterator[Finding]:
-        """Check whether the broker takes back deliveries that a batch still works on."""
+        """Check whether the broker requeues deliveries that a batch is still processing."""
         timeout_s, settings = self.facts.consumer_timeout_s, self.settings
         if timeout_s is None:
             text = f"not known: {_USUAL_TIMEOUT_S / 60:.0f} min unless the broker is configured otherwise"
@@ -197,14 +200,14 @@ class _Checks:
         elif math.isinf(timeout_s):
             yield self._ok("none")
         elif settings.min_messages > 1 and timeout_s <= settings.max_delay_s:
-            text = f"{timeout_s:g} s, and 'maxTriggerDelay' keeps messages for {settings.max_delay_s:g} s: all of them "
+            text = f"{timeout_s:g} s, but 'maxTriggerDelay' holds messages for {settings.max_delay_s:g} s: the broker "
             advice = f"lower 'maxTriggerDelay', or {self.remedy}"
-            yield self._bad(f"{text}are taken back again and again", advice)
+            yield self._bad(f"{text}requeues all of them again and again", advice)
         elif timeout_s < _USUAL_TIMEOUT_S:
-            text = f"{timeout_s:g} s: a batch or a trigger interval that takes longer has all messages taken back, and "
-            yield self._warn(f"{text}on quorum queues counted as delivered")
+            text = f"{timeout_s:g} s: if a batch or trigger interval takes longer, the broker requeues all messages, "
+            yield self._warn(f"{text}and quorum queues count that as a delivery")
         else:
-            yield self._ok(f"{timeout_s:g} s; batches and trigger intervals have to be shorter")
+            yield self._ok(f"{timeout_s:g} s; batches and trigger intervals must be shorter")
 
     def priorities(self) -> Iterator[Finding]:
         """Check whether redeliveries come first."""
@@ -212,7 +215,7 @@ class _Checks:
         if known is None:
             yield self._unknown()
         elif known:
-            yield self._warn("messages are handed out by priority: a replay has to find its messages among others")
+            yield self._warn("messages are delivered by priority: a replay has to find its messages among others")
         else:
             yield self._ok("none")
 
@@ -225,14 +228,14 @@ class _Checks:
             yield self._ok("no")
         elif facts.other_consumers:
             yield self._bad(
-                f"one consumer at a time receives messages, and there is another one{_named(facts)}: nothing comes "
-                "until it is gone",
-                "stop the other reader (if it is not this very query)",
+                f"one consumer at a time receives messages, and there is another one{_named(facts)}: this query "
+                "receives nothing until it is gone",
+                "stop the other consumer (unless it is this query itself)",
             )
         else:
-            idle = f"; of 'consumers' {count}, {count - 1} receive nothing" if count > 1 else ""
+            idle = f"; {count - 1} of {count} 'consumers' receive nothing" if count > 1 else ""
             text = f"one consumer at a time receives messages{idle}; after a crash the next one waits until the "
-            yield self._warn(f"{text}broker has noticed the end of the former")
+            yield self._warn(f"{text}broker has noticed that the previous one is gone")
 
     def other_consumers(self) -> Iterator[Finding]:
         """Check for consumers other than this query's."""
@@ -242,7 +245,7 @@ class _Checks:
         elif others:
             text, _, advice = other_consumers(others).rpartition(". ")
             yield self._warn(
-                f"{text}{_named(self.facts)}", f"if it is not this very query: {advice[:1].lower()}{advice[1:]}"
+                f"{text}{_named(self.facts)}", f"unless it is this query itself: {advice[:1].lower()}{advice[1:]}"
             )
         else:
             yield self._ok("none")
@@ -255,14 +258,14 @@ class _Checks:
         needed = settings.consumers + (not over_amqp10)
         if count is not None and count < needed:
             why = ", and one more when a window is widened after a restart" if needed > settings.consumers else ""
-            text = f"the queue takes {count:g} consumer(s), and this query needs {settings.consumers}{why}"
+            text = f"the queue accepts {count:g} consumer(s), but this query needs {settings.consumers}{why}"
             yield self._bad(text)
         elif count is not None and count == needed and over_amqp10 and not confirms:
-            text = f"the queue takes {count:g} consumer(s), and this query is handed messages by as many: the link by "
-            yield self._warn(f"{text}which acknowledgements are confirmed is refused each time, and logged")
+            text = f"the queue accepts {count:g} consumer(s), and this query uses all of them to receive: the link "
+            yield self._warn(f"{text}that confirms acknowledgements is refused each time, which is logged")
         elif settings.prefetch == self.broker.replaced_prefetch:
-            text = f"the broker takes {settings.prefetch} for its own default"
-            yield self._warn(f"{text}, and puts `queuePrefetch` of its policy in its place")
+            text = f"the broker mistakes {settings.prefetch} for its default"
+            yield self._warn(f"{text}, and replaces it by `queuePrefetch` of its policy")
         else:
             yield self._ok(f"{settings.prefetch:,} for each of {settings.consumers} connection(s)")
 
@@ -273,12 +276,12 @@ class _Checks:
             yield self._unknown()
         elif size < self.settings.prefetch:
             text = f"maxPageSize is {size:,}, prefetch {self.settings.prefetch:,}: the source wakes the queue for each "
-            yield self._warn(f"{text}further page that nobody has acknowledged yet")
+            yield self._warn(f"{text}further page of unacknowledged messages")
         else:
             yield self._ok(f"maxPageSize is {size:,}")
 
     def write_timeout(self) -> Iterator[Finding]:
-        """Check how soon the messages of a vanished client come back."""
+        """Check how soon the messages of a vanished client are requeued."""
         timeout_s = self.facts.write_timeout_s
         if timeout_s is None:
             yield self._unknown()
@@ -294,7 +297,7 @@ class _Checks:
         if what is None:
             yield self._unknown()
         elif what:
-            yield self._bad(f"{what}: who acknowledges late looks slow")
+            yield self._bad(f"{what}: a consumer that acknowledges late looks slow")
         else:
             yield self._ok("are left alone")
 
@@ -332,13 +335,13 @@ def check_sample(sample: Sample, settings: Settings) -> list[Finding]:
 
 
 def _cut_short(sample: Sample, settings: Settings) -> Finding:
-    text = f"the session ends when its window is widened, as it is after a restart: {sample.cut_short}"
+    text = f"the session ends when its window is widened, as happens after a restart: {sample.cut_short}"
     return Finding("prefetch", Level.PROBLEM, text, settings.endpoint.broker.remedies.get("prefetch", ""))
 
 
 _EMITTED = {
-    OnMissing.CONTENT: "identified by their contents; equal ones may come twice",
-    OnMissing.ROW: "emitted as often as they come",
+    OnMissing.CONTENT: "identified by their contents; equal ones may be duplicated",
+    OnMissing.ROW: "emitted at each delivery",
 }
 
 
@@ -352,13 +355,13 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
     source = settings.id_source
     better = "have the producer set it, or choose another 'messageIdFrom'"
     if sample.unique:
-        better += f": each of these messages has one of its own under {', '.join(sample.unique[:_IDS_SHOWN])}"
+        better += f": these messages all have different IDs under {', '.join(sample.unique[:_IDS_SHOWN])}"
     if missing and settings.on_missing not in _EMITTED:
         fails = settings.on_missing is OnMissing.FAIL
         yield Finding(
             check, Level.PROBLEM if fails else Level.WARNING,
             f"{missing} without an ID under messageIdFrom='{source}' {seen}: "
-            + ("the query fails with the first" if fails else "they are refused for good"),
+            + ("the query fails at the first" if fails else "they are refused for good"),
             better + (". Or set 'onMissingMessageId' to 'content'" if fails else ""),
         )  # fmt: skip
     repeated = [one for one, times in Counter(one for one in sample.ids if one is not None).items() if times > 1]
@@ -366,12 +369,12 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
         shown = ", ".join(map(repr, repeated[:_IDS_SHOWN])) + (", ..." if len(repeated) > _IDS_SHOWN else "")
         yield Finding(
             check, Level.PROBLEM,
-            f"{len(repeated)} ID(s) of more than one message {seen}: {shown}. The second of each is dropped as a "
-            "duplicate",
+            f"{len(repeated)} ID(s) of more than one message {seen}: {shown}. The second message with each is dropped "
+            "as a duplicate",
             "have the producer give each message its own ID, or choose another 'messageIdFrom'",
         )  # fmt: skip
     if missing and settings.on_missing in _EMITTED:
-        equal = f"; {sample.repeated} equal to one before" if sample.repeated else ""
+        equal = f"; {sample.repeated} equal to an earlier one" if sample.repeated else ""
         worth_it = bool(sample.repeated or sample.unique)
         yield Finding(
             check, Level.WARNING if worth_it else Level.OK,
@@ -388,7 +391,7 @@ def _sizes(sample: Sample, settings: Settings) -> Finding:
     if max(sizes) > settings.max_partition_bytes:
         return Finding(
             check, Level.PROBLEM,
-            f"{seen}, and a task may carry {settings.max_partition_bytes:,} ('maxPartitionBytes'): on a cluster the "
+            f"{seen}, but a task may carry {settings.max_partition_bytes:,} ('maxPartitionBytes'): on a cluster the "
             "query fails",
             "raise spark.rpc.message.maxSize above the largest message, and 'maxPartitionBytes' to just below that",
         )  # fmt: skip
@@ -396,9 +399,9 @@ def _sizes(sample: Sample, settings: Settings) -> Finding:
         large = sum(1 for size in sizes if size > maximum)
         return Finding(
             check, Level.WARNING,
-            f"{seen}; {large} above 'maxBytesPerTrigger' ({maximum:,}): each of those is an epoch of its own",
+            f"{seen}; {large} above 'maxBytesPerTrigger' ({maximum:,}), each an epoch of its own",
             f"raise 'maxBytesPerTrigger' to {max(sizes)} or more",
         )  # fmt: skip
     fits = int(maximum / max(1.0, sum(sizes) / len(sizes)))
     bound = f"about {fits:,} by 'maxBytesPerTrigger'" if fits < settings.max_messages else f"{settings.max_messages:,}"
-    return Finding(check, Level.OK, f"{seen}; an epoch takes {bound}")
+    return Finding(check, Level.OK, f"{seen}; an epoch has up to {bound}")

@@ -1,8 +1,8 @@
-"""Option `managementUrl`: a broker asked over HTTP, for its queues and for what is set for one.
+"""Option `managementUrl`: ask a broker over HTTP for its queues and their settings.
 
-No protocol of messages can list queues on every broker, and none reports all settings of one. The brokers' management
-over HTTP can: RabbitMQ's API (plugin `rabbitmq_management`, "HTTP API"), Jolokia of the ActiveMQ brokers' consoles
-("Jolokia protocol"). A user with the right to look is enough.
+No messaging protocol can list the queues of every broker or reports all settings of a queue. The brokers' management
+over HTTP does: RabbitMQ's API (plugin `rabbitmq_management`, "HTTP API"), and Jolokia in the ActiveMQ brokers' consoles
+("Jolokia protocol"). A user with read-only access is enough.
 """
 
 from __future__ import annotations
@@ -27,42 +27,43 @@ from pyspark_mq.sources.url import CONTROL, ESCAPES, hide, place_of, redact
 
 __all__ = ["Management"]
 
-#: For one question, from connecting to the last byte of the answer; that of ten thousand queues takes a second.
+#: For one request, from connecting to the last byte of the answer; one with ten thousand queues takes a second.
 _TIMEOUT_S = 30.0
 #: For all pages of a list.
 _LIST_TIMEOUT_S = 600.0
-#: Bytes that may come, and values in them. Ten thousand queues take less than a tenth of either (Artemis 2.56, which
-#: has all in one answer: 240 bytes and ten values each). A value of two bytes takes seventy in memory: with both bounds
-#: the worst of ten kinds of answers took 320 MiB.
+#: Most bytes and values in an answer. Ten thousand queues take less than a tenth of either (Artemis 2.56, which puts
+#: all in one answer: 240 bytes and ten values each). A value of two bytes takes seventy in memory: with both bounds the
+#: worst of ten kinds of answers took 320 MiB.
 _ANSWER_BYTES_MAX = 32 << 20
 _ANSWER_VALUES_MAX = 2_000_000
-#: Each value of JSON but the first has one of these before it.
+#: One of these precedes every JSON value but the first.
 _BEFORE_VALUES = (b"[", b"{", b",", b":")
 _PIECE_BYTES = 1 << 20
-#: Queues in one answer (500 is the most that RabbitMQ gives), and answers: those of a million queues.
+#: Queues in one answer (RabbitMQ's maximum is 500), and most answers: enough for a million queues.
 _PAGE = 500
 _PAGES_MAX = 2_000
 _OK = 200
 _NOT_FOUND = 404
 _UNEXPECTED = "the answer is not that of the broker's management"
-#: What Jolokia says where there is no such MBean.
+#: Jolokia's error if there is no such MBean.
 _NO_MBEAN = "javax.management.InstanceNotFoundException"
-#: Characters of a port's text that is no answer.
+#: Most characters shown of a text that is not an HTTP answer, or of its status.
 _SHOWN_CHARACTERS = 100
-#: Of the reason that an agent gives.
+#: Most characters shown of an agent's reason.
 _REASON_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Management:
-    """Option `managementUrl`: where a broker is asked for its queues.
+    """Option `managementUrl`: where to ask a broker for its queues.
 
-    Each question raises a `BrokerUnavailableError` if there is no answer, and a `RefusedError` if that is a refusal.
+    Each request raises a `BrokerUnavailableError` if there is no answer, and a `RefusedError` if the answer is a
+    refusal.
 
     Attributes:
         url: without user and password.
-        username, password: those of the URL; None where they are those of the connection.
-        sent: the login as it was sent last.
+        username, password: those in the URL; None to use the connection's.
+        sent: the encoded login last sent.
     """
 
     endpoint: Endpoint
@@ -73,16 +74,16 @@ class Management:
 
     @classmethod
     def of(cls, text: str, endpoint: Endpoint) -> Management:
-        """Parse the option's text; an OptionError if it is no URL."""
+        """Parse the option's text; raise an OptionError if it is not a URL."""
         try:
             parts = urlsplit(text)
             place = place_of(parts.hostname or "", parts.port)
         except ValueError:
             place, parts = "", urlsplit("")
-        # After a slash that was not escaped in a password comes an '@'.
+        # An '@' in the path follows an unescaped slash in a password.
         extra = parts.query or parts.fragment or "@" in parts.path or not parts.path.isascii() or " " in parts.path
         if parts.scheme not in ("http", "https") or not parts.hostname or extra or CONTROL.search(unquote(text)):
-            shown = f"{redact(text)!r} is not accepted; accepted is such as {endpoint.broker.listing.url}; {ESCAPES}"
+            shown = f"{redact(text)!r} is not accepted; use, for example, {endpoint.broker.listing.url}; {ESCAPES}"
             raise OptionError("managementUrl", shown)
         url = f"{parts.scheme}://{place}{parts.path.rstrip('/')}"
         if parts.username is None:
@@ -90,7 +91,7 @@ class Management:
         return cls(endpoint, url, unquote(parts.username), unquote(parts.password or ""))
 
     def credentials(self) -> tuple[str | None, str | None]:
-        """User and password. Those of the connection may change (option `passwordFile`)."""
+        """Return user and password. The connection's may change (option `passwordFile`)."""
         if self.username is not None:
             return self.user, self.password
         return self.endpoint.credentials(self.endpoint.urls[0])
@@ -100,7 +101,7 @@ class Management:
         return self.username if self.username is not None else self.endpoint.user(self.endpoint.urls[0])
 
     def names(self) -> list[str]:
-        """Names of all queues that can be read, sorted."""
+        """Return the names of all queues that can be read, sorted."""
         listing = self.endpoint.broker.listing
         if listing.mbeans:
             found: Iterable[Any] = (queue.get("Name") for queue in self.read(listing.mbeans, "Name").values())
@@ -114,31 +115,31 @@ class Management:
         for page in range(1, _PAGES_MAX + 1):
             answer = self._object(self._ask(path.format(host=host, page=page, size=_PAGE)))
             for queue in self._entries(answer.get("items")):
-                # An exclusive queue is its connection's own, and a stream keeps what is acknowledged.
+                # An exclusive queue belongs to its connection, and a stream keeps acknowledged messages.
                 if not queue.get("exclusive") and queue.get("type") != "stream":
                     yield queue.get("name")
             pages = answer.get("page_count")
             if not isinstance(pages, int) or page >= pages:
                 return
             if time.monotonic() > end_s:
-                progress = f"{page} of {pages} pages of its queues came in {_LIST_TIMEOUT_S:g} s"
-                raise BrokerUnavailableError(self._problem(f"it does not answer: {progress}"))
-        raise self.refused(f"it has more than {_PAGES_MAX * _PAGE:,} queues, of which the rest would be left out")
+                progress = f"only {page} of {pages} pages of its queues arrived in {_LIST_TIMEOUT_S:g} s"
+                raise BrokerUnavailableError(self._problem(f"it answers too slowly: {progress}"))
+        raise self.refused(f"it has more than {_PAGES_MAX * _PAGE:,} queues, and the rest would be left out")
 
     def _name(self, value: object) -> str:
         if not isinstance(value, str):
             raise self.refused(_UNEXPECTED)
         return value
 
-    # -- questions
+    # -- requests
 
     def get(self, *path: str) -> dict[str, Any] | None:
-        """The object that RabbitMQ's API has at a path (parts below `/api`, not quoted); None if there is nothing."""
+        """Return the object at a path of RabbitMQ's API (unquoted parts below `/api`); None if there is none."""
         found = self._at(path)
         return None if found is None else self._object(found)
 
     def get_all(self, *path: str) -> list[dict[str, Any]]:
-        """The objects of the list at a path; none if there is nothing."""
+        """Return the objects in the list at a path; an empty list if there is none."""
         found = self._at(path)
         return [] if found is None else self._entries(found)
 
@@ -146,16 +147,16 @@ class Management:
         return self._ask("/api/" + "/".join(quote(part, safe="") for part in path), missing_is_none=True)
 
     def read(self, mbeans: str, *attributes: str) -> dict[str, dict[str, Any]]:
-        """Attributes of all MBeans of a pattern by their names, by Jolokia; none if there is no such MBean.
+        """Return the attributes of all MBeans that match a pattern, by MBean name; empty if none matches. Uses Jolokia.
 
-        An attribute that an MBean does not have is left out.
+        Attributes that an MBean does not have are left out.
         """
         value = self._jolokia({"type": "read", "mbean": mbeans, "attribute": list(attributes)})
         found = {} if value is None else self._object(value)
         return {name: self._object(attributes) for name, attributes in found.items()}
 
     def call(self, mbean: str, operation: str, *arguments: object) -> Any:
-        """Result of an operation of an MBean, by Jolokia; None if there is no such MBean."""
+        """Return the result of an MBean's operation, through Jolokia; None if there is no such MBean."""
         return self._jolokia({"type": "exec", "mbean": mbean, "operation": operation, "arguments": list(arguments)})
 
     def _jolokia(self, question: Mapping[str, object]) -> Any:
@@ -189,11 +190,11 @@ class Management:
             login = base64.b64encode(f"{username}:{password or ''}".encode()).decode()
             self.sent.append(login)
             headers["Authorization"] = f"Basic {login}"
-        # The consoles' agents refuse who does not say from where he comes (Jolokia, "strict-checking").
+        # The consoles' agents refuse requests without an origin (Jolokia, "strict-checking").
         headers["Origin"] = f"{parts.scheme}://localhost"
         data = None if body is None else json.dumps(body).encode()
-        # What the standard library has for URLs would follow redirects, and so carry user and password to whomever the
-        # answer names, and go through a proxy that the environment names.
+        # The standard library's URL functions would follow redirects, and so send user and password to any host that an
+        # answer names, and use a proxy that the environment names.
         port, end_s = parts.port or (80 if context is None else 443), time.monotonic() + _TIMEOUT_S
         try:
             with closing(HTTPConnection(parts.hostname or "", port)) as connection:
@@ -212,45 +213,45 @@ class Management:
                     return _loaded(_whole(response))
         except HTTPException as error:  # neither an OSError nor a ValueError: cut off, or not HTTP at all
             said = self._hide(str(error))
-            text = f"it does not answer as a web server does ({type(error).__name__}: {said:.{_SHOWN_CHARACTERS}})"
-            advice = f"if that goes on, check the port; 'managementUrl' is such as {self.endpoint.broker.listing.url}"
+            text = f"its answer is not valid HTTP ({type(error).__name__}: {said:.{_SHOWN_CHARACTERS}})"
+            advice = f"if that persists, check the port; a 'managementUrl' is, e.g., {self.endpoint.broker.listing.url}"
             raise BrokerUnavailableError(self._problem(f"{text}; {advice}")) from None
         except OSError as error:
             raise BrokerUnavailableError(self._problem(f"it does not answer: {error}")) from None
         except (ValueError, RecursionError) as error:
             no_name = isinstance(error, UnicodeError) and not isinstance(error, UnicodeDecodeError)
-            raise self.refused("there are no such hosts" if no_name else "the answer is not JSON") from None
+            raise self.refused("this is not a valid host name" if no_name else "the answer is not JSON") from None
 
     def _answered(self, answer: HTTPResponse, username: str | None) -> BrokerUnavailableError | RefusedError:
-        """The error for an answer that says no."""
+        """Return the error for an answer that refuses."""
         text = f"it answers {answer.status} {self._hide(answer.reason):.{_SHOWN_CHARACTERS}}"
         if answer.status in (401, 403):
-            text += f"; user '{username}' needs the right to look at the broker's management"
+            text += f"; user '{username}' needs the right to read the broker's management"
         if 300 <= answer.status < 400:
-            text += f" and sends to '{_host_of(self._hide(answer.getheader('Location', '')))}', which is not followed"
+            text += f", a redirect to '{_host_of(self._hide(answer.getheader('Location', '')))}', which is not followed"
         if answer.status >= 500:
             return BrokerUnavailableError(self._problem(text))
         return self.refused(text)
 
     def refused(self, text: str) -> RefusedError:
-        return RefusedError(self._problem(f"{text}; 'managementUrl' is such as {self.endpoint.broker.listing.url}"))
+        return RefusedError(self._problem(f"{text}; a 'managementUrl' is, e.g., {self.endpoint.broker.listing.url}"))
 
     def _problem(self, text: str) -> str:
-        return f"the management of the broker cannot be asked at {self.url}: {self._hide(text)}"
+        return f"the broker's management cannot be asked at {self.url}: {self._hide(text)}"
 
     def _hide(self, text: str) -> str:
-        """Remove passwords from the management's messages, before anything is cut off."""
+        """Remove passwords from the management's messages, before they are shortened."""
         own = () if self.password in (None, self.user) else (self.password or "",)
         return hide(self.endpoint.hide(text), (*own, *self.sent))
 
 
 class _Answering(io.RawIOBase):
-    """The bytes of one answer as they come, for as long and as many as any broker needs.
+    """The bytes of one answer, limited in time and number; any broker stays within the limits.
 
-    Each may come alone, and they may come for ever: in a header, before, in or after the answer.
+    Bytes may arrive one by one, and never end: in a header, before, in or after the answer.
 
     Args:
-        connected: where they come from.
+        connected: the socket to read from.
         end_s: when to give up, on the clock of `time.monotonic`.
     """
 
@@ -278,7 +279,7 @@ class _Answering(io.RawIOBase):
 
 
 def _left_s(end_s: float, came: int) -> float:
-    """Seconds until then; a TimeoutError if there are none."""
+    """Return the seconds left until `end_s`; raise a TimeoutError if there are none."""
     left_s = end_s - time.monotonic()
     if left_s <= 0:
         raise _endless(came)
@@ -286,11 +287,11 @@ def _left_s(end_s: float, came: int) -> float:
 
 
 def _endless(came: int) -> TimeoutError:
-    return TimeoutError(f"{came} bytes came, and no end of the answer")
+    return TimeoutError(f"{came} bytes arrived, but the answer did not end")
 
 
 def _whole(answer: HTTPResponse) -> bytes:
-    """Read an answer; a promised length allocates nothing."""
+    """Read an answer. Memory grows with the bytes read, not with the announced length."""
     data = bytearray()
     while piece := answer.read1(_PIECE_BYTES):
         data += piece
@@ -302,12 +303,12 @@ def _whole(answer: HTTPResponse) -> bytes:
 def _loaded(answer: bytes) -> Any:
     values = sum(map(answer.count, _BEFORE_VALUES))
     if values > _ANSWER_VALUES_MAX:
-        raise OSError(f"{values} values came in one answer, and at most {_ANSWER_VALUES_MAX} are taken")
+        raise OSError(f"an answer has {values} values, and at most {_ANSWER_VALUES_MAX} are accepted")
     return json.loads(answer)
 
 
 def _host_of(url: str) -> str:
-    """Scheme, host and port of a URL, and nothing else of it."""
+    """Return only the scheme, host and port of a URL."""
     try:
         parts = urlsplit(url)
     except ValueError:

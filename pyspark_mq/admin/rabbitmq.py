@@ -17,7 +17,7 @@ _MS = 1000
 def ask_server(management: Management) -> str:
     overview = management.get("overview")
     if overview is None or "rabbitmq_version" not in overview:
-        raise management.refused("there is no API of a broker")
+        raise management.refused("there is no RabbitMQ API here")
     return f"RabbitMQ/{overview['rabbitmq_version']}"
 
 
@@ -34,7 +34,7 @@ def ask_queue(management: Management, queue: str) -> QueueFacts:
     key = arguments.get("x-dead-letter-routing-key", policy.get("dead-letter-routing-key"))
     details = queue_object.get("consumer_details")
     consumers = [one for one in details if isinstance(one, Mapping)] if isinstance(details, list) else []
-    # From 4.3 on each has the one that holds for it, whoever has set it.
+    # From 4.3 on each consumer reports the timeout that applies to it, wherever it was set.
     timeouts_ms = [int(one["consumer_timeout"]) for one in consumers if isinstance(one.get("consumer_timeout"), int)]
     if facts.consumer_timeout_s is None and timeouts_ms:
         facts = replace(facts, consumer_timeout_s=min(timeouts_ms) / _MS)
@@ -53,23 +53,23 @@ def ask_depth(management: Management, queue: str) -> int | None:
 
 
 def _policy(management: Management, host: str, queue: str, kind: str) -> dict[str, Any]:
-    """The arguments that policies set for a queue, taken from their list.
+    """Return the arguments that policies set for a queue, from the list of policies.
 
-    The queue itself reports it too, but with its statistics: a policy was not there 20 s after it was set (4.3).
+    The queue reports its policy only with its statistics: a policy was still missing 20 s after it was set (4.3).
     """
     given = policy_of(management.get_all("policies", host), queue, kind)
     return merged_policy(given, policy_of(management.get_all("operator-policies", host), queue, kind))
 
 
 def _arrives(management: Management, host: str, exchange: object, key: object) -> bool | None:
-    """Return whether a queue gets what is published there; None if unknown."""
+    """Whether messages published to this exchange and key reach a queue; None if unknown."""
     if not exchange:
         return None if not key else management.get("queues", host, str(key)) is not None
     return bool(management.get_all("exchanges", host, str(exchange), "bindings", "source"))
 
 
 def _object(value: object) -> Mapping[str, Any]:
-    """The value, or an empty one where it is no object."""
+    """Return the value, or an empty object if it is not an object."""
     return value if isinstance(value, Mapping) else {}
 
 

@@ -11,11 +11,11 @@ from pyspark_mq.brokers.rabbitmq import RABBITMQ
 
 __all__ = ["BROKERS", "Broker", "broker_of"]
 
-#: Every broker this version reads from, by the value of the option `broker`.
+#: Every broker that this version reads from, by the value of option `broker`.
 BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (RABBITMQ, ACTIVEMQ, ARTEMIS)}
 
 
 def broker_of(product: str) -> Broker | None:
-    """The broker that calls itself so, `name` or `name/version ...`; None if it is none of these."""
+    """Return the broker with this product name, `name` or `name/version ...`; None if it is not known."""
     name = product.partition("/")[0]
     return next((broker for broker in BROKERS.values() if name in broker.products), None)

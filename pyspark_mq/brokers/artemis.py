@@ -1,4 +1,4 @@
-"""ActiveMQ Artemis: what is particular to it."""
+"""ActiveMQ Artemis: its particulars."""
 
 from __future__ import annotations
 
@@ -26,36 +26,35 @@ ARTEMIS = Broker(
     half_open_s={AMQP_1_0: 60.0},
     ids_by_protocol=True,
     delivery_limit_note=(
-        "a message that was delivered more often than `max-delivery-attempts` (10 by default) goes "
-        "to the dead-letter address"
+        "a message delivered more often than `max-delivery-attempts` (10 by default) goes to the dead-letter address"
     ),
     remedies={
-        "delivery-limit": "set `<max-delivery-attempts>` in the address-setting of the queue to -1, or ample",
-        "dead-letters": "set `<dead-letter-address>` in the address-setting of the queue to one that has a queue",
-        "redelivery-delay": "or set `<redelivery-delay>0</redelivery-delay>` in the address-setting of the queue",
-        "priorities": "have producers send with one priority",
-        "single-active-consumer": "make the queue without `exclusive`, or leave 'consumers' at 1",
-        "other-consumers": "give each reader a queue of its own",
-        "prefetch": "raise `max-consumers` of the queue: over STOMP a wider window is one more, over AMQP 1.0 "
-        "a confirmation",
-        "slow-consumers": "set `<slow-consumer-policy>` in the address-setting of the queue to NOTIFY",
-        "queue": "change it in broker.xml, or by updateQueue() of the management",
+        "delivery-limit": "set `<max-delivery-attempts>` in the queue's address-setting to -1 or a high number",
+        "dead-letters": "set `<dead-letter-address>` in the queue's address-setting to one that has a queue",
+        "redelivery-delay": "or set `<redelivery-delay>0</redelivery-delay>` in the queue's address-setting",
+        "priorities": "have producers use one priority",
+        "single-active-consumer": "create the queue without `exclusive`, or leave 'consumers' at 1",
+        "other-consumers": "give each reader its own queue",
+        "prefetch": "raise the queue's `max-consumers`: over STOMP widening the window takes one more, over AMQP 1.0 "
+        "confirming acknowledgements does",
+        "slow-consumers": "set `<slow-consumer-policy>` in the queue's address-setting to NOTIFY",
+        "queue": "change it in broker.xml, or with the management's updateQueue()",
     },
     by_priority=True,
     flaws={
         STOMP: (
             (2, 56),
-            "2.40 hands some messages to nobody after a session was cut, until it is restarted; 2.56 does not",
+            "after a session is cut, 2.40 does not deliver some messages until it is restarted; 2.56 delivers them",
         )
     },
     browsable_over=frozenset({AMQP_1_0}),
     stomp=StompDialect(
         queue="{name}",
         topic="{name}",
-        # Before it is the number of the consumer, another one in each session.
+        # The part before it is the consumer's number, which differs in each session.
         id_separator=",",
-        # One by one, 5,000 take 280 ms and at once 40 ms. But there are messages that it cannot write as
-        # STOMP (a JMS StreamMessage), does not send, and would have acknowledged with the others.
+        # 5,000 take 280 ms one by one, and 40 ms at once. But messages that it cannot encode as STOMP (a JMS
+        # StreamMessage) are not sent, and would be acknowledged with the others.
         cumulative=False,
         window_header="consumer-window-size",
         window_bytes=256,
@@ -70,7 +69,7 @@ ARTEMIS = Broker(
         # The message's properties come after the other headers and before this one (2.40, 2.56).
         last_header="ack",
         management="activemq.management",
-        # What comes over STOMP keeps the number as a property, what comes over AMQP 1.0 has a header (2.56).
+        # Messages published over STOMP keep the number in a property, those over AMQP 1.0 in a header (2.56).
         group_id=("_AMQ_GROUP_ID",),
         group_sequence=("_AMQ_GROUP_SEQUENCE", "JMSXGroupSeq"),
     ),
@@ -78,11 +77,11 @@ ARTEMIS = Broker(
         queue="{name}",
         topic="{name}",
         capabilities=("queue", "topic"),
-        # An acceptance without settlement is taken and never answered (2.56).
+        # An acceptance without settlement is processed but never answered (2.56).
         confirms=False,
         settles_apart=True,
         counts_acquirers=False,
-        # The UUID of the node, kept in its journal.
+        # The node's UUID, which its journal keeps.
         names_itself=True,
         management="activemq.management",
     ),

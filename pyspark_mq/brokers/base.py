@@ -1,7 +1,7 @@
 """Differences between brokers, as data.
 
-Outside this folder a broker is known by its name in ``admin/``, which asks each at its management, in the protocol
-modules of ``sources/`` that ask one at its own address, and in those of ``sink/``. The rest of the package reads a
+Outside this folder only three places name a broker: ``admin/``, which asks each broker's management, the protocol
+modules of ``sources/`` that ask a broker at its own address, and those of ``sink/``. The rest of the package reads a
 :class:`Broker`.
 """
 
@@ -23,8 +23,8 @@ AMQP_1_0 = "amqp-1.0"
 STOMP = "stomp"
 
 
-#: Headers that RabbitMQ sets or changes from delivery to delivery, and the beginnings of those of dead letters.
-#: They are no part of the content of a message.
+#: Headers that RabbitMQ sets or changes from delivery to delivery, and prefixes of those of dead letters.
+#: They are not part of a message's content.
 PASSING_HEADERS = frozenset({"x-delivery-count", "x-acquired-count", "x-opt-rabbitmq-sent-time", "x-death"})
 PASSING_PREFIXES = ("x-first-death-", "x-last-death-")
 
@@ -37,37 +37,37 @@ class StompDialect:
 
     Attributes:
         queue, topic: destination headers.
-        id_header: the header that names a message, and keeps its value over redeliveries.
+        id_header: the header that names a message, and keeps its value across redeliveries.
         id_separator: the message's name follows it in that header; empty if the whole header is the name.
-        cumulative: acknowledge with mode `client`, where one frame covers everything before it;
+        cumulative: acknowledge with mode `client`, in which one frame covers all earlier messages;
             otherwise message by message with `client-individual`.
-        window_header: header of SUBSCRIBE with how much may be unacknowledged.
-        window_bytes: bytes to ask for in place of one message, until the real size is known, if that
-            header counts bytes; 0 if it counts messages.
+        window_header: header of SUBSCRIBE that limits unacknowledged messages or bytes.
+        window_bytes: bytes to ask for per message, until the real size is known, if that header counts
+            bytes; 0 if it counts messages.
         queue_headers, topic_headers, durable_headers: further headers of SUBSCRIBE.
         client_id: name of the connection that a durable subscription needs; empty for none.
-        shared: may a durable subscription have several consumers?
-        reject_headers: further headers of NACK, for it to refuse a message for good.
-        slash: how a '/' in a name is written in destinations; empty for as it is.
-        stalls: does a queue stop handing out messages when a page of them is unacknowledged, until
-            something wakes it?
+        shared: whether a durable subscription may have several consumers.
+        reject_headers: further headers of a NACK that refuses a message for good.
+        slash: how a '/' in a name is written in destinations; empty for unchanged.
+        stalls: whether a queue stops delivering when a page of messages is unacknowledged, until
+            something wakes it.
         timestamp_us: unit of the header `timestamp` in microseconds.
-        expires_header: moment of expiration in milliseconds since 1970, 0 for none; empty if there
-            is only a time to live.
-        count_header: number of deliveries before this one; empty if unknown.
+        expires_header: header with the time of expiration in milliseconds since 1970, 0 for none; empty if
+            there is only a time to live.
+        count_header: header with the number of deliveries before this one; empty if unknown.
         internal_headers, internal_prefixes: headers of MESSAGE beyond the specification's that no
-            application has set, in full and by how they begin.
-        own_id: what is in the IDs the broker gives, if the header may have another one: a producer's, or a property of
-            that name, which replaces the broker's; None if it has no other.
-        foreign_prefix: how headers begin that messages have which came over another protocol. With an ID of their
-            producer's these cannot be settled; empty if all can.
-        management: address that answers questions for a queue; empty if there is none, or none that can be asked
+            application has set, by name and by prefix.
+        own_id: pattern of the IDs that the broker creates, if the header may have another one: a producer's, or a
+            property of that name, which replaces the broker's; None if it never has.
+        foreign_prefix: prefix of the headers of messages that arrived over another protocol. Such messages cannot be
+            settled if they have their producer's ID; empty if all can.
+        management: address that answers questions about a queue; empty if there is none, or none that can be asked
             without leaving something behind.
-        last_header: a header of which the broker's own entry is the last, if an application has set one of that
-            name; of all others it is the first.
-        user_id, app_id, content_encoding, group_id, group_sequence: headers that have these, each the first that is
-            there; none where the broker does not send it.
-        routed: does `destination` of MESSAGE say to which exchange, and with which routing key, it was published?
+        last_header: the header in which the broker's entry is the last, if an application has set one of the same
+            name; in all others it is the first.
+        user_id, app_id, content_encoding, group_id, group_sequence: headers that may have these values; the first
+            present one counts. Empty if the broker does not send it.
+        routed: whether `destination` of MESSAGE names the exchange and routing key it was published with.
     """
 
     queue: str
@@ -109,20 +109,20 @@ class Amqp10Dialect:
     Attributes:
         queue: source address of a queue, with `{name}` for the name.
         topic: the same for a topic.
-        capabilities: for a queue and for a topic, what the source asks for (extension
-            capabilities of a terminus).
-        confirms: does it settle what we accepted, once it has taken that (AMQP 1.0, 2.6.12)?
-        counts_acquirers: does the header `first-acquirer` show a redelivery? Its default is false.
-        names_itself: is its container ID a name that it keeps over restarts?
-        credit_max: most credit to give at a time; more is given when that is used up. 0 for no limit.
-        slash: how a '/' in a name is written in addresses; empty for as it is.
-        queue_since: from which major version on the address of a queue is another one, with its name
-            percent-encoded for `{name}`; empty if in none.
-        virtual_host: what `open.hostname` carries, with `{name}` for the virtual host; empty if the
+        capabilities: extension capabilities that the source asks of a terminus, for a queue and for
+            a topic.
+        confirms: whether it settles deliveries that we accepted, after it has processed that (AMQP 1.0, 2.6.12).
+        counts_acquirers: whether the header `first-acquirer` shows a redelivery. Its default is false.
+        names_itself: whether its container ID is a name that it keeps across restarts.
+        credit_max: most credit to grant at a time; more is granted when that is used up. 0 for no limit.
+        slash: how a '/' in a name is written in addresses; empty for unchanged.
+        queue_since: the major version from which a queue has another address, and that address, with
+            the percent-encoded name for `{name}`; None if there is no such version.
+        virtual_host: content of `open.hostname`, with `{name}` for the virtual host; empty if the
             broker has none.
-        management_since: from which major version on it answers questions for a queue; None if it does not.
-        management: address that answers such questions to those who may ask; empty if there is none.
-        settles_apart: may a delivery be settled after its acceptance was sent?
+        management_since: the major version from which it answers questions about a queue; None if it does not.
+        management: address that answers such questions, to users who may ask; empty if there is none.
+        settles_apart: whether a delivery may be settled after its acceptance was sent.
     """
 
     queue: str
@@ -140,13 +140,13 @@ class Amqp10Dialect:
     settles_apart: bool = False
 
     def queue_address(self, name: str, version: str) -> str:
-        """Return a queue's address in this version of the broker; an unknown version counts as an early one."""
+        """Return a queue's address in this version of the broker; an unknown version counts as an old one."""
         if self.queue_since is not None and _major(version) >= self.queue_since[0]:
             return self.queue_since[1].format(name=quote(name, safe=""))
         return self.queue.format(name=self._written(name))
 
     def answers(self, version: str) -> bool:
-        """Return whether this version has management queries for a queue; an unknown one counts as an early one."""
+        """Whether this version answers questions about a queue; an unknown version counts as an old one."""
         return self.management_since is not None and _major(version) >= self.management_since
 
     def topic_address(self, name: str) -> str:
@@ -158,12 +158,12 @@ class Amqp10Dialect:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """List of a broker's queues over HTTP: an API of its own, or Jolokia, an agent for JMX.
+    """How to list a broker's queues over HTTP: through its own API, or Jolokia, an agent for JMX.
 
     Attributes:
-        url: value of the option `managementUrl` where everything is on its default port.
-        path: of the API, after that URL, with `{host}` for the virtual host and `{page}`; empty where it is Jolokia.
-        mbeans: pattern of the MBeans of which each is a queue; empty where it is an API.
+        url: value of the option `managementUrl` with default ports.
+        path: path of the API below that URL, with `{host}` for the virtual host and `{page}`; empty with Jolokia.
+        mbeans: pattern that matches one MBean for each queue; empty with an API.
     """
 
     url: str
@@ -172,7 +172,7 @@ class Listing:
 
 
 def by_scheme(*amqp: str) -> Mapping[str, tuple[str, ...]]:
-    """URL scheme -> protocols: these over the schemes of AMQP, STOMP over its own."""
+    """Map URL schemes to protocols: these for AMQP's schemes, STOMP for its own."""
     return MappingProxyType({"amqp": amqp, "amqps": amqp, "stomp": (STOMP,), "stomp+ssl": (STOMP,)})
 
 
@@ -187,40 +187,40 @@ class Broker:
 
     Attributes:
         name: value of the option `broker`.
-        products: what it calls itself to clients, without its version.
-        protocols: URL scheme -> the protocols that may be spoken over it, the default first.
+        products: its names for itself towards clients, without its version.
+        protocols: URL scheme -> protocols that can be spoken over it, the default first.
         epoch_messages: default of `maxMessagesPerTrigger`.
-        prefetch_max: protocol -> most unacknowledged messages one connection can be handed.
-        selectors: can it filter by JMS selector?
-        virtual_hosts: does the path of a URL name one? Over STOMP the header `host` does then.
+        prefetch_max: protocol -> most unacknowledged messages on one connection.
+        selectors: whether it can filter by JMS selector.
+        virtual_hosts: whether the path of a URL names a virtual host. Over STOMP the header `host` then does.
         durable_topics: protocols over which a topic has durable subscriptions.
-        shared_topics: those over which several sessions can take turns with one.
-        counts_session_ends: does the end of a session count as a delivery of every message it received?
-        half_open_s: protocol -> how long the broker may keep the messages of a connection that has
-            died without it noticing, where it decides that alone.
-        ids_by_protocol: does a message's ID differ between protocols?
-        stranded_s: the longest it may keep messages handed out through a node that the cluster has lost.
-        stranded_note: what an operator does about it; shown with data-loss errors.
-        delivery_limit_note: what an operator has to know about messages that are handed out
-            again and again; shown with data-loss errors.
+        shared_topics: protocols over which several sessions can share one.
+        counts_session_ends: whether the end of a session counts as a delivery of every message it received.
+        half_open_s: protocol -> how long the broker may keep the messages of a connection whose death
+            it has not noticed, if the client cannot influence that.
+        ids_by_protocol: whether a message's ID differs between protocols.
+        stranded_s: longest time that it may keep messages delivered through a node that the cluster has lost.
+        stranded_note: what an operator can do about it; shown with data-loss errors.
+        delivery_limit_note: what an operator has to know about messages that are redelivered again and
+            again; shown with data-loss errors.
         node_lost_s: how long a cluster considers a dead node, and its clients, alive.
-        unavailable_reasons: what it says, except "not found", of a queue that nobody can use now, as the node that has
-            it is not there.
+        unavailable_reasons: its reasons, other than "not found", for a queue that is temporarily unavailable, as the
+            queue's node is down.
         listing: how it lists the names of its queues.
-        remedies: a setting that breaks late acknowledgement -> what an operator does about it. Others
-            do not apply to this broker. Names: :mod:`pyspark_mq.admin.checks`.
-        replaced_prefetch: one that the broker takes for its own default and replaces by what a policy says; None if
-            it takes all as they are.
-        delays_session_returns: does a redelivery delay apply whenever the end of a session returns messages?
-        by_priority: are messages of any queue handed out by their priority?
-        flaws: protocol -> first version, major and minor, without a flaw that bites who acknowledges late, and what
-            that is.
-        proves_new: a delivery that is not flagged as redelivered, of a message that was never dead-lettered, is the
-            first of its message.
+        remedies: a setting that breaks late acknowledgement -> what an operator can do about it. Missing
+            settings do not apply to this broker. Names: :mod:`pyspark_mq.admin.checks`.
+        replaced_prefetch: a prefetch that the broker mistakes for its default and replaces by a policy's; None if it
+            never does.
+        delays_session_returns: whether a redelivery delay applies whenever the end of a session returns messages.
+        by_priority: whether messages of any queue are delivered by priority.
+        flaws: protocol -> first version, major and minor, without a flaw that affects consumers that acknowledge
+            late, and a description of the flaw.
+        proves_new: whether a delivery without the redelivered flag is always a message's first, unless the message
+            was dead-lettered.
         browsable_over: protocols over which a queue can be browsed.
         special_characters: characters that make a name several destinations, or add parameters.
-        header_properties: properties that it takes for headers -> why a write has none of that name.
-        stomp, amqp10: how it speaks a protocol where the specification leaves it to the broker;
+        header_properties: properties that it takes for headers -> why a write cannot set one of that name.
+        stomp, amqp10: how it speaks a protocol wherever the specification leaves that to the broker;
             None if it does not speak it.
     """
 
@@ -255,5 +255,5 @@ class Broker:
     stranded_note: str = ""
 
     def will_be_back(self, reason: str) -> bool:
-        """Return whether a queue refused for this reason is only temporarily unavailable."""
+        """Whether a queue refused for this reason is only temporarily unavailable."""
         return any(words in reason for words in self.unavailable_reasons)

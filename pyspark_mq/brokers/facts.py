@@ -1,7 +1,7 @@
-"""Facts of a queue, and how the answers of brokers are read for them. Pure: no I/O, no clock.
+"""Facts of a queue, read from the answers of brokers. Pure: no I/O, no clock.
 
-A fact is None where unknown: not reported over this connection or to this user. What a broker is known not to have
-is a value, as 0 seconds or infinitely many. Answers come as decoded JSON, or as the same values over AMQP 1.0.
+An unknown fact is None: it is not reported over this connection or to this user. If a broker is known not to have a
+feature, the fact is a value, such as 0 seconds or infinity. Answers are decoded JSON, or the same values over AMQP 1.0.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ __all__ = [
 ]  # fmt: skip
 
 _MS = 1000
-#: Of quorum queues that say nothing else, from RabbitMQ 4.0 on.
+#: Default for quorum queues, from RabbitMQ 4.0 on.
 _DELIVERY_LIMIT = 20
 _DELIVERY_LIMIT_SINCE = (4, 0)
-#: From here on only quorum queues have a consumer timeout.
+#: From this version on only quorum queues have a consumer timeout.
 _TIMEOUT_OF_QUORUM_ONLY_SINCE = (4, 3)
-#: Outcomes of a session that a delayed retry holds back: it counts the end of one as a failure.
+#: Values of `delayed-retry-type` that delay the messages of an ended session: its end counts as a failure.
 _DELAYED = frozenset({"all", "failed"})
-#: Of Artemis where its settings for an address say nothing else (its manual, "Address Settings").
+#: Artemis's defaults for an address (its manual, "Address Settings").
 _DELIVERY_ATTEMPTS = 10
 _DELAY_FACTOR = 10
-_PAUSED = "it is paused, and hands nothing out"
+_PAUSED = "it is paused, and delivers nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFacts:
-    """Facts of a queue; None for those that are not known.
+    """Facts of a queue; None for unknown ones.
 
     Attributes:
-        kind: RabbitMQ's type of the queue: classic, quorum, stream.
-        ready: messages waiting.
-        other_consumers: consumers other than the one that asks.
-        consumer_names: who they are, as far as the broker reports them.
-        delivery_limit: deliveries after which a message is put aside; infinite for no limit.
-        dead_letters_to: where it goes then; empty if it is dropped.
-        dead_letters_arrive: is there a queue that keeps it?
-        redelivery_delay_s: the longest that the queue holds back what comes again, seconds.
-        consumer_timeout_s: for how long a message may be unacknowledged, seconds; infinite for no limit.
-        priorities: does it hand messages out by priority?
-        single_active: does one consumer get all messages, and the others wait?
-        consumers_max: consumers it may have; infinite for no limit.
-        page_size: messages that are handed out before a queue of ActiveMQ Classic waits to be woken.
-        write_timeout_s: for how long a connector may wait for a client that takes nothing, seconds; infinite for no
+        kind: RabbitMQ's queue type: classic, quorum, stream.
+        ready: number of messages waiting.
+        other_consumers: number of consumers other than the one that asks.
+        consumer_names: descriptions of these consumers, if the broker reports them.
+        delivery_limit: deliveries after which a message is dropped or dead-lettered; infinite for no limit.
+        dead_letters_to: where dead letters go; empty if they are dropped.
+        dead_letters_arrive: whether a queue keeps them.
+        redelivery_delay_s: longest time that the queue delays a redelivery, seconds.
+        consumer_timeout_s: how long a message may be unacknowledged, seconds; infinite for no limit.
+        priorities: whether it delivers messages by priority.
+        single_active: whether one consumer gets all messages while the others wait.
+        consumers_max: most consumers it may have; infinite for no limit.
+        page_size: messages that a queue of ActiveMQ Classic delivers before it waits to be woken.
+        write_timeout_s: how long a connector may wait for a client that does not read, seconds; infinite for no
             limit.
-        slow_consumers: what happens to those who acknowledge slowly; empty for nothing.
-        hazards: settings of the queue by which messages go away or wait, each in words.
-        faults: those with which no query can read it.
+        slow_consumers: what happens to consumers that acknowledge slowly; empty for nothing.
+        hazards: descriptions of settings of the queue that make messages disappear or wait.
+        faults: descriptions of settings with which no query can read it.
     """
 
     kind: str | None = None
@@ -86,7 +86,7 @@ NOTHING_KNOWN = QueueFacts()
 
 
 def version_of(server: str) -> tuple[int, int]:
-    """Major and minor version in `product/version`; zeros if it cannot be read."""
+    """Return the major and minor version in `product/version`; zeros if it cannot be parsed."""
     numbers = [int(part) for part in server.rpartition("/")[2].split(".")[:2] if part.isdecimal()]
     return (numbers[0], numbers[1]) if len(numbers) == 2 else (0, 0)
 
@@ -97,15 +97,16 @@ def version_of(server: str) -> tuple[int, int]:
 def of_rabbitmq(
     reported: Mapping[str, Any], version: tuple[int, int], policy: Mapping[str, Any] | None = None
 ) -> QueueFacts:
-    """A queue by its properties and arguments, and by the policies that apply to it.
+    """Return the facts of a queue from its properties, its arguments, and the policies that apply to it.
 
     Args:
-        reported: of the HTTP API or of the management over AMQP 1.0, which name them alike.
+        reported: the queue as the HTTP API or the management over AMQP 1.0 reports it; both use the same names.
         version: major and minor.
-        policy: definition of the policy with that of the operator policy; None if it is not known. What a policy may
-            set is not known then, unless the arguments do.
+        policy: merged definition of the policy and the operator policy; None if unknown. Facts that a policy may
+            set are then unknown, unless an argument sets them.
 
-    Where both set a number, the lower one holds (RabbitMQ's documentation, "Policies"); of names, the argument's.
+    If an argument and a policy both set a number, the lower one applies (RabbitMQ's documentation, "Policies"); if both
+    set a name, the argument's.
     """
     given = reported.get("arguments")
     arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
@@ -172,7 +173,7 @@ def _delay_s(setting: _Setting) -> float | None:
         return None
     if kind not in _DELAYED:
         return 0.0
-    # It is the shortest times the number of deliveries, and at most the longest.
+    # The delay is the minimum times the number of deliveries, up to the maximum.
     longest = setting.number("delayed-retry-max")
     if not longest:
         limit = setting.number("delivery-limit") or _DELIVERY_LIMIT
@@ -185,33 +186,35 @@ def _rabbitmq_hazards(reported: Mapping[str, Any], setting: _Setting) -> tuple[s
     size, unused_ms = setting.number("max-length-bytes"), setting.number("expires")
     hazards = []
     if ttl_ms is not None and ttl_ms >= 0:
-        hazards.append(f"messages expire after {ttl_ms / _MS:g} s (message-ttl), also planned ones that nobody holds")
+        hazards.append(
+            f"messages expire after {ttl_ms / _MS:g} s (message-ttl), even planned ones that no consumer holds"
+        )
     if (length is not None or size is not None) and not (setting.text("overflow") or "").startswith("reject"):
         what = f"{length} messages" if length is not None else f"{size} bytes"
         hazards.append(f"beyond {what} the oldest are dropped (max-length, overflow drop-head)")
     if unused_ms is not None and unused_ms >= 0:
-        hazards.append(f"it is deleted when nobody uses it for {unused_ms / _MS:g} s (expires)")
+        hazards.append(f"it is deleted when unused for {unused_ms / _MS:g} s (expires)")
     if reported.get("auto_delete"):
         hazards.append("it is deleted with its messages when its last consumer is gone (auto-delete)")
     if reported.get("durable") is False:
-        hazards.append("it is gone when the broker restarts (not durable)")
+        hazards.append("it does not survive a broker restart (not durable)")
     return tuple(hazards)
 
 
 def _rabbitmq_faults(reported: Mapping[str, Any], kind: str | None) -> tuple[str, ...]:
     faults = []
     if kind == "stream":
-        faults.append("it is a stream, which keeps what is acknowledged")
+        faults.append("it is a stream, which keeps acknowledged messages")
     if reported.get("exclusive"):
-        faults.append("it is exclusive: only the connection that has declared it may read it")
+        faults.append("it is exclusive: only the connection that declared it may read it")
     return tuple(faults)
 
 
 def policy_of(policies: Iterable[Mapping[str, Any]], queue: str, kind: str) -> dict[str, Any]:
-    """Definition of the policy that applies to a queue of a kind: of those that match, the one of the highest priority.
+    """Return the definition of the policy that applies to a queue: the matching one with the highest priority.
 
     Args:
-        policies: of its virtual host, as RabbitMQ's API lists them, with patterns that are looked for in the name.
+        policies: those of its virtual host, as listed by RabbitMQ's API. A pattern matches anywhere in the name.
     """
     applies = {"all", "queues", f"{kind}_queues", "streams" if kind == "stream" else ""}
     matching = [
@@ -225,12 +228,12 @@ def policy_of(policies: Iterable[Mapping[str, Any]], queue: str, kind: str) -> d
 def _found_in(pattern: str, queue: str) -> bool:
     try:
         return re.search(pattern, queue) is not None
-    except (re.error, ValueError, OverflowError, RecursionError):  # one of Perl's that Python does not know
+    except (re.error, ValueError, OverflowError, RecursionError):  # Perl's syntax, which Python does not know
         return False
 
 
 def merged_policy(given: Mapping[str, Any], operator: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the operator's policy: of numbers in both the lower one holds."""
+    """Merge a policy with the operator policy. If both set a number, the lower one applies."""
     merged = {**operator, **given}
     for name, value in operator.items():
         limit = _lower(value, given.get(name))
@@ -240,7 +243,7 @@ def merged_policy(given: Mapping[str, Any], operator: Mapping[str, Any]) -> dict
 
 
 def _lower(*values: object) -> int | None:
-    """The lowest of the numbers among values, where those below 0 stand for no limit; None for no number."""
+    """Return the lowest number among the values; one below 0 stands for no limit. None without a number."""
     numbers = [number for value in values if (number := _number(value)) is not None]
     return min([number for number in numbers if number >= 0] or numbers, default=None)
 
@@ -249,12 +252,12 @@ def _lower(*values: object) -> int | None:
 
 
 def of_activemq(queue: Mapping[str, Any], connectors: Iterable[str], scheme: str, port: int) -> QueueFacts:
-    """A queue by its MBean, and the connectors of the broker.
+    """Return the facts of a queue from its MBean and the broker's connectors.
 
     Args:
-        queue: attributes of the MBean; empty if there is no queue yet.
+        queue: attributes of the MBean; empty if the queue does not exist yet.
         connectors: URIs.
-        scheme, port: where the query connects to. Behind a proxy no connector has that port, and all of the
+        scheme, port: those the query connects to. Behind a proxy no connector has that port, and all with the
             protocol count.
     """
     slow_consumers = None
@@ -299,9 +302,10 @@ def _timeout_s(connector: Any) -> float:
 
 
 def of_artemis(queue: Mapping[str, Any]) -> QueueFacts:
-    """A queue by the attributes of its MBean, or by the answer to `listQueues`; empty if there is no queue yet.
+    """Return the facts of a queue from its MBean's attributes, or from the answer to `listQueues`.
 
-    The latter has the same names in another case, and all values as text.
+    `queue` is empty if the queue does not exist yet. `listQueues` writes the names in another case, and all values as
+    text.
     """
     reported = {name[:1].lower() + name[1:]: value for name, value in queue.items()}
     if not reported:
@@ -320,16 +324,16 @@ def of_artemis(queue: Mapping[str, Any]) -> QueueFacts:
 
 
 def artemis_answer(body: bytes) -> Any:
-    """The answer in a management message of Artemis: JSON as a text in a list in JSON. None if it is something else."""
+    """Return the answer in an Artemis management message: JSON text in a JSON list. None if it is something else."""
     try:
         (reported,) = json.loads(body)
         return json.loads(reported)
-    except (ValueError, TypeError, RecursionError):  # refused in words, or another form
+    except (ValueError, TypeError, RecursionError):  # a refusal in words, or another format
         return None
 
 
 def of_artemis_settings(settings: Mapping[str, Any]) -> QueueFacts:
-    """The settings of an address, as `getAddressSettingsAsJSON` gives them: without those that nobody has set."""
+    """Return facts from an address's settings, as returned by `getAddressSettingsAsJSON`, which omits unset ones."""
     attempts = _number(settings.get("maxDeliveryAttempts"))
     target = str(settings.get("deadLetterAddress") or "")
     threshold = _number(settings.get("slowConsumerThreshold"))
@@ -339,7 +343,7 @@ def of_artemis_settings(settings: Mapping[str, Any]) -> QueueFacts:
         delivery_limit=_limit(_DELIVERY_ATTEMPTS if attempts is None else attempts),
         dead_letters_to=f"address '{target}'" if target else "",
         redelivery_delay_s=_artemis_delay_s(settings),
-        slow_consumers=f"who takes fewer than {threshold} messages a second is disconnected" if kills else "",
+        slow_consumers=f"a consumer of fewer than {threshold} messages a second is disconnected" if kills else "",
     )
 
 
@@ -347,7 +351,7 @@ def _artemis_delay_s(settings: Mapping[str, Any]) -> float:
     delay_ms, longest_ms = (_number(settings.get(name)) or 0 for name in ("redeliveryDelay", "maxRedeliveryDelay"))
     try:
         factor = float(settings.get("redeliveryMultiplier") or 1)
-    except (TypeError, ValueError):  # reported in another form
+    except (TypeError, ValueError):  # reported in another format
         factor = 1.0
     if delay_ms > 0 and factor > 1:
         delay_ms = longest_ms if longest_ms > 0 else delay_ms * _DELAY_FACTOR
@@ -363,13 +367,13 @@ def _artemis_hazards(reported: Mapping[str, Any]) -> tuple[str, ...]:
     if ring is not None and ring >= 0:
         hazards.append(f"beyond {ring} messages the oldest are dropped (ring-size)")
     if _flag(reported.get("lastValue")):
-        hazards.append("a newer message takes the place of an older one with the same key (last-value)")
+        hazards.append("a newer message replaces an older one with the same key (last-value)")
     if before > 1:
-        hazards.append(f"it hands nothing out before it has {before} consumers (consumers-before-dispatch)")
+        hazards.append(f"it delivers nothing until it has {before} consumers (consumers-before-dispatch)")
     if _flag(reported.get("autoDelete")):
-        hazards.append("it is deleted when it is empty and nobody uses it (auto-delete)")
+        hazards.append("it is deleted when it is empty and unused (auto-delete)")
     if _flag(reported.get("durable")) is False:
-        hazards.append("it is gone when the broker restarts (not durable)")
+        hazards.append("it does not survive a broker restart (not durable)")
     return tuple(hazards)
 
 
@@ -377,7 +381,7 @@ def _limit(number: int | None) -> float | None:
     return None if number is None else number if number > 0 else math.inf
 
 
-#: Of what brokers count with. Python refuses to convert thousands of digits.
+#: Most digits of a broker's number. Python refuses to convert thousands of digits.
 _DIGITS_MAX = 19
 
 

@@ -1,4 +1,4 @@
-"""Brokers that a cloud runs: what is known of one by its address alone. Pure."""
+"""Brokers run by a cloud provider, recognised by their address alone. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 
 __all__ = ["BALANCER_IDLE_S", "METRICS_S", "hosted_by"]
 
-#: Its load balancer drops a connection that is idle for this long (AWS, "Network Load Balancers").
+#: Amazon MQ's load balancer drops a connection that is idle for this long (AWS, "Network Load Balancers").
 BALANCER_IDLE_S = 350.0
-#: AWS asks for metrics of a queue to be read no more often (Amazon MQ, "RabbitMQ best practices").
+#: AWS asks clients not to read a queue's metrics more often than this (Amazon MQ, "RabbitMQ best practices").
 METRICS_S = 60.0
 
-#: `b-<id>.mq.<region>.on.aws`, and `….amazonaws.com` of brokers made earlier (Amazon MQ, "Brokers", endpoints).
+#: `b-<id>.mq.<region>.on.aws`, and `….amazonaws.com` of older brokers (Amazon MQ, "Brokers", endpoints).
 _AMAZON = re.compile(r"\.mq\.[a-z0-9-]+\.(?:on\.aws|amazonaws\.com(?:\.cn)?)\.?", re.IGNORECASE)
 
 
 def hosted_by(host: str) -> str:
-    """Return the provider that runs the broker at this host; empty if unknown."""
+    """Return the provider that runs the broker on this host; empty if unknown."""
     found = _AMAZON.search(host)
     return "Amazon MQ" if found is not None and found.end() == len(host) else ""

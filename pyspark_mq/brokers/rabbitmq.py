@@ -1,4 +1,4 @@
-"""RabbitMQ: what is particular to it."""
+"""RabbitMQ: its particulars."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RABBITMQ = Broker(
     name="rabbitmq",
     protocols=by_scheme(AMQP_0_9_1, AMQP_1_0),
     products=frozenset({"RabbitMQ"}),
-    # Without statistics, which cost the broker much more than the names.
+    # Without statistics, which cost the broker much more than names.
     listing=Listing(
         url="http://host:15672",
         path="/api/queues/{host}?page={page}&page_size={size}&columns=name,type,exclusive&disable_stats=true",
@@ -24,51 +24,50 @@ RABBITMQ = Broker(
     durable_topics=frozenset({AMQP_0_9_1, STOMP}),
     shared_topics=frozenset({AMQP_0_9_1, STOMP}),
     counts_session_ends=True,
-    # Never otherwise on 3.10 and 4.3, over all three protocols: cut, close, restart and kill of the broker, negative
-    # acknowledgement, leaders moved and killed. What was dead-lettered and returned has no flag.
+    # No counterexample on 3.10 and 4.3, over all three protocols: connections cut and closed, broker restarted and
+    # killed, negative acknowledgements, leaders moved and killed. Returned dead letters have no flag.
     proves_new=True,
-    # Over AMQP 1.0 twice its setting `heartbeat`, 60 s by default. And from 4.3 on a quorum queue keeps for
-    # `consumer-disconnected-timeout`, 60 s by default, what it had handed out through a node that is gone.
+    # Over AMQP 1.0 twice its setting `heartbeat`, 60 s by default. And from 4.3 on a quorum queue keeps messages
+    # delivered through a lost node for `consumer-disconnected-timeout`, 60 s by default.
     half_open_s={AMQP_0_9_1: 65.0, AMQP_1_0: 120.0, STOMP: 65.0},
-    # From 4.3 on a quorum queue that hears of the end of such a consumer twice forgets to wait for that timeout, and
+    # From 4.3 on a quorum queue that is told twice of such a consumer's end forgets to wait for that timeout, and
     # keeps its messages for `consumer_timeout`, 30 min by default (`rabbit_fifo:update_consumer_status/2`, 4.3.6).
     stranded_s=1_800.0 + 65.0,
     stranded_note=(
-        "from RabbitMQ 4.3 on a quorum queue may keep what it had handed out through a node that was lost until "
-        "another member leads it (restart the node of its leader) or `consumer_timeout` is over"
+        "from RabbitMQ 4.3 on a quorum queue may keep messages delivered through a lost node until another member "
+        "leads it (restart the node of its leader) or `consumer_timeout` is over"
     ),
     ids_by_protocol=False,
     delivery_limit_note=(
-        "a quorum queue drops or dead-letters a message that was handed out more often than its "
+        "a quorum queue drops or dead-letters a message that was delivered more often than its "
         "delivery limit (20 by default from RabbitMQ 4)"
     ),
     # Erlang's `net_ticktime`, 60 s by default, and a quarter of it.
     node_lost_s=75.0,
-    # Of a queue that is on one node, or while a node stops (`rabbit_amqqueue:absent`).
+    # For a queue on a single node, or while a node stops (`rabbit_amqqueue:absent`).
     unavailable_reasons=("is down or inaccessible", "is stopped by supervisor", "due to timeout"),
     delays_session_returns=True,
-    flaws={
-        AMQP_1_0: ((4, 0), "with the plugin of version 3 the client library keeps 2 kB for each epoch that is settled")
-    },
+    flaws={AMQP_1_0: ((4, 0), "with version 3's plugin the client library leaks 2 kB for each settled epoch")},
     remedies={
-        "consumer-timeout": "raise `consumer-timeout` in a policy of the queue, or `consumer_timeout` in "
+        "consumer-timeout": "raise `consumer-timeout` in a policy for the queue, or `consumer_timeout` in "
         "rabbitmq.conf (milliseconds), above the longest batch and trigger interval",
-        "delivery-limit": "set a policy with an ample `delivery-limit` (-1 for none from RabbitMQ 4.0 on); a lower "
-        "argument `x-delivery-limit` holds all the same, and takes a new queue",
+        "delivery-limit": "set a policy with a high `delivery-limit` (-1 for none from RabbitMQ 4.0 on); a lower "
+        "argument `x-delivery-limit` still applies, and needs a new queue",
         "dead-letters": "set a policy with `dead-letter-exchange`, and bind a queue to that exchange",
-        "redelivery-delay": "or take `delayed-retry-type` out of the policy or the arguments of the queue",
+        "redelivery-delay": "or remove `delayed-retry-type` from the queue's policy or arguments",
         "priorities": "read a queue without `x-max-priority`, or a quorum queue",
         "single-active-consumer": "declare the queue without `x-single-active-consumer`, or leave 'consumers' at 1",
-        "other-consumers": "give each reader a queue of its own",
-        "prefetch": "raise `consumer_max_per_channel` in rabbitmq.conf, or take it out: a wider window is one more",
-        "queue": "take it out of the policy, or declare the queue without it",
+        "other-consumers": "give each reader its own queue",
+        "prefetch": "raise `consumer_max_per_channel` in rabbitmq.conf, or remove it: widening the window takes one "
+        "more",
+        "queue": "remove it from the policy, or declare the queue without it",
     },
     stomp=StompDialect(
         queue="/amq/queue/{name}",
         topic="/exchange/{name}/#",
-        # `message-id` and `ack` name the delivery, and the session it is of.
+        # `message-id` and `ack` name the delivery and its session.
         id_header="amqp-message-id",
-        # 10,000 at once in 4 ms, one by one in 160 ms, and only the former is durable on quorum queues.
+        # 10,000 take 4 ms at once and 160 ms one by one, and only the former is durable on quorum queues.
         cumulative=True,
         window_header="prefetch-count",
         durable_headers={
@@ -78,13 +77,13 @@ RABBITMQ = Broker(
             "exclusive": "false",
         },
         shared=True,
-        # Requeued otherwise (`stomp.default_nack_requeue`).
+        # Without it the message is requeued (`stomp.default_nack_requeue`).
         reject_headers={"requeue": "false"},
         slash="%2F",
         timestamp_us=1_000_000,
         count_header="x-delivery-count",
         internal_headers=frozenset({"amqp-message-id", "expiration", "persistent"}),
-        # Headers of the message come before its properties (3.10): a producer may set this one too.
+        # A message's headers come before its properties (3.10), and a producer may set this header too.
         last_header="amqp-message-id",
         user_id=("user-id",),
         app_id=("app-id",),
@@ -101,8 +100,8 @@ RABBITMQ = Broker(
         confirms=False,
         counts_acquirers=True,
         slash="%2F",
-        # Address format 2 (RabbitMQ's documentation, "AMQP 1.0", "Addresses"): the other one is deprecated in 4.0
-        # and refused by default in 4.3. It has none to read an exchange.
+        # Address format 2 (RabbitMQ's documentation, "AMQP 1.0", "Addresses"): format 1 is deprecated in 4.0 and
+        # refused by default in 4.3. Format 2 has no address to read an exchange.
         queue_since=(4, "/queues/{name}"),
         virtual_host="vhost:{name}",
         management_since=4,

@@ -1,9 +1,9 @@
-"""A checkpoint as Spark and this source have written it, read without either.
+"""Read a checkpoint written by Spark and this source, without running either.
 
-A checkpoint has a folder ``offsets`` with a file for each batch that was planned, and a folder ``commits`` with one for
-each that was committed (Spark: ``HDFSMetadataLog.scala``, ``OffsetSeqLog.scala``). A file of offsets has a line with
-its version, one with metadata, and one for each source of the query, ``-`` where it has none. What is not there or
-cannot be read or written is a CheckpointError.
+A checkpoint has a folder ``offsets`` with a file for each planned batch, and a folder ``commits`` with one for each
+committed batch (Spark: ``HDFSMetadataLog.scala``, ``OffsetSeqLog.scala``). A file of offsets has a line with its
+version, one with metadata, and one for each source of the query, ``-`` if it has none. A file that is missing, or
+cannot be read or written, raises a CheckpointError.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = [
     "place_of", "read_batch", "read_checkpoint", "rewrite",
 ]  # fmt: skip
 
-#: File with the ID of the query. Without it Spark refuses a checkpoint that has offsets.
+#: File with the query's ID. Without it Spark refuses a checkpoint that has offsets.
 METADATA = "metadata"
 _VERSION = "v1"
-#: How an offset of this source begins, in the order in which it is written.
+#: How an offset of this source begins, as its keys have a fixed order.
 _OURS = '{"v":'
 #: Version and metadata.
 _LINES_BEFORE = 2
@@ -40,16 +40,16 @@ _LINES_BEFORE = 2
 
 @dataclass(frozen=True, slots=True)
 class PlannedEpoch:
-    """One epoch of one source, as its offset has it.
+    """One epoch of one source, as described by its offset.
 
     Attributes:
-        source: its place in the query.
-        batch: Spark's number of the batch.
-        planned_at_s: when Spark wrote it, seconds since 1970; None if it does not say.
-        offset: as it stands there.
-        position: what it says.
-        files: of the journal.
-        size: of its text, in characters.
+        source: the source's place in the query.
+        batch: Spark's batch number.
+        planned_at_s: when Spark wrote it, seconds since 1970; None if the file does not say.
+        offset: the offset as written.
+        position: the decoded offset.
+        files: the files of the journal.
+        size: length of the offset's text, in characters.
     """
 
     source: int
@@ -62,7 +62,7 @@ class PlannedEpoch:
 
     @property
     def planned(self) -> Mapping[str, Sequence[Key]]:
-        """Name of a queue -> the IDs of the epoch, in order, without what it is run without."""
+        """Map the name of a queue to the epoch's IDs, in order, without abandoned messages."""
         return planned_in(self.files, self.position.file)
 
 
@@ -72,9 +72,9 @@ class Checkpoint:
 
     Attributes:
         place: the folder, without credentials.
-        committed: the newest batch that was committed; None if there is none.
-        epochs: of each source of this kind, by its place in the query: the newest batches, the last one first, up to
-            the last committed.
+        committed: the newest committed batch; None if there is none.
+        epochs: for each source of this kind, by its place in the query: its epochs, newest first, back to the last
+            committed batch.
     """
 
     place: str
@@ -82,24 +82,24 @@ class Checkpoint:
     epochs: Mapping[int, list[PlannedEpoch]]
 
     def open(self, source: int) -> PlannedEpoch | None:
-        """The epoch of a source that a restart would run again; None if all was committed.
+        """Return the epoch of a source that a restart would rerun; None if everything was committed.
 
-        A batch of a query with several sources repeats the offset of one that had nothing new.
+        In a query with several sources, a batch repeats the offset of a source that had nothing new.
         """
         newest, before = self.epochs[source][0], self.committed_of(source)
         return None if before is not None and before.offset == newest.offset else newest
 
     def committed_of(self, source: int) -> PlannedEpoch | None:
-        """The offset that a restart would go on from."""
+        """Return the epoch that a restart would resume from."""
         if self.committed is None:
             return None
         return next((one for one in self.epochs[source] if one.batch <= self.committed), None)
 
 
 def place_of(text: str, argument: str) -> str:
-    """A place that a user has given to a command; an OptionError if it cannot be opened.
+    """Normalize a place that a user passed to a command; raise an OptionError if it cannot be opened.
 
-    A path may be relative, and what is written down may not.
+    Users may pass a relative path; the result is absolute.
     """
     try:
         place = resolve(text)
@@ -109,17 +109,17 @@ def place_of(text: str, argument: str) -> str:
 
 
 def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
-    """Read what Spark would go on from.
+    """Read the part of a checkpoint that Spark would resume from.
 
     Args:
-        place: the `checkpointLocation`, as :func:`place_of` gives it.
-        id_log: where the ID log is, if it is in no folder of the checkpoint.
+        place: the `checkpointLocation`, as returned by :func:`place_of`.
+        id_log: where the ID log is, if it is outside the checkpoint.
     """
     shown, batches = shown_place(place), batches_in(place, "offsets")
     if not batches:
         raise CheckpointError(
-            f"{shown}: there is no checkpoint, or nothing was planned yet (no file in its folder 'offsets'). Give the "
-            "'checkpointLocation' of the query"
+            f"{shown}: there is no checkpoint, or nothing was planned yet (its folder 'offsets' has no file). Use the "
+            "query's 'checkpointLocation'"
         )
     committed = max(batches_in(place, "commits"), default=None)
     epochs: dict[int, list[PlannedEpoch]] = {}
@@ -130,15 +130,15 @@ def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
         if committed is not None and batch <= committed:
             break
     if not epochs:
-        raise CheckpointError(f"{shown}: no source of the query is of format 'mq'")
+        raise CheckpointError(f"{shown}: the query has no source of format 'mq'")
     return Checkpoint(shown, committed, epochs)
 
 
 def rewrite(place: str, planned: PlannedEpoch, offset: Mapping[str, Any]) -> None:
-    """Put another offset in the place of that of an epoch.
+    """Replace the offset of an epoch.
 
-    Hadoop keeps a checksum next to each file on a local disk, and refuses the file when it does not fit; without one it
-    reads the file (``ChecksumFileSystem.java``). So the checksum goes first.
+    Hadoop keeps a checksum next to each file on a local disk, and refuses a file that does not match; without a
+    checksum it reads the file (``ChecksumFileSystem.java``). So remove the checksum first.
     """
     batch = str(planned.batch)
     with failing_as(place, f"offsets/{batch} cannot be written"):
@@ -152,31 +152,31 @@ def rewrite(place: str, planned: PlannedEpoch, offset: Mapping[str, Any]) -> Non
 
 
 def names_in(place: str, log: str) -> set[str]:
-    """Names of the files of one of Spark's logs."""
+    """Return the names of the files in one of Spark's logs."""
     with failing_as(place, f"its folder '{log}' cannot be read"):
         return set(open_folder(place, log).names())
 
 
 def content_of(place: str, log: str, name: str) -> bytes:
-    """The content of one of them."""
+    """Return the content of a file in one of Spark's logs."""
     with failing_as(place, f"{log}/{name} cannot be read"):
         return open_folder(place, log).read(name)
 
 
 def batches_in(place: str, log: str) -> set[int]:
-    """The batches that have a file in this log."""
+    """Return the batches that have a file in this log."""
     return {batch for name in names_in(place, log) if (batch := batch_of(name)) is not None}
 
 
 def batch_of(name: str) -> int | None:
-    """Batch number in a log file's name, or None. A file sink puts some batches together, as ``19.compact``."""
+    """Return the batch number in a log file's name, or None. A file sink merges batches, as in ``19.compact``."""
     number, _, kind = name.partition(".")
     return int(number) if number.isascii() and number.isdecimal() and kind in {"", "compact"} else None
 
 
 @contextmanager
 def failing_as(place: str, what: str) -> Iterator[None]:
-    """Make whatever a store has against what is done here an error about the checkpoint, without credentials."""
+    """Turn any error of a store into an error about the checkpoint, without credentials."""
     try:
         yield
     except Exception as failed:
@@ -185,12 +185,12 @@ def failing_as(place: str, what: str) -> Iterator[None]:
 
 
 def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, PlannedEpoch | None]:
-    """A batch's epoch for each source of the query, by its place; None for a source of another kind."""
+    """Return a batch's epoch for each source of the query, by its place; None for a source of another kind."""
     content = content_of(place, "offsets", str(batch))
     with failing_as(place, f"offsets/{batch} cannot be read"):
         version, *rest = content.decode("utf-8").split("\n")
     if version.strip() != _VERSION:
-        text = f"offsets/{batch} is of version {version!r:.20}, and {_VERSION} is what can be read here"
+        text = f"offsets/{batch} has version {version!r:.20}, but this command reads only {_VERSION}"
         raise CheckpointError(f"{shown_place(place)}: {text}")
     if len(rest) < _LINES_BEFORE:
         raise _damaged(place, batch, "it ends before the first offset")
@@ -216,7 +216,7 @@ def _damaged(place: str, batch: int, how: str) -> CheckpointError:
 
 
 def _loaded(line: str) -> dict[str, Any]:
-    """The object of a line; empty if it is none."""
+    """Return the JSON object in a line; empty if it is not one."""
     try:
         value = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""``pyspark-mq inspect``: what a checkpoint says, and what a restart from it would do."""
+"""``pyspark-mq inspect``: show a checkpoint, and what a restart from it would do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["report", "written"]
 
 
 def report(checkpoint: Checkpoint, *, ids: bool) -> dict[str, Any]:
-    """Describe a checkpoint for machines, with `ids` also all message IDs, in their order."""
+    """Describe a checkpoint for machines; with `ids` include all message IDs, in order."""
     now_s = time.time()
     sources = []
     for place, epochs in sorted(checkpoint.epochs.items()):
@@ -54,7 +54,7 @@ def _epoch(planned_epoch: PlannedEpoch, now_s: float, *, ids: bool) -> dict[str,
 
 
 def written(described: dict[str, Any]) -> Iterator[str]:
-    """The report as lines for people."""
+    """Yield the report as lines for people."""
     yield f"checkpoint {described['checkpoint']}"
     batch = described["committedBatch"]
     yield f"newest committed batch: {'none' if batch is None else batch}"
@@ -78,7 +78,7 @@ def _epoch_lines(name: str, epoch: dict[str, Any]) -> Iterator[str]:
         f"offset of {epoch['offsetCharacters']:,} characters{file}"
     )
     described = ", ".join(f"{count:,} {kind}" for kind, count in epoch["remembered"].items())
-    yield f"    remembered besides: {described}"
+    yield f"    also remembered: {described}"
     if len(epoch["queues"]) > 1:
         for queue, counts in epoch["queues"].items():
             yield f"    {queue}: {counts['planned']:,} planned"
@@ -89,14 +89,14 @@ def _epoch_lines(name: str, epoch: dict[str, Any]) -> Iterator[str]:
 
 def _outlook(source: dict[str, Any]) -> str:
     if source["open"] is None:
-        return "a restart goes on with new messages, and drops redeliveries of the remembered ones"
+        return "a restart continues with new messages, and drops redeliveries of the remembered ones"
     count = source["open"]["planned"]
     if not count:
-        return "a restart runs the open epoch, which waits for no messages"
+        return "a restart runs the open epoch, which does not wait for messages"
     if source["open"]["released"]:
-        waits = f"a restart waits for these {count:,} planned messages for replayTimeout"
-        return f"{waits}, and runs the open epoch with those that are there: it was released"
-    waits = f"a restart waits until these {count:,} planned messages have come again, for replayTimeout"
+        waits = f"a restart waits up to replayTimeout for these {count:,} planned messages"
+        return f"{waits}, and runs the open epoch with those that return, as it was released"
+    waits = f"a restart waits up to replayTimeout until these {count:,} planned messages are redelivered"
     return f"{waits}, and runs the open epoch with them"
 
 

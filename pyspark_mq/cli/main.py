@@ -1,10 +1,9 @@
 """The command line.
 
-Plain text for people and JSON for machines, by the standard library alone: the command has to run wherever the source
-does, and a cluster's image has no use for more.
+Plain text for people and JSON for machines. Uses only the standard library: the command has to run wherever the source
+does, and a cluster's image should not need more.
 
-Exit codes: 0, it was done; 1, it could not be, for a reason that is said, or `doctor` found a problem; 2, the command
-was called wrongly.
+Exit codes: 0, success; 1, the command failed and said why, or `doctor` found a problem; 2, wrong usage.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments; options of the source may stand anywhere, which argparse does not support."""
+    """Parse the arguments. Options of the source may be anywhere among them, which argparse does not support."""
     parser = _parser()
     given, rest = parser.parse_known_args(arguments)
     if rest and (not hasattr(given, "options") or any(word.startswith("-") for word in rest)):
@@ -93,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     one.set_defaults(command=_peek)
 
     one = commands.add_parser(
-        "release", help="let the next start of a query go on without planned messages that do not return"
+        "release", help="let a query's next start continue without planned messages that do not return"
     )
     one.add_argument("checkpoint", help="the checkpointLocation; no query may run with it")
     _add_options(one)
@@ -105,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("checkpoint", help="the checkpointLocation; no query may run with it")
     one.add_argument(
         "--sink", metavar="FOLDER", required=True,
-        help="a file sink's folder: its files of a batch to rerun are removed; 'none' for other sinks",
+        help="a file sink's folder, from which the files of a batch to rerun are removed; 'none' for other sinks",
     )  # fmt: skip
     _add_id_log(one)
     one.add_argument("--yes", action="store_true", help="do not ask")
@@ -115,8 +114,8 @@ def _parser() -> argparse.ArgumentParser:
         "doctor", help="check this machine, the broker and the queue for a query that acknowledges late"
     )
     _add_options(one)
-    one.add_argument("-n", "--messages", type=_count_or_none, default=20, help="to look at, of each queue (20)")
-    one.add_argument("--write", action="store_true", help="options are of a write: check that the user may write there")
+    one.add_argument("-n", "--messages", type=_count_or_none, default=20, help="to look at, in each queue (20)")
+    one.add_argument("--write", action="store_true", help="options are for a write: check that the user may write")
     _add_sink(one)
     one.add_argument("--json", action="store_true", help="for machines")
     one.set_defaults(command=_doctor)
@@ -137,7 +136,7 @@ def _add_sink(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_id_log(parser: argparse.ArgumentParser) -> None:
-    text = "where the files of option 'idLog' are, if they were moved or its URI has credentials"
+    text = "where the files of option 'idLog' are, if they were moved or the option's URI has credentials"
     parser.add_argument("--id-log", metavar="FOLDER", help=text)
 
 
@@ -153,7 +152,7 @@ def _count_or_none(text: str) -> int:
 
 
 def _resolve_places(given: argparse.Namespace) -> None:
-    """Take places as Spark takes them: the folders of a command are those that a query was given."""
+    """Interpret places as Spark does, so that a command accepts the same folders as a query."""
     for name, argument in (("checkpoint", "CHECKPOINT"), ("sink", "--sink"), ("id_log", "--id-log")):
         text = getattr(given, name, None)
         if text is not None:
@@ -177,7 +176,7 @@ def _peek(given: argparse.Namespace) -> None:
         else:
             _say(*_lines(row))
     if not given.json:
-        _say(f"{len(rows)} message(s), given back")
+        _say(f"{len(rows)} message(s), returned")
 
 
 def _release(given: argparse.Namespace) -> None:
@@ -190,8 +189,8 @@ def _release(given: argparse.Namespace) -> None:
         _say(*describe(one, found))
         if one.position.released:
             continue
-        if given.yes or _agreed("Let the next start go on without what does not come back?"):
-            _say(f"released; what was there before is in {mark(given.checkpoint, one, found)} of the checkpoint")
+        if given.yes or _agreed("Let the next start continue without messages that do not return?"):
+            _say(f"released; the checkpoint's {mark(given.checkpoint, one, found)} records the previous state")
         else:
             _say("nothing was changed")
 
@@ -202,7 +201,7 @@ def _repair(given: argparse.Namespace) -> None:
     _say(*(map(str, found.damages) if found.damages else ["nothing to remove"]))
     if not found.damages or given.yes or _agreed("Remove these files?"):
         found.carry_out()
-        _say("the query may be started" if found.damages else "the query may be started as it is")
+        _say("you can start the query" if found.damages else "you can start the query as it is")
     else:
         _say("nothing was changed")
 
@@ -231,7 +230,7 @@ def _doctor(given: argparse.Namespace) -> int:
     for section in chain(sinks, looks):
         sections.append(section)
         if not given.json:
-            # Each as soon as it is known: a broker that does not answer takes `connectTimeout`.
+            # Print each section at once: a broker that does not answer takes `connectTimeout`.
             _say(*written_section(section))
     if given.json:
         _say_json(as_json(sections), indent=2)
@@ -241,7 +240,7 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 def _options_of_queues(given: argparse.Namespace) -> dict[str, str]:
-    """Options for a command that makes no sense for a stream, which can be reread and plans nothing."""
+    """Return the options for a command that is only for queues: a stream can be reread, and plans nothing."""
     options = _options(given)
     if is_stream(options):
         advice = 'read it with spark.read.format("mq"), as often as you like'
@@ -269,17 +268,17 @@ def _options(given: argparse.Namespace) -> dict[str, str]:
 
 
 def _say(*lines: str) -> None:
-    """Write lines for people. Producers and brokers have written parts of them."""
+    """Print lines for people. Parts of them come from producers and brokers."""
     print(*map(shown, lines), sep="\n", flush=True)
 
 
 def _say_json(value: object, indent: int | None = None) -> None:
-    """Write it for machines. JSON escapes every control character but one."""
+    """Print a value for machines. JSON escapes every control character but one."""
     print(json.dumps(value, indent=indent).replace("\x7f", "\\u007f"))
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with text for types that JSON lacks."""
+    """Return the row with text for types that JSON lacks."""
     try:
         body = row["body"].decode("utf-8")
     except UnicodeDecodeError:

@@ -1,9 +1,9 @@
-"""``pyspark-mq peek``: the next messages of a queue as rows, given back.
+"""``pyspark-mq peek``: show the next messages of a queue as rows, and return them to the queue.
 
-They are received like any others, and not acknowledged: the end of the connection gives them back, each where it was.
-On queues that count deliveries (quorum queues of RabbitMQ, Artemis) that is one more for each message that was handed
-out, and a message that has as many as its queue allows is dead-lettered or dropped. So no more are asked for than
-are shown. What does not let them be had is an MqError.
+They are received like any others but not acknowledged: when the connection ends, each returns to its old position. On
+queues that count deliveries (RabbitMQ's quorum queues, Artemis) this counts as one for each received message, and a
+message that exceeds its queue's limit is dead-lettered or dropped. So no more are requested than shown. Any failure
+is an MqError.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, 
     """Return the next messages of each queue, at most `maximum` each.
 
     Args:
-        settings: of the query that would read them.
-        maximum: rows of one queue.
-        patience_s: for how long none may come.
+        settings: those of the query that would read them.
+        maximum: most rows of one queue.
+        patience_s: longest wait for the next message.
 
     Returns:
         rows by column; bodies as bytes, timestamps in microseconds since 1970, `properties` as a mapping.
@@ -46,7 +46,7 @@ def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, 
 
 @contextmanager
 def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
-    """A session that receives this many messages of a queue, and returns them when it ends."""
+    """Open a session that receives this many messages of a queue, and returns them when it ends."""
     session = make_session(settings)
     try:
         open_first(session, settings)
@@ -60,13 +60,13 @@ def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
 
 
 def make_session(settings: Settings, *, browses: bool = False) -> Session:
-    """Make a session with the queue of a query."""
+    """Create a session with the queue of a query."""
     options = SessionOptions(settings.on_unreadable is not OnUnreadable.FAIL, browses)
     return session_class(settings.endpoint.protocol)(settings.endpoint, 1, ReceiveBuffer(), options)
 
 
 def open_first(session: Session, settings: Settings) -> Greeting:
-    """Open it at the first candidate that answers."""
+    """Open the session with the first candidate that answers."""
     unavailable: BrokerUnavailableError | None = None
     for url in settings.endpoint.urls:
         try:
@@ -79,16 +79,16 @@ def open_first(session: Session, settings: Settings) -> Greeting:
 
 
 def received(session: Session, maximum: int, patience_s: float) -> list[DeliveryBatch]:
-    """All of :func:`arrivals`."""
+    """Return all batches of :func:`arrivals`."""
     return [*arrivals(session, maximum, patience_s)]
 
 
 def arrivals(session: Session, maximum: int, patience_s: float) -> Iterator[DeliveryBatch]:
-    """Deliveries of a session that consumes as they come, at most so many, until none came for so long.
+    """Yield up to `maximum` deliveries of a consuming session as they arrive, until none arrives for `patience_s`.
 
     Raises:
         SessionLostError: the session has ended.
-        MessageError: a message cannot be decoded, and the session does not keep those.
+        MessageError: a message cannot be decoded, and the session does not keep such messages.
     """
     received_s = time.monotonic()
     while maximum and time.monotonic() - received_s < patience_s:
@@ -102,7 +102,7 @@ def arrivals(session: Session, maximum: int, patience_s: float) -> Iterator[Deli
 
 
 def rows_of(settings: Settings, batches: Iterable[DeliveryBatch]) -> list[dict[str, Any]]:
-    """Deliveries of one queue by column, as :func:`peek` returns them."""
+    """Return deliveries of one queue by column, as :func:`peek` does."""
     ids, rows = MessageIds.of(settings), list[dict[str, Any]]()
     for batch in batches:
         columns: Mapping[str, list[Any]] = {

@@ -1,8 +1,9 @@
 """``pyspark-mq release``: the way out of a replay that cannot complete.
 
-An epoch that was planned and not committed is run again with exactly its messages, and a query fails when they do not
-all come back. Here its offset is marked: the next start still waits for them for `replayTimeout`, and then goes on with
-what is there instead of failing. Of what is missing nothing was emitted: if it turns up later it counts as new.
+An epoch that was planned but not committed is rerun with exactly its messages, and the query fails if they do not all
+return. This command marks its offset: the next start still waits `replayTimeout` for them, and then, instead of
+failing, runs the epoch with those that returned. Missing messages were not emitted: if they turn up later they count
+as new.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from pyspark_mq.spark_source.offset import OffsetCodec, released
 
 __all__ = ["RECORDS", "QueueLook", "describe", "mark", "open_epochs", "seek"]
 
-#: Folder of the checkpoint in which it is written down what was released.
+#: Folder in the checkpoint with a record of each release.
 RECORDS = "mq-released"
-#: Missing IDs that are shown; all are in the record.
+#: Missing IDs shown; the record has all.
 _IDS_SHOWN = 10
-#: What a broker holds for one reader at most: AMQP 0-9-1 counts a prefetch in 16 bits (basic.qos).
+#: Most unacknowledged messages of one reader: AMQP 0-9-1 counts a prefetch in 16 bits (basic.qos).
 _LOOKED_AT_MAX = 65_535
 
 
@@ -37,9 +38,9 @@ class QueueLook:
     """The result of a look into one queue.
 
     Attributes:
-        planned: how many messages of it the epoch has.
-        missing: those that were not seen.
-        seen: messages examined.
+        planned: how many of its messages the epoch has.
+        missing: the IDs of those that were not seen.
+        seen: how many messages were examined.
     """
 
     planned: int
@@ -48,22 +49,22 @@ class QueueLook:
 
 
 def open_epochs(checkpoint: Checkpoint) -> list[PlannedEpoch]:
-    """The epochs of a checkpoint that wait for messages; a CheckpointError if there is none."""
+    """Return the epochs of a checkpoint that wait for messages; raise a CheckpointError if there is none."""
     newest = map(checkpoint.open, sorted(checkpoint.epochs))
     opened = [one for one in newest if one is not None and any(one.planned.values())]
     if not opened:
         raise CheckpointError(
-            f"{checkpoint.place}: nothing to release: no epoch waits for messages that were planned and not committed"
+            f"{checkpoint.place}: nothing to release: no epoch waits for messages that were planned but not committed"
         )
     return opened
 
 
 def seek(one: PlannedEpoch, settings: Settings, patience_s: float) -> dict[str, QueueLook]:
-    """Look for the messages of an epoch in their queues, and give back what is there.
+    """Look for the messages of an epoch in their queues, and return them to the queues.
 
     Args:
-        settings: of the query; a CheckpointError if it reads something else.
-        patience_s: for how long none may come.
+        settings: those of the query; raises a CheckpointError if it reads something else.
+        patience_s: longest wait for the next message.
     """
     replace(OffsetCodec.of(settings), log=one.files).decode(dict(one.offset))
     found, planned = {}, {name: keys for name, keys in one.planned.items() if keys}
@@ -74,7 +75,7 @@ def seek(one: PlannedEpoch, settings: Settings, patience_s: float) -> dict[str, 
 
 
 def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> QueueLook:
-    """Look until all are there. Of a message no more is kept than its ID."""
+    """Look until all are found. Only the ID of a message is kept in memory."""
     ids, seen = MessageIds.of(settings), 0
     missing_keys: dict[Key, list[Key]] = {}
     for key in keys:
@@ -98,14 +99,14 @@ def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> QueueLo
 
 
 def describe(one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> Iterator[str]:
-    """An epoch and what is missing of it, as lines for people; `found` is None if nobody has looked."""
+    """Yield lines for people about an epoch and its missing messages; `found` is None if no queue was examined."""
     count = sum(map(len, one.planned.values()))
     yield f"source {one.source}: {one.offset['source']}, broker {one.offset['broker']}"
-    yield f"  batch {one.batch}, epoch {one.position.epoch}: {count:,} messages were planned and not committed"
+    yield f"  batch {one.batch}, epoch {one.position.epoch}: {count:,} messages were planned but not committed"
     if one.position.released:
-        yield "  it is released already"
+        yield "  it is already released"
     if found is None:
-        yield "  which of them are missing is not known: give the options of the source to have the queue examined"
+        yield "  not known which of them are missing: add the source's options to have the queue examined"
         return
     for name, there in found.items():
         more = "; it has more" if there.missing and there.seen >= _LOOKED_AT_MAX else ""
@@ -120,16 +121,16 @@ def describe(one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> Iterat
 
 
 def mark(place: str, one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> str:
-    """Release an epoch, and write down what was there before.
+    """Release an epoch, and record its previous state.
 
-    No query may run with the checkpoint: it would not see the mark, or write over it.
+    No query may run with the checkpoint: it would not see the mark, or overwrite it.
 
     Args:
-        place: the `checkpointLocation`, as :func:`.place_of` gives it.
-        found: what is missing, None if nobody has looked.
+        place: the `checkpointLocation`, as returned by :func:`.place_of`.
+        found: the missing messages; None if no queue was examined.
 
     Returns:
-        the record, a path within the checkpoint.
+        the path of the record within the checkpoint.
     """
     at = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     record = {

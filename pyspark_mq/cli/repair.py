@@ -1,11 +1,11 @@
 """``pyspark-mq repair``: a checkpoint on the disk of a machine that has lost power.
 
-Spark makes its logs by create and rename and does not sync them (``CheckpointFileManager.scala``). So the newest files
-may be there and empty, and Spark refuses them; and a commit may be there of a batch that the sink has not. With option
-`settleAfter=synced` that can be so of the last batch alone, and nothing of it was acknowledged: everything before was
-on the disks before its rows left the source. Here that batch is taken back, and Spark runs it again from its offset.
+Spark writes its logs by create and rename and does not sync them (``CheckpointFileManager.scala``). So the newest files
+may exist but be empty, and Spark refuses them; or a batch may be committed that the sink lacks. With option
+`settleAfter=synced` only the last batch can be affected, and it was not acknowledged: everything older was on disk
+before the batch's rows left the source. This command undoes that batch, and Spark reruns it from its offset.
 
-Where more is missing the option was not set, or it is another folder, and nothing is removed.
+If more is missing, the option was not set or the folder is another one, and nothing is removed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["Damage", "Repair", "find_damage"]
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A file of a log that has to go.
+    """A file of a log that has to be removed.
 
     Attributes:
         place: the folder that has the log.
-        log: the log's folder; empty for a file of the folder itself.
-        name: of the file.
+        log: the log's folder; empty for a file in `place` itself.
+        name: the file's name.
         why: what is wrong with it, for people.
     """
 
@@ -54,9 +54,9 @@ class Repair:
     """Repair of one checkpoint.
 
     Attributes:
-        damages: files that have to go.
-        log: where it is noted what is on the disks.
-        epoch: the newest that is committed for certain then.
+        damages: files to remove.
+        log: the ID log, which has the note of the last epoch on disk.
+        epoch: the newest epoch that is certainly committed after the repair.
     """
 
     damages: list[Damage]
@@ -64,7 +64,7 @@ class Repair:
     epoch: int
 
     def carry_out(self) -> None:
-        """Remove the files and the checksums that Hadoop keeps next to them, and note that the rest is whole."""
+        """Remove the files and the checksums that Hadoop keeps next to them, and note that the rest is on disk."""
         for damage in self.damages:
             _remove(damage)
         os.sync()
@@ -72,49 +72,48 @@ class Repair:
 
 
 def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
-    """Find files left by a power loss that Spark must not go on from.
+    """Find files left by a power loss that Spark must not resume from.
 
     Args:
         sink: the folder of a file sink; None for another sink.
         id_log: the folder of the ID log.
 
     Raises:
-        CheckpointError: also if more is missing than the option leaves open.
+        CheckpointError: the checkpoint cannot be read, or more is missing than `settleAfter=synced` can explain.
     """
     shown = shown_place(checkpoint)
     offsets, commits = _Log(checkpoint, "offsets"), _Log(checkpoint, "commits")
     log, epoch = IdLog(id_log, shown), 0
     if not offsets.names:
         raise CheckpointError(
-            f"{shown}: there is no checkpoint (no file in its folder 'offsets'). Give the 'checkpointLocation' of the "
-            "query"
+            f"{shown}: there is no checkpoint (its folder 'offsets' has no file). Use the query's 'checkpointLocation'"
         )
     if names_in(checkpoint, "state"):
-        raise _beyond(shown, "the query has state, and batches of its own that nothing syncs")
+        raise _beyond(shown, "the query has state, so Spark runs batches without new messages, which are not synced")
     last, planned = max(commits.whole, default=-1), max(offsets.whole, default=-1)
-    # Before Spark 4.2 an offset is written before the batch before it is settled, and not run before that.
+    # Before Spark 4.2 an offset is written before the previous batch is settled, but its batch runs only after that.
     if not last <= planned <= last + 2 or (planned > 0 and not {planned - 1, last} - {-1} <= offsets.whole):
-        raise _beyond(shown, f"of the offsets {planned} is the newest, of the commits {last}, and some are missing")
+        raise _beyond(shown, f"the newest offset is {planned}, the newest commit {last}, and some offsets are missing")
     metadata = list(_metadata(checkpoint))
     lost = next((damage for damage in metadata if damage.name == METADATA), None)
     if lost is not None and commits.names:
         raise CheckpointError(
-            f"{shown}: nothing is removed: its file '{METADATA}' is {lost.why}, and there are commits. It has the ID "
-            "of the query, by which a sink may know what it has written: with another one it writes batches twice. "
-            'Put it back: {"id": "<uuid>"}, with the ID that earlier runs have shown (query.id), or from a backup; or '
+            f"{shown}: nothing is removed: its file '{METADATA}' is {lost.why}, but there are commits. The file has "
+            "the query's ID, by which a sink may know its batches: with another ID it writes batches twice. "
+            'Restore it from a backup, or as {"id": "<uuid>"} with the ID that earlier runs have shown (query.id); or '
             f"{START_ANEW}"
         )
     damages = [*offsets.empty(above=planned), *commits.empty(above=last), *metadata]
     if last >= 0:
         epoch, noted = _epoch(checkpoint, last, id_log), log.synced()
         if noted is None:
-            raise _beyond(shown, "nothing in its folder 'mq-ids' notes that it was run with 'settleAfter=synced'")
+            raise _beyond(shown, "its folder 'mq-ids' has no note that the query ran with 'settleAfter=synced'")
         if noted != epoch:
             before = _epoch(checkpoint, last - 1, id_log) if last else 0
             if before != noted:
-                raise _beyond(shown, f"it is noted up to epoch {noted}, and epochs {before} and {epoch} are committed")
+                raise _beyond(shown, f"the note is of epoch {noted}, but epochs {before} and {epoch} are committed")
             if log.lost_power(epoch):
-                why = "the machine was started anew before it was known that the sink has this batch on its disks"
+                why = "the machine restarted before it was certain that this batch was on the sink's disk"
                 damages += [*commits.files(last, why)]
                 last, epoch = last - 1, before
     for batch in range(last + 2, planned + 1):
@@ -127,15 +126,17 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
 def _in_sink(sink: str, last: int) -> Iterator[Damage]:
     log, shown = _Log(sink, SINK_LOG), shown_place(sink)
     newest = max(batches_in(sink, SINK_LOG), default=-1)
-    advice = "nothing is removed. Give --sink the folder that the query writes to"
+    advice = "nothing is removed. Set --sink to the folder that the query writes to"
     if not log.names and last >= 0:
-        raise CheckpointError(f"{shown}: no file sink has written there (no file in its folder '{SINK_LOG}'): {advice}")
+        raise CheckpointError(
+            f"{shown}: no file sink has written there (its folder '{SINK_LOG}' has no file): {advice}"
+        )
     if newest > last + 1:
-        text = f"{shown}: it has batch {newest}, and the checkpoint's last is {last}: it is the sink of another query"
-        raise CheckpointError(f"{text}, or the checkpoint was restored alone: {advice}")
+        text = f"{shown}: it has batch {newest}, but the checkpoint's last is {last}: it is the sink of another query"
+        raise CheckpointError(f"{text}, or only the checkpoint was restored: {advice}")
     if last >= 0 and last not in log.whole:
         raise _beyond(shown, f"its log has no batch {last}, which is committed and acknowledged")
-    yield from log.files(last + 1, f"the newest batch that is committed for certain is {last}")
+    yield from log.files(last + 1, f"the newest batch that is certainly committed is {last}")
 
 
 class _Log:
@@ -152,7 +153,7 @@ class _Log:
         return [Damage(self._place, self._log, name, why) for name in sorted(self.names) if batch_of(name) == batch]
 
     def empty(self, above: int) -> Iterator[Damage]:
-        """Files of later batches of which the name came to the disk, and not what is in them; and such checksums."""
+        """Yield files of later batches whose name reached the disk but whose content did not; and such checksums."""
         for name in sorted(self.names - self._whole):
             number = batch_of(name.removeprefix(".").removesuffix(".crc"))
             if number is not None and (number > above or name.startswith(".")):
@@ -160,32 +161,32 @@ class _Log:
 
 
 def _epoch(checkpoint: str, batch: int, id_log: str) -> int:
-    """The epoch of the only source of a query in a batch."""
+    """Return the epoch that a batch has of the query's only source."""
     first, *others = read_batch(checkpoint, batch, id_log).values() or (None,)
     if first is None or others:
-        why = "the query has other sources, and batches with nothing of this one that nothing syncs"
+        why = "the query has other sources, and batches without messages of this one are not synced"
         raise _beyond(shown_place(checkpoint), why)
     return first.position.epoch
 
 
 def _metadata(checkpoint: str) -> Iterator[Damage]:
-    """The file with the query's ID, where it is empty or not there.
+    """Yield the file with the query's ID if it is empty or missing.
 
-    It is written before the first offset, so it is on the disks before a row leaves the source. Where nothing was
-    committed it may be made anew.
+    It is written before the first offset, so it is on disk before a row leaves the source. If no batch was committed,
+    it may be replaced by a new one.
     """
     names = names_in(checkpoint, "")
     for name in (METADATA, f".{METADATA}.crc"):
         if name in names and not _content(checkpoint, "", name):
             yield Damage(checkpoint, "", name, "empty")
         elif name == METADATA and name not in names:
-            yield Damage(checkpoint, "", name, "not there")
+            yield Damage(checkpoint, "", name, "missing")
 
 
 def _beyond(shown: str, why: str) -> CheckpointError:
     return CheckpointError(
         f"{shown}: nothing is removed: {why}. Restore the checkpoint and the sink; or set 'settleAfter' to 'committed' "
-        f"for one start, which takes what is committed for written; or {START_ANEW}"
+        f"for one start, which trusts that committed batches are written; or {START_ANEW}"
     )
 
 

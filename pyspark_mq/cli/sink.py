@@ -1,7 +1,7 @@
-"""The batches that a sink has and the checkpoint has not.
+"""Find batches that a sink has but the checkpoint does not.
 
-Spark's file sink and Delta skip a batch up to their newest one, and Spark then commits it (``FileStreamSink.scala``).
-After a restore of the checkpoint alone, new messages come under such numbers: acknowledged, and in no file.
+Spark's file sink and Delta skip batches up to their newest one, and Spark then commits them (``FileStreamSink.scala``).
+If only the checkpoint is restored, new messages get such batch numbers: acknowledged, but in no file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark_mq.spark_source.folders import shown_place
 
 __all__ = ["SINK_LOG", "check_sink"]
 
-#: Where a file sink of Spark keeps its log (FileStreamSink.scala).
+#: Folder of the log of Spark's file sink (FileStreamSink.scala).
 SINK_LOG = "_spark_metadata"
 _DELTA_LOG = "_delta_log"
 
@@ -36,18 +36,18 @@ def _compared(checkpoint: str, sink: str) -> Finding:
     planned = max(batches_in(checkpoint, "offsets"), default=-1)
     newest = max([*batches_in(sink, SINK_LOG), _newest_in_delta(checkpoint, sink)])
     if newest < 0:
-        text = "no file sink or Delta has written a batch of this query there"
-        return Finding("sink", Level.UNKNOWN, text, "give --sink the folder that the query writes to")
+        text = "neither a file sink nor Delta has written a batch of this query there"
+        return Finding("sink", Level.UNKNOWN, text, "set --sink to the folder that the query writes to")
     text = f"the sink's newest batch is {newest}, the checkpoint's {planned}"
     if newest <= planned:
         return Finding("sink", Level.OK, text)
-    text += f": the sink skips new messages in batches {planned + 1} to {newest}, and the source acknowledges them, so "
-    remedy = f"restore checkpoint and sink from copies of one moment, or {START_ANEW}"
+    text += f": the sink skips new messages in batches {planned + 1} to {newest}, but the source acknowledges them, so "
+    remedy = f"restore checkpoint and sink from copies made at the same time, or {START_ANEW}"
     return Finding("sink", Level.PROBLEM, f"{text}they are lost. Was the checkpoint restored alone?", remedy)
 
 
 def _newest_in_delta(checkpoint: str, sink: str) -> int:
-    """The number of the query's newest batch in the Delta table; -1 if there is none."""
+    """Return the number of the query's newest batch in the Delta table; -1 if there is none."""
     names = sorted((name for name in names_in(sink, _DELTA_LOG) if name.endswith((".json", ".parquet"))), reverse=True)
     if not names:
         return -1
@@ -58,7 +58,7 @@ def _newest_in_delta(checkpoint: str, sink: str) -> int:
 
 
 def _txns(sink: str, name: str) -> Iterator[dict[str, Any] | None]:
-    """The newest batch of each query in a commit, or in a checkpoint of the table's log."""
+    """Yield the newest batch of each query in a commit or a checkpoint of the table's log."""
     content = content_of(sink, _DELTA_LOG, name)
     with failing_as(sink, f"{_DELTA_LOG}/{name} cannot be read"):
         if name.endswith(".json"):

@@ -21,12 +21,12 @@ from pyspark_mq.spark_source.stream_reader import StreamBatchReader, StreamReade
 __all__ = ["MqDataSource"]
 
 _NO_TABLE = (
-    "a table of format 'mq' cannot be created like this: when a query starts Spark does not pass the OPTIONS or "
-    "TBLPROPERTIES of a table to a source in Python. Use spark.readStream.format('mq') with options; or create the "
-    "table with its columns and without options, and give those to spark.readStream.options(...).table(...)"
+    "a table of format 'mq' cannot be created like this: when a query starts, Spark does not pass a table's OPTIONS or "
+    "TBLPROPERTIES to a Python source. Use spark.readStream.format('mq') with options; or create the "
+    "table with its columns but without options, and pass those to spark.readStream.options(...).table(...)"
 )
 _NO_OPTIONS = (
-    "is required, and no options were given. Options of a SQL table do not reach a Python source: pass them to "
+    "is required, but no options were set. Options of a SQL table do not reach a Python source: pass them to "
     "spark.readStream.options(...).table(...)"
 )
 
@@ -34,7 +34,7 @@ _NO_OPTIONS = (
 class MqDataSource(DataSource):
     """Messages of a queue as an unbounded table, and rows written to one.
 
-    Options and columns are in ``docs/options.md``. With the default guarantee every message is in
+    Options and columns are in ``docs/options.md``. With the default guarantee every message reaches
     the query's output exactly once, whatever is killed and whenever, if the sink is
     idempotent by batch (file sinks, Delta, ``foreachBatch`` keyed by the batch ID).
 
@@ -43,7 +43,7 @@ class MqDataSource(DataSource):
     OptionError
         at ``load()``, if an option is unknown or has a value that cannot be used
     ConfigurationError
-        if it is made for ``CREATE TABLE``; at ``load()`` on Windows
+        if Spark creates it for ``CREATE TABLE``; at ``load()`` on Windows
     MissingExtraError
         at ``load()``, if the client library of the protocol or of Redis is not installed
     """
@@ -51,14 +51,14 @@ class MqDataSource(DataSource):
     @without_traceback
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        # All properties of the table, of which these are not the user's (Spark: DataSourceV2Utils, TableCatalog).
+        # A table passes all its properties, and only Spark sets these two (DataSourceV2Utils, TableCatalog).
         if "provider" in options and "owner" in options:
             raise ConfigurationError(_NO_TABLE)
         self._reader_made = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # Spark pickles the source once for the driver's own processes, which need the options, and,
-        # once a reader was made, again into every task, which needs none and must not get a password.
+        # Spark pickles the source for the driver's own processes, which need the options, and, after a
+        # reader is created, again into every task, which needs none and must not get a password.
         return {**self.__dict__, "options": {}} if self._reader_made else self.__dict__
 
     @classmethod
@@ -67,13 +67,13 @@ class MqDataSource(DataSource):
 
     @without_traceback
     def schema(self) -> StructType:
-        """The columns, with `includeMetadata` all; a schema given by the user may name any of them."""
+        """Return the columns, all with `includeMetadata`; a schema given by the user may name any of them."""
         if is_stream(self.options):
             return stream_schema(include_metadata=parse_stream_options(self.options).include_metadata)
         return ALL_COLUMNS if self._checked().include_metadata else SCHEMA
 
     def _checked(self) -> Options:
-        """The options of a source. Spark does not say whether it makes one to read or to write."""
+        """Return the options of a source. Spark does not say whether it creates one to read or to write."""
         if not self.options:
             raise OptionError("broker", _NO_OPTIONS)
         parsed = parse_options(self.options)
@@ -90,7 +90,7 @@ class MqDataSource(DataSource):
 
     @without_traceback
     def reader(self, schema: StructType) -> StreamBatchReader:
-        """The reader of a range of streams. A queue is not a table: it would need an end and a commit."""
+        """Return the reader of a range of streams. A queue is not a table: it would need an end and a commit."""
         if is_stream(self.options):
             self._reader_made = True
             return StreamBatchReader(parse_stream_options(self.options).batch, schema)
@@ -102,12 +102,12 @@ class MqDataSource(DataSource):
 
     @without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """The writer of a DataFrame to a queue."""
+        """Return the writer of a DataFrame to a queue."""
         self._reader_made = True
         return BatchWriter(parse_sink_options(self.options, streaming=False), schema, overwrite=overwrite)
 
     @without_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """The writer of a query's batches to a queue."""
+        """Return the writer of a query's batches to a queue."""
         self._reader_made = True
         return StreamWriter(parse_sink_options(self.options, streaming=True), schema, overwrite=overwrite)

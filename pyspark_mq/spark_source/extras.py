@@ -1,4 +1,4 @@
-"""The libraries that a query's options ask for."""
+"""Optional libraries that a query's options need."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["check_installed", "redis_store_class"]
 
 
 def check_installed(options: Options) -> None:
-    """Import the client libraries that the options ask for, so that a missing one is reported at `load()`.
+    """Import the client libraries that the options need, so that `load()` reports a missing one.
 
     Raises:
         MissingExtraError: with the command that installs it.
-        ConfigurationError: this system is none that the source runs on.
+        ConfigurationError: the source does not run on this system.
     """
     session_class(options.settings.endpoint.protocol)
     if options.dedup_store != "checkpoint":
@@ -26,7 +26,7 @@ def check_installed(options: Options) -> None:
 
 
 def redis_store_class() -> type[RedisStore]:
-    """The store in Redis; raises a MissingExtraError with the command that installs its client."""
+    """Return the class of the Redis store; raise a MissingExtraError with the command that installs its client."""
     from pyspark_mq.dedup.redis_store import RedisStore  # noqa: PLC0415 - an extra
 
     return RedisStore

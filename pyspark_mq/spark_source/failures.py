@@ -19,11 +19,11 @@ R = TypeVar("R")
 
 
 def without_traceback(call: Callable[A, R]) -> Callable[A, R]:
-    """Make a method that Spark calls raise this package's errors without traceback and cause.
+    """Make a method that Spark calls raise this package's errors without their traceback and cause.
 
     Spark prints the whole traceback before the message that users look for (``python_streaming_source_runner.py``,
-    ``worker.py``). The log has the traceback at level DEBUG. An `InternalError` keeps it, and so does every
-    error that is not an `MqError`.
+    ``worker.py``). The log has the traceback at level DEBUG. An `InternalError`, and any error that is not an
+    `MqError`, keeps its traceback.
     """
 
     @wraps(call)

@@ -1,8 +1,8 @@
-"""Folders with files, wherever they are: on this machine, or where `pyarrow.fs` opens them (S3, GCS, HDFS, Azure).
+"""Folders of files, on this machine or in a store that `pyarrow.fs` opens (S3, GCS, HDFS, Azure).
 
-Users write a place as for Spark, which makes a Hadoop `Path` of it: every character of a name stands for itself, `%20`
-is three characters, and a space, `[1]` or `#` need no escape (Path(String), with a scheme and without). The same holds
-here; names are escaped for `pyarrow.fs` only.
+Users write a place as for Spark, which makes a Hadoop `Path` of it: names are literal, so `%20` is three characters,
+and a space, `[1]` or `#` needs no escape (Path(String), with or without a scheme). The same holds here; names are
+escaped only for `pyarrow.fs`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark_mq.sources.url import redact
 
 __all__ = ["ID_FOLDER", "PLACES", "Folder", "above", "below", "is_uri", "open_folder", "resolve", "shown_place"]
 
-#: Folder in a checkpoint for the ID log of its sources. Spark uses no such name.
+#: Folder in a checkpoint for the ID log of its sources. Spark does not use this name.
 ID_FOLDER = "mq-ids"
 #: Accepted places, for errors.
 PLACES = "an absolute path, or a URI that pyarrow.fs opens: s3://, s3a://, gs://, abfss://, hdfs://"
@@ -31,7 +31,7 @@ _SYSTEMS = {
     "s3": "S3FileSystem", "gs": "GcsFileSystem", "gcs": "GcsFileSystem", "abfs": "AzureFileSystem",
     "abfss": "AzureFileSystem", "hdfs": "HadoopFileSystem", "viewfs": "HadoopFileSystem",
 }  # fmt: skip
-#: Hadoop's other names for one store.
+#: Hadoop's other names for the same store.
 _SAME = {"s3a": "s3", "s3n": "s3"}
 #: Schemes that Spark opens and `pyarrow.fs` does not, and what to use instead.
 _INSTEAD = {
@@ -39,7 +39,7 @@ _INSTEAD = {
     "wasb": "the same account is abfss://<container>@<account>.dfs.core.windows.net/…",
 }
 _INSTEAD["wasbs"] = _INSTEAD["wasb"]
-#: Scheme, authority, path and parameters. Anything unlike parameters of `pyarrow.fs` belongs to a name.
+#: Scheme, authority, path and parameters. Anything that does not look like `pyarrow.fs` parameters is part of a name.
 _URI = re.compile(
     r"(?P<scheme>[A-Za-z][\w+.-]+):(?://(?P<authority>[^/?]*))?(?P<path>(?:/.*?)?)"
     r"(?P<parameters>(?:\?\w+=[^&]*(?:&\w+=[^&]*)*)?)",
@@ -48,11 +48,11 @@ _URI = re.compile(
 
 
 def open_folder(place: str, below: str = "") -> Folder:
-    """A folder, which may not be there yet.
+    """Return a folder, which may not exist yet.
 
     Args:
-        place: as :func:`resolve` gives it.
-        below: the name of a folder in it, which is the one to open.
+        place: as returned by :func:`resolve`.
+        below: the name of the folder to open in `place`; empty to open `place` itself.
     """
     return _Remote(place, below) if is_uri(place) else _Local(Path(place, below))
 
@@ -62,10 +62,10 @@ def is_uri(place: str) -> bool:
 
 
 def resolve(place: str) -> str:
-    """Normalize a place as Spark's users write it.
+    """Normalize a place as users write it for Spark.
 
     Raises:
-        ValueError: it cannot be opened; the message names what to use and hides credentials.
+        ValueError: it cannot be opened; the message says what to use instead and hides credentials.
     """
     found = _URI.fullmatch(place)
     if found is None:
@@ -74,18 +74,18 @@ def resolve(place: str) -> str:
     scheme = _SAME.get(scheme, scheme)
     if scheme == "file":
         if authority:
-            raise ValueError(f"{shown_place(place)!r} names a host; a path of this machine is written file:///…")
+            raise ValueError(f"{shown_place(place)!r} names a host; write a path on this machine as file:///…")
         return _normal(f"{path}{found['parameters']}")
     if scheme in _INSTEAD:
-        raise ValueError(f"{shown_place(place)!r} is nothing that pyarrow.fs opens; {_INSTEAD[scheme]}")
+        raise ValueError(f"{shown_place(place)!r} is not a place that pyarrow.fs opens; {_INSTEAD[scheme]}")
     _check_installed(scheme, place)
     if not authority and _SYSTEMS[scheme] != "HadoopFileSystem":
-        raise ValueError(f"{shown_place(place)!r} names no bucket or container")
+        raise ValueError(f"{shown_place(place)!r} does not name a bucket or container")
     return f"{scheme}://{authority}{_normal(path).rstrip('/')}{found['parameters']}"
 
 
 def _normal(path: str) -> str:
-    """An absolute path as Hadoop makes it: without `.`, `..`, and slashes that are not needed."""
+    """Return an absolute path as Hadoop does: without `.`, `..` and redundant slashes."""
     return posixpath.normpath(f"/{path.lstrip('/')}")
 
 
@@ -98,47 +98,47 @@ def _check_installed(scheme: str, place: str) -> None:
 
         if name in vars(fs):
             return
-    raise ValueError(f"{shown_place(place)!r} needs {name} of pyarrow.fs, which this pyarrow has not: install another")
+    raise ValueError(f"{shown_place(place)!r} needs pyarrow.fs.{name}, which this pyarrow lacks: install another build")
 
 
 def shown_place(place: str) -> str:
-    """A place for errors and logs: without anything that may be a user, a password or a parameter."""
+    """Return a place for errors and logs, without anything that may be a user, a password or a parameter."""
     return redact(place) if "@" in place or (is_uri(place) and _split(place)[1]) else place
 
 
 def below(place: str, name: str) -> str:
-    """The place of a folder in another."""
+    """Return the place of a folder in another."""
     path, parameters = _split(place)
     return f"{path.rstrip('/')}/{name}{parameters}"
 
 
 def above(place: str) -> str | None:
-    """The place that a folder of a checkpoint is in, see :data:`ID_FOLDER`; None for another folder."""
+    """Return the checkpoint that an ID folder (:data:`ID_FOLDER`) is in; None for another folder."""
     path, parameters = _split(place)
     root = path.removesuffix(f"/{ID_FOLDER}")
     return None if root == path else f"{root}{parameters}"
 
 
 def _split(place: str) -> tuple[str, str]:
-    """A place without its parameters, and those."""
+    """Split a place into the part before its parameters, and the parameters."""
     found = _URI.fullmatch(place)
     at = len(place) if found is None else found.start("parameters")
     return place[:at], place[at:]
 
 
 class Folder(ABC):
-    """A folder with files, wherever it is. Methods raise their library's errors."""
+    """A folder of files, local or remote. Methods raise the errors of their library."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the names of all files; none if there is no such folder."""
+        """Return the names of all files; none if the folder does not exist."""
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
-        """Write a new file, complete or not at all, even after a loss of power."""
+        """Write a new file, completely or not at all, even if power is lost."""
 
     def replace(self, name: str, data: bytes) -> None:
-        """Replace the content of an existing file."""
+        """Replace the contents of an existing file."""
         self.write(name, data)
 
     @abstractmethod
@@ -183,16 +183,16 @@ class _Local(Folder):
 
 
 class _Remote(Folder):
-    """Folders that `pyarrow.fs` opens: S3, GCS, HDFS, Azure."""
+    """A folder that `pyarrow.fs` opens: S3, GCS, HDFS, Azure."""
 
     def __init__(self, uri: str, below: str) -> None:
         from pyarrow import fs  # noqa: PLC0415 - some installations are built without it
 
         self._system, path = fs.FileSystem.from_uri(_escaped(uri))
-        # A URI may go on after its path, with parameters.
+        # In a URI, parameters may follow the path.
         self._path = f"{path.rstrip('/')}/{below}".rstrip("/")
         self._select = fs.FileSelector(self._path, allow_not_found=True)
-        # They have no folders, and need no right to make one.
+        # Object stores have no folders, and the user may lack the right to create one.
         self._objects = self._system.type_name in _OBJECT_STORES
         self._made = self._objects
 
@@ -215,7 +215,7 @@ class _Remote(Folder):
             file.write(data)
         if draft != target:
             if there:
-                self._system.delete_file(target)  # HDFS renames onto nothing that is there
+                self._system.delete_file(target)  # HDFS does not rename onto an existing file
             self._system.move(draft, target)
 
     def read(self, name: str) -> bytes:

@@ -1,7 +1,7 @@
-"""The bytes of an epoch's file: one record batch of Arrow IPC, of one row, compressed with zstd.
+"""The bytes of an epoch's file: one Arrow IPC record batch with one row, compressed with zstd.
 
-Keys are a list, as bytes: texts in UTF-8, with a list of which are no text, if any. Digests of a kind are one
-value, as they all have one width. The rest is a text of JSON, with what says where they belong.
+Keys are a list of bytes; texts are in UTF-8, and a second list marks the keys that are not text, if any. All digests
+of a kind are one value, as they have the same width. The rest is JSON, which also says where keys and digests belong.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SCHEMA = pa.schema(
     ]
 )
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
-#: Fields that JSON has as they are.
+#: Fields that go into the JSON unchanged.
 _PLAIN = (
     "epoch", "queues", "without_start", "connected_s", "left_so_far", "settled", "base", "after", "left_after",
     "window_parts", "left_parts", "gone", "state", "secret", "without",
@@ -80,7 +80,7 @@ def encoded(file: EpochFile) -> bytes:
 
 
 def decoded(data: bytes) -> EpochFile:
-    """Return the file that these bytes are; they are as they were written."""
+    """Return the file encoded in these bytes, which must be unchanged since they were written."""
     with pa.ipc.open_stream(data) as stream:
         batch = stream.read_next_batch()
     columns = {name: batch.column(name)[0] for name in _SCHEMA.names}
@@ -97,7 +97,7 @@ def decoded(data: bytes) -> EpochFile:
 
 
 class _Pieces:
-    """Digests, from the front on."""
+    """Digests, taken piece by piece from the front."""
 
     def __init__(self, digests: Any) -> None:
         self._digests, self._at = digests, 0
@@ -116,7 +116,7 @@ def _by_queue(counts: Mapping[str, int], keys: Iterator[Key]) -> dict[str, list[
 
 
 def _planned(planned: ByQueue) -> tuple[pa.Array, list[bool]]:
-    """Return a list array of all keys, as bytes; and whether each is no text, if one is none."""
+    """Return a list array of all keys, as bytes; and, unless all are text, whether each one is bytes."""
     texts = [as_text_keys(keys) for keys in planned.values()]
     if None not in texts:
         chunks = [chunk.cast(pa.binary()) for one in texts if one is not None for chunk in one.chunks]
@@ -124,7 +124,7 @@ def _planned(planned: ByQueue) -> tuple[pa.Array, list[bool]]:
     else:
         keys = [key for some in planned.values() for key in some]
         are_bytes = [isinstance(key, bytes) for key in keys]
-        # Half a surrogate pair has a form, as JSON may have one.
+        # JSON may contain half a surrogate pair, so it needs an encoding.
         every = pa.array(
             [key if isinstance(key, bytes) else key.encode("utf-8", "surrogatepass") for key in keys], pa.binary()
         )

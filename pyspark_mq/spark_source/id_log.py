@@ -1,14 +1,14 @@
 """The ID log: the files of the journal, next to the checkpoint (:mod:`pyspark_mq.sources.journal`).
 
-Spark writes an offset into its log, into each progress report and into its event log, and prints it with an exception
-of the user's own. So the IDs of an epoch go into a file, durable before the offset is returned, and the offset has only
-the file's name, which includes a digest. A file is written once and never changed.
+Spark writes an offset into its log, into each progress report and into its event log, and prints it with a user's own
+exceptions. So the IDs of an epoch go into a file, durable before the offset is returned, and the offset has only the
+file's name, which includes a digest. A file is written once and never changed.
 
-A name begins with a random token of the process and a number, so queries and sources that share a folder never
-conflict. A file is removed by its exact name, after the journal has stopped naming it. A crash may leave a file without
-an offset; the next process can find its name: the first file of a process is named after the last one that Spark
-showed, or after the state of Spark's log if it showed none; the others have the next number. A first file also records
-that state: two sources of a query may have written in it, and Spark's next entry shows whose files it names.
+A name begins with the process's random token and a number, so queries and sources that share a folder never conflict.
+A file is removed by its exact name, after the journal has stopped naming it. A crash may leave a file without an
+offset, but the next process can find its name: a process names its first file after the last one that Spark showed, or
+after the state of Spark's log if it showed none; later files have the next number. A first file also records that
+state: two sources of a query may have written in the same state, and Spark's next entry shows whose files it names.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pyspark_mq.spark_source.offset_log import OffsetLog
 
 __all__ = ["IdLog"]
 
-#: The first file of a process has the token and number that follow another file, then its own token: its number is 1.
+#: A process's first file has the token of the file before it and the next number, then its own token: it counts as 1.
 _FILE = re.compile(
     r"(?P<stem>(?P<after>[0-9a-f]{16})-(?P<number>[0-9]{6,})(?:-(?P<token>[0-9a-f]{16}))?-[0-9a-f]{32})"
     r"(?:-[a-z0-9-]+)?\.arrow"
@@ -45,35 +45,36 @@ _RESTS_S = (0.2, 1.0)
 _DIGEST_BYTES = 16
 _HEX = 2 * _DIGEST_BYTES
 _END = ".arrow"
-#: The record of what is on the disks. One per folder, under a fixed name, so that the next process finds it.
+#: The note of the last epoch that is on disk. One per folder, under a fixed name, so that the next process finds it.
 _SYNCED = "synced.json"
 _TOKEN_BYTES = 8
-_MAKE_ROOM = "Make room and give the user of the driver the right to write there"
-_READABLE = "Have the folder readable for the user of the driver"
-#: Prefix of a part's name -> error message if it cannot be written.
+_MAKE_ROOM = "Make room, and give the driver's user the right to write there"
+_READABLE = "Make the folder readable for the driver's user"
+#: Prefix of a part's name -> problem and advice of the error if it cannot be written.
 _WRITTEN = {
-    "beside": ("the memory next to '{}' cannot be written", f"Nothing of the epoch was emitted. {_MAKE_ROOM}"),
+    "beside": ("the remembered IDs next to '{}' cannot be written", f"The epoch was not emitted. {_MAKE_ROOM}"),
     "abandoned": (
-        "what the epoch of '{}' is run without cannot be written down",
-        f"Nothing of it was emitted or acknowledged. {_MAKE_ROOM}",
+        "the list of messages that the epoch of '{}' runs without cannot be written",
+        f"The epoch was neither emitted nor acknowledged. {_MAKE_ROOM}",
     ),
     "acknowledged": (
-        "that the epoch of '{}' is acknowledged cannot be noted", f"Nothing of it was acknowledged. {_MAKE_ROOM}"
+        "the note that the epoch of '{}' is acknowledged cannot be written",
+        f"The epoch was not acknowledged. {_MAKE_ROOM}",
     ),
 }  # fmt: skip
 
 
 class IdLog:
-    """Files of one source in a folder, perhaps next to those of others.
+    """Files of one source in a folder, which other sources may share.
 
-    Its methods are described at :class:`.JournalFiles`.
+    :class:`.JournalFiles` describes its methods.
 
     Args:
-        place: the folder: an absolute path, or a URI that `pyarrow.fs` opens. It is made for the first file.
-        destination: the queue or topic as errors call it.
+        place: the folder: an absolute path, or a URI that `pyarrow.fs` opens. Created with the first file.
+        destination: the queue or topic as errors name it.
 
     Attributes:
-        offsets: Spark's log in the same checkpoint; None for a folder that is in none.
+        offsets: Spark's log in the same checkpoint; None for a folder outside a checkpoint.
     """
 
     def __init__(self, place: str, destination: str) -> None:
@@ -82,15 +83,15 @@ class IdLog:
         checkpoint = above(place)
         self.offsets = None if checkpoint is None else OffsetLog(checkpoint)
         self._token = secrets.token_hex(_TOKEN_BYTES)
-        #: Files that this process has written, and the first of them.
+        #: How many files this process has written, and the name of the first.
         self._number, self._first = 0, ""
         #: Files that Spark has shown, the newest last; None once nothing depends on them.
         self._shown: dict[str, None] | None = {}
-        #: Files left by crashes and not reported yet.
+        #: Files left by crashes but not reported yet.
         self._left: list[str] = []
         #: Whether this process has recorded a sync.
         self._noting = False
-        #: The file that was read or written last.
+        #: The last file read or written.
         self._last: tuple[str, EpochFile] | None = None
 
     def show(self, file: str) -> None:
@@ -108,12 +109,12 @@ class IdLog:
             self._left += self._unlogged(file, self.offsets)
 
     def _unlogged(self, file: str, offsets: OffsetLog) -> list[str]:
-        """Find the files of crashes that were written in the same state of Spark's log as the first one of a process.
+        """Find files that crashes left while Spark's log was in the same state as at a process's first file.
 
         An entry has the offsets of all sources, so a file that the first entry after that state does not name is in
-        none.
+        no entry.
         """
-        with contextlib.suppress(CheckpointError):  # whoever needs the file gets the error
+        with contextlib.suppress(CheckpointError):  # raised again when the file is needed
             state = self.read(file).state
             others = {f"{_stem(name)}{_END}" for name in self._names if name.lstrip(".").startswith(f"{state}-")}
             entry = offsets.first_naming(file) if others - {file} else b""
@@ -126,11 +127,11 @@ class IdLog:
             named = {*self._shown, self._first}
             left += [name for file in self._shown for name in self._after(file) if name not in named]
             if self._first in self._shown:
-                self._shown = None  # whatever follows is this process's own
+                self._shown = None  # all later files are this process's own
         return left
 
     def _after(self, file: str) -> list[str]:
-        """The files that were written after this one, by its process or by one that continued from it."""
+        """Return the files written after this one, by its process or by one that continued from it."""
         every = [found for name in self._names if (found := _FILE.fullmatch(name.lstrip(".")))]
         after: set[str] = set()
         chains = [_place_of(file)]
@@ -149,14 +150,14 @@ class IdLog:
             named = self.offsets.names(file)
         if not named:
             if file == self._first and not self._shown:
-                self._remove(file)  # nothing was emitted, and another start writes another
+                self._remove(file)  # nothing was emitted, and the next start writes another file
             place = shown_place(above(self._place) or self._place)
             raise CheckpointError(
-                f"{self._destination}: {place!r}, the 'checkpointLocation' of the source, is not the checkpoint of "
-                "this query: its folder 'offsets' has no offset of this source. Nothing was emitted or acknowledged by "
-                "this start. Give writeStream the same 'checkpointLocation': without one Spark takes a temporary "
-                "folder, as for sinks 'console' and 'memory'. Each query needs a load() and a 'checkpointLocation' of "
-                "its own. To look at messages and take none, use 'pyspark-mq peek'"
+                f"{self._destination}: {place!r}, the 'checkpointLocation' of the source, is not this query's "
+                "checkpoint: its folder 'offsets' has no offset of this source. This start emitted and acknowledged "
+                "nothing. Give writeStream the same 'checkpointLocation': without one Spark uses a temporary "
+                "folder, as for sinks 'console' and 'memory'. Each query needs its own load() and "
+                "'checkpointLocation'. To look at messages without consuming them, use 'pyspark-mq peek'"
             )
 
     # -- files of epochs
@@ -170,8 +171,8 @@ class IdLog:
             return name
         with self._or_say(
             f"the IDs of epoch {content.epoch} cannot be written",
-            "Nothing was acknowledged for it. Correct 'checkpointLocation' or 'idLog', or make room and give the "
-            "user of the driver the right to write there",
+            "The epoch was not acknowledged. Correct 'checkpointLocation' or 'idLog', or make room and give the "
+            "driver's user the right to write there",
         ):
             begin = f"{self._token}-{self._number + 1:06d}"
             if not self._first:
@@ -191,9 +192,7 @@ class IdLog:
         name = f"{_stem(file)}-{part}{_END}" if part else file
         if self._last is not None and self._last[0] == name:
             return self._last[1]
-        advice = (
-            f"Set 'checkpointLocation' or 'idLog' to the place that the query had, restore the file, or {START_ANEW}"
-        )
+        advice = f"Set 'checkpointLocation' or 'idLog' to the query's former place, restore the file, or {START_ANEW}"
         with self._or_say(f"the offset names the file '{name}', which cannot be read", advice):
             data = self._read_patiently(name)
             if part:
@@ -208,7 +207,7 @@ class IdLog:
         return content
 
     def parts(self, file: str) -> list[str]:
-        with self._or_say(f"what is kept of '{file}' cannot be looked up", _READABLE):
+        with self._or_say(f"the files that belong to '{file}' cannot be listed", _READABLE):
             begin = f"{_stem(file)}-"
             return sorted(name[len(begin) : -len(_END)] for name in self._names if name.startswith(begin))
 
@@ -229,15 +228,15 @@ class IdLog:
 
     @cached_property
     def _names(self) -> set[str]:
-        """Names of the files there."""
+        """Names of the files in the folder."""
         return set(self._folder.names())
 
-    # -- what is on the disks
+    # -- the note of the last epoch on disk
 
     def note_synced(self, epoch: int) -> None:
         with self._or_say(
-            f"that epoch {epoch} is on the disks cannot be noted",
-            f"Nothing of it was acknowledged. {_MAKE_ROOM}",
+            f"the note that epoch {epoch} is on disk cannot be written",
+            f"The epoch was not acknowledged. {_MAKE_ROOM}",
         ):
             folder = self._folder
             noted = self._note() if self._noting else None
@@ -247,24 +246,24 @@ class IdLog:
                 self._noting = True
                 return
         raise CheckpointError(
-            f"{self._destination}: another source of the query records what is on the disks, too. Option 'settleAfter' "
-            "can be 'synced' where a query has one source: set it to 'committed'"
+            f"{self._destination}: another source of the query also notes which epoch is on disk. Option 'settleAfter' "
+            "can be 'synced' only in a query with one source: set it to 'committed'"
         )
 
     def lost_power(self, epoch: int) -> bool:
-        # Before Spark 4.2 numbers are times, and a clock may have gone back: which is later they do not say.
+        # Before Spark 4.2 numbers are times, and a clock may have been set back: they do not say which is later.
         noted = self._note()
         return noted is not None and bool(noted["epoch"] != epoch and noted["boot"] != _boot())
 
     def synced(self) -> int | None:
-        """The epoch of the note; None for none."""
+        """Return the epoch in the note; None without a note."""
         noted = self._note()
         return None if noted is None else noted["epoch"]
 
     def forget_synced(self) -> None:
         if is_uri(self._place):
             return
-        with self._or_say("the note of what is on the disks cannot be removed", "Have the folder writable"):
+        with self._or_say("the note of the epoch on disk cannot be removed", "Make the folder writable"):
             folder = self._folder
             if _SYNCED in folder.names():
                 folder.remove(_SYNCED)
@@ -272,8 +271,8 @@ class IdLog:
 
     def _note(self) -> dict[str, Any] | None:
         with self._or_say(
-            f"the note of what is on the disks, '{_SYNCED}', cannot be read",
-            "Have the folder readable for the user of the driver, or restore the file",
+            f"the note of the epoch on disk, '{_SYNCED}', cannot be read",
+            "Make the folder readable for the driver's user, or restore the file",
         ):
             folder = self._folder
             if _SYNCED not in folder.names():
@@ -282,7 +281,7 @@ class IdLog:
             return {"epoch": int(noted["epoch"]), "boot": str(noted["boot"]), "writer": str(noted["writer"])}
 
     def _read_patiently(self, name: str) -> bytes:
-        """Read a file; retry if the store fails for a moment."""
+        """Read a file; retry if the store fails temporarily."""
         for rest_s in _RESTS_S:
             try:
                 return self._folder.read(name)
@@ -318,7 +317,7 @@ def _stem(file: str) -> str:
 
 
 def _place_of(file: str) -> tuple[str, int]:
-    """Token of the process that wrote a file, and how many it had written by then."""
+    """Return the token of the process that wrote a file, and how many files it had written by then."""
     found = _FILE.fullmatch(file)
     if found is None:
         return _digest(file.encode())[: 2 * _TOKEN_BYTES], 1
@@ -326,7 +325,7 @@ def _place_of(file: str) -> tuple[str, int]:
 
 
 def _boot() -> str:
-    """A text that changes with each boot (random(4)); always empty where the system has none."""
+    """Return a text that changes with each boot (random(4)); always empty on systems without one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:

@@ -7,7 +7,7 @@
     spark.streams.addListener(QueueListener())
 
 It uses the progress that Spark reports (:class:`pyspark.sql.streaming.StreamingQueryListener`), in the program that
-added it, also with Spark Connect. It asks nothing of the source or the broker. Spark reports counters of a source from
+added it, with Spark Connect too. It sends nothing to the source or the broker. Spark reports a source's counters from
 4.2 on; with 4.0 and 4.1 there are only rows and durations.
 """
 
@@ -56,20 +56,20 @@ class _Watched:
     said_s: float
     rows: int = 0
     triggers: int = 0
-    #: Newest progress of each source with its batch, and counts since the last line.
+    #: Newest progress of each source with its batch, and the counts since the last log line.
     last: dict[int, tuple[int, Reading]] = field(default_factory=dict)
     sums: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    #: Of each epoch of a source: the span that its confirmation belongs to.
+    #: For each epoch of a source, the span that its confirmation belongs to.
     epochs: OrderedDict[tuple[int, int], Any] = field(default_factory=OrderedDict)
 
 
 class QueueListener(StreamingQueryListener):
     """Logs the activity of queries on queues and streams, and exports it to OpenTelemetry if installed.
 
-    Lines go to the logger ``pyspark_mq.listener`` at level INFO (WARNING where a message was lost or rejected). If
+    Lines go to the logger ``pyspark_mq.listener`` at level INFO (WARNING if a message was lost or rejected). If
     logging has not been set up, they go to standard error.
 
-    Metrics and spans go to the given providers, else to the global ones of OpenTelemetry, which drop them unless the
+    Metrics and spans go to the given providers, else to OpenTelemetry's global ones, which drop them unless the
     program has set them. Their names are in docs/monitor.md.
 
     Args:
@@ -80,7 +80,7 @@ class QueueListener(StreamingQueryListener):
 
     Raises:
         MissingExtraError: `prometheus` is given, and its exporter is not installed.
-        ConfigurationError: `prometheus` is not an address, or comes with a meter provider.
+        ConfigurationError: `prometheus` is not an address, or is set together with a meter provider.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class QueueListener(StreamingQueryListener):
     ) -> None:
         if prometheus is not None:
             if meter_provider is not None:
-                raise ConfigurationError("give 'prometheus' or 'meter_provider', not both")
+                raise ConfigurationError("set 'prometheus' or 'meter_provider', not both")
             meter_provider = serve(prometheus)
         self._log_every_s = log_every_s
         self._metrics = Metrics(meter_provider)
@@ -121,7 +121,7 @@ class QueueListener(StreamingQueryListener):
         self._say(run)
 
     def _take(self, run: _Watched, batch: int, found: Sequence[Reading]) -> None:
-        """Spark delivers progress late, and a look-up on an idle query may be newer."""
+        """Add readings, except old ones: Spark delivers progress late, and a look-up on an idle query may be newer."""
         alarms = []
         for now in found:
             last_batch, last = run.last.get(now.source, (-1, None))
@@ -140,10 +140,10 @@ class QueueListener(StreamingQueryListener):
         run = self._runs.get(str(event.runId))
         if run is None:
             return
-        # Spark informs a listener of progress with rows only; what was settled last is in a later one.
+        # Spark sends a listener only progress with rows; the last settled messages show in a later one.
         session = self.spark or self._session
         query = None if session is None else session.streams.get(str(event.id))
-        # A later run of the query has counters of its own.
+        # A later run of the query has its own counters.
         progress = None if query is None or str(query.runId) != str(event.runId) else query.lastProgress
         if progress is not None:
             self._take(run, progress["batchId"], readings(progress))
@@ -153,7 +153,7 @@ class QueueListener(StreamingQueryListener):
         run = self._runs.pop(str(event.runId), None)
         if self._log_every_s is None:
             return
-        # One that ran before the listener was added, and had nothing to do since, is known by its end alone.
+        # A query that started before the listener was added, and was idle since, is known only by its end.
         label = _label(None, event.id) if run is None else run.label
         if run is not None:
             self._say(run, at_once=True)
@@ -184,7 +184,7 @@ def _label(name: str | None, query_id: Any) -> str:
 
 
 def _growth(before: Reading | None, now: Reading) -> dict[str, int]:
-    """Counts since then. A run has one process of the source, so none falls, unless what is now was before."""
+    """Return the growth of counters since `before`. In one run it is negative only if `now` is older."""
     earlier = {} if before is None else before.counters.report()
     counts = {name: value for name, value in now.counters.report().items() if name not in GAUGES and value is not None}
     return {name: value - (earlier.get(name) or 0) for name, value in counts.items()}

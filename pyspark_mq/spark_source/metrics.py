@@ -1,4 +1,4 @@
-"""Progress of queries as metrics and traces of OpenTelemetry. Its API is imported where it is installed.
+"""Progress of queries as OpenTelemetry metrics and traces. Its API is imported if it is installed.
 
 Names are in docs/monitor.md.
 """
@@ -31,7 +31,7 @@ _STEPS: Mapping[str, str] = {
     "addBatch": "run",
     "commitOffsets": "write commit",
 }
-#: From a step of a trickle to the batch of a busy cluster.
+#: From one step of a slow trickle to a batch on a busy cluster.
 _DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _PORT_MAX = 65_535
 #: Epochs whose confirmation may still be reported.
@@ -39,7 +39,7 @@ _EPOCHS_KEPT = 16
 
 
 def serve(address: str) -> MeterProvider:
-    """A meter provider whose metrics Prometheus can fetch."""
+    """Return a meter provider whose metrics Prometheus can scrape."""
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= _PORT_MAX):
         form = f"of the form 'host:port', such as 'localhost:9464', with a port up to {_PORT_MAX}"
@@ -87,7 +87,7 @@ class Metrics:
         )
 
     def add(self, label: str, now: Reading, grown: Mapping[str, int]) -> None:
-        """Counts since the last progress, and readings of this moment."""
+        """Record the counts since the last progress, and the current readings."""
         if not self._installed:
             return
         attributes = {"query": label, "source": str(now.source), "messaging.destination.name": now.reads}
@@ -103,7 +103,7 @@ class Metrics:
                 gauge.set(value, attributes)
 
     def durations(self, label: str, duration_ms: Mapping[str, int]) -> None:
-        """Spark's times of a trigger."""
+        """Record Spark's durations of a trigger."""
         if not self._installed:
             return
         for step, name in (*_STEPS.items(), ("triggerExecution", "trigger")):
@@ -125,7 +125,7 @@ class Spans:
     def trigger(
         self, label: str, epochs: OrderedDict[tuple[int, int], Any], progress: Any, found: list[Reading]
     ) -> None:
-        """A span of the trigger, and one for each of its steps."""
+        """Record a span for the trigger, and one for each of its steps."""
         if self._tracer is None:
             return
         at_ns = round(datetime.fromisoformat(progress.timestamp.replace("Z", "+00:00")).timestamp() * 1e9)
@@ -147,7 +147,7 @@ class Spans:
             epochs.popitem(last=False)
 
     def confirmed(self, epochs: OrderedDict[tuple[int, int], Any], now: Reading) -> None:
-        """The wait for the confirmation of an epoch, as a span of its trace."""
+        """Record the wait for an epoch's confirmation, as a span of its trace."""
         if self._tracer is None or now.confirmed is None:
             return
         context = epochs.pop((now.source, now.confirmed["epoch"]), None)
@@ -159,7 +159,7 @@ class Spans:
 
 
 def _steps(at_ns: int, durations: Mapping[str, int], found: list[Reading]) -> Iterator[tuple[str, int, int]]:
-    """Name, start and end of each step; Spark takes them one after the other."""
+    """Yield the name, start and end of each step; Spark runs them one after the other."""
     planned = found[0].planned if len(found) == 1 else None
     for step, name in _STEPS.items():
         end_ns = at_ns + durations.get(step, 0) * 1_000_000

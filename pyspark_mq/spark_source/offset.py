@@ -1,22 +1,22 @@
-"""The offset: a position as Spark's log keeps it.
+"""The offset: a position as Spark's log stores it.
 
-One JSON object of fixed key order (Spark compares offsets as text), always below 400 characters:
+One JSON object with a fixed key order (Spark compares offsets as text), always below 400 characters:
 
 =============  ===============================================================================
 ``v``          version of this format
 ``broker``     value of the option `broker`
-``source``     what is read: virtual host, queue or topic, subscription, selector; by its digest if that is long
-``ids``        where message IDs come from, with the protocol where that makes a difference;
+``source``     what is read: virtual host, queue or topic, subscription, selector; its digest if that is long
+``ids``        where message IDs come from, with the protocol if that makes a difference;
                empty for a guarantee without IDs
-``identity``   the name the broker gives itself and keeps, empty if unknown
+``identity``   the broker's permanent name for itself, empty if unknown
 ``epoch``      number of the epoch that ends here
-``file``       the name of its file in the journal, with the digest of that; empty where there is none
-``released``   true where the epoch may be replayed without what does not come back
-               (``pyspark-mq release``), else not there
+``file``       the name of its file in the journal, with the file's digest; empty if there is none
+``released``   true if the epoch may be replayed without messages that do not return
+               (``pyspark-mq release``), else absent
 ``crc``        CRC-32 of all the above: an offset edited by hand is refused, not believed
 =============  ===============================================================================
 
-What a file has is in :class:`.EpochFile`. No host, user or password is here, so a broker may move.
+:class:`.EpochFile` has the contents of a file. An offset has no host, user or password, so a broker may move.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from pyspark_mq.spark_source.id_log import IdLog
 __all__ = ["VERSION", "OffsetCodec", "released"]
 
 VERSION = 4
-#: Of fields that are no text.
+#: Types of the fields that are not text.
 _TYPES: Mapping[str, type] = {"epoch": int, "crc": int}
 _FRESH = f"Restore the checkpoint, or {START_ANEW}"
-#: Longer texts, as they stand in JSON, are by their digests.
+#: Texts longer than this in JSON are replaced by their digests.
 _SOURCE_MAX, _IDS_MAX = 80, 40
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetCodec:
-    """Positions of one source to offsets and back.
+    """Converts positions of one source to offsets and back.
 
     Attributes:
-        broker, source, ids: as in the table of the module, but not shortened.
-        destination: what the query reads, as errors call it.
+        broker, source, ids: as in the module's table, but not shortened.
+        destination: what the query reads, as errors name it.
         log: the files of the journal; None if there is no place for them.
-        queues: the names where the query reads several; None where it reads one.
-        pattern: what the names have to match, where they are looked up.
-        scope: what is the same for all queues, at the end of `source`.
+        queues: the names if the query reads several queues; None if it reads one.
+        pattern: the pattern that names must match, if they are looked up.
+        scope: the end of `source`, which all queues share.
     """
 
     broker: str
@@ -67,7 +67,7 @@ class OffsetCodec:
 
     @classmethod
     def of(cls, settings: Settings, id_log: str | None = None) -> OffsetCodec:
-        """The codec for a query with these settings, and option `idLog`."""
+        """Return the codec for a query with these settings, and with its ID log in this folder."""
         endpoint = settings.endpoint
         host = endpoint.urls[0].virtual_host
         selected = "" if endpoint.selector is None else f" with selector {endpoint.selector!r}"
@@ -85,7 +85,7 @@ class OffsetCodec:
         )
 
     def encode(self, position: Position) -> dict[str, Any]:
-        """The offset of a position."""
+        """Return the offset of a position."""
         offset = {
             "v": VERSION,
             "broker": self.broker,
@@ -98,18 +98,18 @@ class OffsetCodec:
         return released(offset) if position.released else _signed(offset)
 
     def decode(self, offset: Any) -> Position:
-        """The position of an offset.
+        """Return the position of an offset.
 
         Raises:
-            CheckpointError: it is broken, of another source, or of another version.
+            CheckpointError: it is broken, or from another source or version.
         """
         if not isinstance(offset, dict) or "v" not in offset:
-            raise self._error("is not one of this source: the checkpoint belongs to another one")
+            raise self._error("is not from this kind of source: the checkpoint belongs to another")
         version = offset["v"]
         if version != VERSION:
             raise CheckpointError(
-                f"{self.destination}: the checkpoint has offsets of version {version!r:.20}, and this pyspark-mq reads "
-                f"{VERSION}. Go on with the one that wrote them, or {START_ANEW}"
+                f"{self.destination}: the checkpoint has offsets of version {version!r:.20}, but this pyspark-mq reads "
+                f"{VERSION}. Use the version that wrote them, or {START_ANEW}"
             )
         for name in ("broker", "source", "ids", "identity", "epoch", "file", "crc"):
             if not isinstance(offset.get(name), _TYPES.get(name, str)):
@@ -121,20 +121,20 @@ class OffsetCodec:
         if self.log is None and offset["file"] and self.ids:
             raise CheckpointError(
                 f"{self.destination}: the checkpoint's IDs are in the file '{offset['file']}'. Set "
-                "'checkpointLocation' or 'idLog' to the place that the query had"
+                "'checkpointLocation' or 'idLog' to the query's former place"
             )
         return Position(offset["epoch"], offset["file"], offset["identity"], released=offset.get("released") is True)
 
     def _check_owner(self, offset: Mapping[str, Any]) -> None:
-        """Refuse an offset of another source, or with IDs from elsewhere."""
+        """Refuse an offset of another source, or one whose IDs come from elsewhere."""
         source = offset["source"]
         if offset["broker"] != self.broker or not self._may_have_written(source):
             raise CheckpointError(
-                f"the checkpoint was written for {source} of broker '{offset['broker']}', but the query now reads "
-                f"{self._reads} of broker '{self.broker}'. Use a checkpointLocation of its own for each queue, or "
+                f"the checkpoint was written for {source} on broker '{offset['broker']}', but the query now reads "
+                f"{self._reads} on broker '{self.broker}'. Use a separate checkpointLocation for each queue, or "
                 "correct the options"
             )
-        # From and to the lower guarantees there is nothing to compare.
+        # The lower guarantees have no IDs to compare.
         if offset["ids"] and self.ids and offset["ids"] != shortened(self.ids, _IDS_MAX):
             raise CheckpointError(
                 f"{self.destination}: the checkpoint has IDs from messageIdFrom='{offset['ids']}', but "
@@ -143,7 +143,7 @@ class OffsetCodec:
             )
 
     def _may_have_written(self, source: str) -> bool:
-        """Whether a query of these queues may go on from a checkpoint of that source, whose file says which it read."""
+        """Whether a query of these queues may resume from a checkpoint of that source; its file says which it read."""
         if source in {shortened(self.source, _SOURCE_MAX), shortened(f"queues{self.scope}", _SOURCE_MAX)}:
             return True
         if self.queues is None:
@@ -170,7 +170,7 @@ def _ids(settings: Settings) -> str:
 
 
 def released(offset: Mapping[str, Any]) -> dict[str, Any]:
-    """Mark an offset: its epoch may be replayed without what does not come back."""
+    """Mark an offset: its epoch may be replayed without messages that do not return."""
     return _signed({**{name: value for name, value in offset.items() if name != "crc"}, "released": True})
 
 

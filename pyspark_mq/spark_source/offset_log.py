@@ -1,7 +1,7 @@
-"""Spark's log of offsets, as a checkpoint has it: a file for each batch, written before the batch runs.
+"""Spark's offset log in a checkpoint: a file for each batch, written before the batch runs.
 
-Its form depends on the version of Spark and on its settings (``OffsetSeqLog.scala``). Here it is bytes, in which the
-name of a file is there or not.
+Its format depends on Spark's version and settings (``OffsetSeqLog.scala``). Here an entry is bytes, which contain the
+name of a file or do not.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _STATE_BYTES = 8
 
 
 class OffsetLog:
-    """The log of one checkpoint. Everything raises what the folder raises.
+    """The log of one checkpoint. All methods raise the folder's errors.
 
     Args:
-        checkpoint: the folder, a path or URI, as :func:`.resolve` gives it.
+        checkpoint: the folder, a path or URI, as returned by :func:`.resolve`.
     """
 
     def __init__(self, checkpoint: str) -> None:
@@ -31,7 +31,7 @@ class OffsetLog:
         return any(file.encode() in entry for _, entry in self._newest_first())
 
     def first_naming(self, file: str) -> bytes:
-        """Return the first entry that names a file; empty if that is not known, as older ones are purged."""
+        """Return the first entry that names a file; empty if unknown, because older entries are purged."""
         first = b""
         for batch, entry in self._newest_first():
             if file.encode() not in entry:
@@ -44,7 +44,7 @@ class OffsetLog:
         return b""
 
     def state(self) -> str:
-        """Return a text that every entry changes."""
+        """Return a text that changes with every new entry."""
         newest = next((entry for _, entry in self._newest_first()), b"")
         return hashlib.blake2b(newest, digest_size=_STATE_BYTES).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Kinds of options: how a text becomes a value, and what errors say is accepted. Pure."""
+"""Kinds of options: how text becomes a value, and what errors say is accepted. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Kind:
     """One kind.
 
     Attributes:
-        parse: the value of a text in lower case; None if it is not accepted.
-        accepted: what is, with its verb, for errors.
+        parse: returns the value of a lower-case text; None if it is not accepted.
+        accepted: what is accepted, beginning with a verb, for errors.
     """
 
     parse: Callable[[str], Any]
@@ -34,17 +34,17 @@ class Kind:
 
 
 def choice(values: Mapping[str, Any]) -> Kind:
-    """One of some names."""
+    """Accept one of several names."""
     return Kind(values.get, f"are {', '.join(values)}")
 
 
 def member(kind: type[Enum]) -> Kind:
-    """A member of an enumeration, by its value."""
+    """Accept a member of an enumeration, by its value."""
     return choice({one.value: one for one in kind})
 
 
 def count(min_count: int, max_count: int = _COUNT_MAX) -> Kind:
-    """A whole number."""
+    """Accept a whole number."""
 
     def parse(text: str) -> int | None:
         # Python refuses to convert thousands of digits.
@@ -55,7 +55,7 @@ def count(min_count: int, max_count: int = _COUNT_MAX) -> Kind:
 
 
 def duration_s(min_s: float = 0.0, max_s: float = _DURATION_MAX_S) -> Kind:
-    """A time with its unit; the value is in seconds."""
+    """Accept a time with its unit; the value is in seconds."""
 
     def parse(text: str) -> float | None:
         found = _DURATION.fullmatch(text)

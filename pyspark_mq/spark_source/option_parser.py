@@ -1,4 +1,4 @@
-"""Options as text: what queues and streams have in common, and the names that users of other sources write."""
+"""Options as text: the parser that queues and streams share, and option names that users of other sources try."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["OptionParser", "check_characters", "check_short", "redacting"]
 
 #: Values of these are never shown.
 _SECRET = frozenset({"password", "username"})
-#: A frame CONNECT of STOMP escapes nothing, so these would become headers of it (STOMP 1.2, "Value Encoding").
+#: STOMP's CONNECT frame escapes nothing, so a line feed in these would add headers (STOMP 1.2, "Value Encoding").
 _ON_ONE_LINE = frozenset({"password", "username", "subscription"})
-#: What may have a password in it.
+#: Options that may contain a password.
 _URLS = frozenset({"url", "managementUrl", "dedupStore", "idLog", "checkpointLocation"})
 #: Options that may hold any URL: a selector may compare with one.
 _ANY = frozenset({*_URLS, *_SECRET, "selector"})
 
 _SHORT_STRING_BYTES, _SHOWN_CHARACTERS = 255, 60
-_IN_URL = "is a part of 'url', for example amqp://user:password@host:5672/vhost"
+_IN_URL = "is part of 'url', for example amqp://user:password@host:5672/vhost"
 _URL = "use 'url'; several addresses are comma-separated"
 _NO_GROUPS = "there are no consumer groups: a query resumes from its checkpoint; leave it out"
-#: Names of other sources and of clients, in lower case -> what to write here.
+#: Option names of other sources and of clients, in lower case -> what to use here.
 _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("host", "hostname", "port", "vhost", "virtualhost", "virtual_host"), _IN_URL),
     **dict.fromkeys(("brokerurl", "addresses", "uri", "kafka.bootstrap.servers"), _URL),
@@ -42,7 +42,7 @@ _ELSEWHERE: Mapping[str, str] = {
 
 
 class OptionParser:
-    """A user's options as text, each checked by itself.
+    """A user's options as text, each checked on its own.
 
     Args:
         given: names in any case, values as text.
@@ -53,7 +53,7 @@ class OptionParser:
 
     #: By name, as documented.
     TABLE: ClassVar[Mapping[str, Option]]
-    #: Whose options they are, for errors.
+    #: What the options are for, as errors say it.
     OF: ClassVar[str] = ""
 
     def __init__(self, given: Mapping[str, str]) -> None:
@@ -69,7 +69,7 @@ class OptionParser:
             check_characters(known, self._values[known])
 
     def hint_for_foreign_option(self, name: str, value: str) -> str:
-        """Return what to do about an option that is none of these but of something else; empty if it is unknown."""
+        """Return what to use instead of an option known from elsewhere; empty if the option is unknown."""
         del value
         kafka = "is a Kafka client option; here use 'url', 'username' and 'tls.*'"
         return _ELSEWHERE.get(name, kafka if name.startswith("kafka.") else "")
@@ -93,7 +93,7 @@ class OptionParser:
         return value
 
     def _value(self, name: str, kind: Kind | None = None) -> Any:
-        """Return an option's value, by the kind of the table unless another is given; None without a default."""
+        """Return an option's value, parsed as `kind` or the table's kind; None if unset and without a default."""
         kind, text = kind or self.TABLE[name].kind, self._text(name)
         assert kind is not None, f"option '{name}' has no kind"
         if text is None:
@@ -104,7 +104,7 @@ class OptionParser:
         return value
 
     def _fields(self, of: type) -> dict[str, Any]:
-        """Values of the options that are fields as they are, whatever else is set."""
+        """Return the options that become fields of the class `of` unchanged, whatever else is set."""
         known = {one.name for one in fields(of)}
         return {option.sets: self._value(name) for name, option in self.TABLE.items() if option.sets in known}
 
@@ -116,7 +116,7 @@ class OptionParser:
         return urls
 
     def _protocol(self, broker: Broker, url: BrokerUrl) -> str:
-        """The protocol: the one of option `protocol`, or the first that the URL's scheme stands for."""
+        """Return the protocol: option `protocol`, or the first that the URL's scheme stands for."""
         spoken = broker.protocols.get(url.scheme, ())
         if not spoken:
             schemes = ", ".join(f"{scheme}://" for scheme in broker.protocols)
@@ -126,9 +126,9 @@ class OptionParser:
         return str(self._value("protocol", choice({protocol: protocol for protocol in spoken})))
 
     def _endpoint_at(self, urls: tuple[BrokerUrl, ...], *, secured: bool, **known: Any) -> Endpoint:
-        """The endpoint at these URLs, with login, TLS and times, and the other fields as they are `known`.
+        """Return the endpoint at these URLs, with login, TLS and timeouts; `known` has the other fields.
 
-        Files are read now, so that a wrong one fails load(). TLS is used somewhere if it is `secured`.
+        Files are read now, so that a wrong one fails load(). `secured` says whether any URL uses TLS.
         """
         used = [name for name in self._values if name.startswith("tls.")]
         if used and not secured:
@@ -150,9 +150,9 @@ class OptionParser:
         return endpoint
 
     def _check_credentials(self, endpoint: Endpoint) -> None:
-        """Check that user and password go together, for all URLs alike, and that a file of the password can be read."""
+        """Check that all URLs alike have user and password or none, and that a password file can be read."""
         if endpoint.password is not None and endpoint.password_file is not None:
-            raise OptionError("passwordFile", "is set as well as 'password': give one of them")
+            raise OptionError("passwordFile", "is set as well as 'password': set only one of them")
         secret = "password" if endpoint.password_file is None else "passwordFile"
         if self._text(secret) is not None and endpoint.user(endpoint.urls[0]) is None:
             raise OptionError(secret, "is set without 'username', and 'url' names no user")
@@ -163,8 +163,8 @@ class OptionParser:
             if named and nameless:
                 raise OptionError(
                     "url",
-                    f"names a {what} for {named[0]} and none for {nameless[0]}: each candidate has its own login. "
-                    "Write it into each, or set 'username' and 'password' for all",
+                    f"names a {what} for {named[0]} but not for {nameless[0]}: each candidate has its own login. "
+                    "Write one into each, or set 'username' and 'password' for all",
                 )
 
 
@@ -186,7 +186,7 @@ def _redacted(text: str, given: Mapping[str, str]) -> str:
 
 
 def check_short(names: Iterable[tuple[str, str | None]]) -> None:
-    """Refuse values of options that are no short strings of AMQP 0-9-1 (section 4.2.5.3)."""
+    """Refuse option values that are too long for a short string of AMQP 0-9-1 (section 4.2.5.3)."""
     for option, name in names:
         if name is not None and (size := len(name.encode())) > _SHORT_STRING_BYTES:
             maximum = f"has {size} bytes, and AMQP 0-9-1 allows {_SHORT_STRING_BYTES} in a name"
@@ -194,18 +194,18 @@ def check_short(names: Iterable[tuple[str, str | None]]) -> None:
 
 
 def check_characters(name: str, value: str) -> None:
-    """Refuse characters that end a string or a protocol line: they would inject content.
+    """Refuse characters that end a string or a protocol line, as they would inject content.
 
-    A secret is not shown in the error.
+    The error does not show a secret.
     """
     shown = "" if name in _SECRET else f"{(redact(value) if name in _URLS else value)!r} "
     if name not in _ANY and has_login(value):
-        # Taken for a name it would be in offsets and in errors, whole or in pieces.
-        raise OptionError(name, f"{redact(value)!r} is a URL with a user: give it as 'url'")
+        # Taken as a name, it would show up in offsets and errors, whole or in pieces.
+        raise OptionError(name, f"{redact(value)!r} is a URL with a user: set it as 'url'")
     if "\0" in value:
         raise OptionError(name, f"{shown}has a NUL, which ends a string; leave it out")
     if name in _ON_ONE_LINE and CONTROL.search(value):
-        problem = f"{shown}has a line feed or another control character, such as the end of the file it was read from"
+        problem = f"{shown}has a line feed or another control character, such as the line end of a file"
         raise OptionError(name, f"{problem}; leave it out")
     try:
         value.encode()

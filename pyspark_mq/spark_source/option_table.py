@@ -1,8 +1,8 @@
 """Every option of the source: its name, its default, and what it means.
 
-The one place for an option: with its kind, its bounds and the field that it sets. What depends on several options is in
-:mod:`pyspark_mq.spark_source.options`, which parses what is named here. ``make docs`` writes the tables of
-docs/options.md. The texts are Markdown, with links as they are from that page.
+The one place for an option, with its kind, its bounds and the field it sets. Rules that involve several options are in
+:mod:`pyspark_mq.spark_source.options`, which parses the options named here. ``make docs`` writes the tables of
+docs/options.md. The texts are Markdown, with links relative to that page.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Option:
 
     Attributes:
         name: in camelCase, as errors and documentation spell it.
-        section: heading of docs/options.md under which its row is.
-        text: what it means, what it takes, and its limits.
-        default: as a user would write it; None if what is not set is not the same as any value.
-        unset: what holds without it, where there is no `default`; empty for nothing.
-        kind: how its text becomes a value, and which are accepted; None where that depends on other options or is
+        section: heading of docs/options.md that its row is under.
+        text: its meaning, accepted values and limits.
+        default: as a user would write it; None if leaving it out equals no value.
+        unset: what applies without it, if there is no `default`; empty for nothing.
+        kind: how its text becomes a value, and which are accepted; None if that depends on other options or takes
             more than a kind.
-        sets: the field of :class:`.Settings` or :class:`.Endpoint` that has the value as it is; empty where it depends
-            on other options.
+        sets: the field of :class:`.Settings` or :class:`.Endpoint` that takes the value unchanged; empty if the field
+            depends on other options.
     """
 
     name: str
@@ -59,29 +59,29 @@ _TABLE = (
         "`amqp://user:password@host:port` or `stomp://…`, with TLS `amqps://…` or `stomp+ssl://…`. Default ports are "
         "5672, 61613, 5671 and 61612. On RabbitMQ the path is the virtual host, and an empty one is `/`; the others "
         "have none, and a path is an error. Several, comma-separated, are failover candidates: whole URLs that share "
-        "scheme and virtual host, each with a login of its own unless `username` is set. No parameters (`?…`). "
-        "Characters with a meaning in URLs are escaped: `/` `%2F`, `@` `%40`, `,` `%2C`, `?` `%3F`, `#` `%23`",
+        "scheme and virtual host, each with its own login unless `username` is set. No parameters (`?…`). "
+        "Escape characters that have a meaning in URLs: `/` `%2F`, `@` `%40`, `,` `%2C`, `?` `%3F`, `#` `%23`",
         unset="required",
     ),
     Option("protocol", _READ, "see [below](#protocols)", unset="by broker and URL"),
     Option(
         "username",
         _READ,
-        "With none: over AMQP 0-9-1 `guest`; over AMQP 1.0 the login is anonymous; over STOMP none is sent, and the "
-        "broker's default user applies. A [client certificate](operate.md#tls) may stand for a user. Wins over the "
-        "one in the URL",
+        "overrides the URL's. Without one: over AMQP 0-9-1 `guest`; over AMQP 1.0 an anonymous login; over STOMP no "
+        "user is sent, and the broker's default user applies. A [client certificate](operate.md#tls) may replace the "
+        "user",
         unset="from the URL",
     ),
     Option(
         "password",
         _READ,
-        "overrides the URL's; an error if no user is named. Never shown, and in no checkpoint",
+        "overrides the URL's; an error if no user is named. Never shown, nor stored in a checkpoint",
         unset="from the URL",
     ),
     Option(
         "passwordFile",
         _READ,
-        "a file with the password, or a token of OAuth 2, on one line, instead of `password`; read at each connection, "
+        "instead of `password`: a file with the password or an OAuth 2 token on one line; read at each connection, "
         "see [secrets that change](operate.md#secrets-that-change)",
     ),
     Option(
@@ -94,14 +94,14 @@ _TABLE = (
     Option(
         "queuePattern",
         _READ,
-        "regular expression (of Python, for the whole name): all queues that match are read. They are looked up at "
-        "`managementUrl`, when the query starts and at an interval. Exclusive queues and streams of RabbitMQ are left "
+        "regular expression (Python's, for the whole name): all matching queues are read. They are looked up at "
+        "`managementUrl`, when the query starts and at an interval. RabbitMQ's exclusive queues and streams are left "
         "out",
     ),
     Option(
         "queuePatternInterval",
         _READ,
-        "how often queues are looked up, at least `1s`. A run of `Trigger.AvailableNow` keeps to those it began with",
+        "how often queues are looked up, at least `1s`. A run of `Trigger.AvailableNow` keeps to those it starts with",
         default="1m",
         kind=duration_s(1),
         sets="pattern_interval_s",
@@ -109,14 +109,14 @@ _TABLE = (
     Option(
         "managementUrl",
         _READ,
-        "required with `queuePattern`; asked for the [backlog](#counters) where no session reports it, and by the "
+        "required with `queuePattern`; asked for the [backlog](#counters) if no session reports it, and by the "
         "command [`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it): the HTTP API of RabbitMQ "
         "(`http://host:15672`, plugin `rabbitmq_management`), "
-        "or Jolokia of the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or Artemis "
-        "(`http://host:8161/console/jolokia`). User and password are its own, or else the connection's; "
-        "with `https` the options `tls.*` count, whatever `url` is. Redirects are not followed, and no proxy of the "
-        "environment (`http_proxy`) is used. An answer has 30 s from connecting to its last byte, 32 MiB and two "
-        "million values",
+        "or Jolokia in the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or Artemis "
+        "(`http://host:8161/console/jolokia`). User and password are those in this URL, or else the connection's; "
+        "with `https` the options `tls.*` apply, whatever `url` is. Redirects are not followed, and the environment's "
+        "proxy (`http_proxy`) is not used. An answer may take at most 30 s, from connecting to its last byte, and have "
+        "at most 32 MiB and two million values",
     ),
     Option(
         "managementInterval",
@@ -132,13 +132,13 @@ _TABLE = (
         "subscription",
         _READ,
         "name of the durable subscription to `topic`. Required unless `guarantee` is `none`: without it, a topic is "
-        "read as long as the connection lasts",
+        "read only while the connection lasts",
     ),
     Option(
         "selector",
         _READ,
-        "JMS selector on ActiveMQ Classic and Artemis. Refused on RabbitMQ, which has none. Part of the checkpoint: a "
-        "different one needs a new checkpoint",
+        "JMS selector on ActiveMQ Classic and Artemis. Refused on RabbitMQ, which has none. Part of the checkpoint: "
+        "changing it needs a new checkpoint",
     ),
     Option(
         "includeMetadata",
@@ -161,8 +161,8 @@ _TABLE = (
         _IDENTITY,
         "`message-id`, `correlation-id`, `property:<name>` (a header or application property), `json:$.order.id` (a "
         "text or whole number in a JSON body), or `content` for all messages, as below. Part of the checkpoint: it "
-        "cannot be changed later. What `message-id` is on each broker, and which to choose: "
-        "[message IDs](message-ids.md)",
+        "cannot be changed later. [Message IDs](message-ids.md) says what `message-id` is on each broker, and which "
+        "to choose",
         default="message-id",
     ),
     Option(
@@ -170,10 +170,10 @@ _TABLE = (
         _IDENTITY,
         "for messages without an ID, with `exactly-once` only. `content`: their contents identify them, and equal "
         "ones are counted, see [message IDs](message-ids.md#contents). `fail`: the query fails, the message stays in "
-        "the queue, and a restart meets it again. `row`: emitted at each delivery, so at least once. `reject`: "
+        "the queue, and a restart receives it again. `row`: emitted at each delivery, so at least once. `reject`: "
         "refused for good. "
         "RabbitMQ dead-letters it if the queue has a dead-letter exchange and **drops** it if not. Over STOMP "
-        "ActiveMQ Classic moves it to the dead-letter queue and Artemis **drops** it; over AMQP 1.0 they get the "
+        "ActiveMQ Classic moves it to the dead-letter queue and Artemis **drops** it; over AMQP 1.0 both get the "
         "outcome `rejected`",
         unset="`content` on RabbitMQ, else `fail`",
         kind=member(OnMissing),
@@ -183,10 +183,10 @@ _TABLE = (
         "onUnreadableMessage",
         _IDENTITY,
         "for messages that cannot be decoded, such as a header nested a thousand deep. `fail`: the query "
-        "fails with an error that names the message, and it stays in the queue. `reject`: refused for good, as with "
-        "`onMissingMessageId`; its neighbours are emitted. `row`: a row with the bytes that could not be read as "
-        "its body, the reason in `properties` under `unreadable`, and null where nothing is known; without a readable "
-        "ID its bytes identify it",
+        "fails with an error that names the message, which stays in the queue. `reject`: refused for good, as with "
+        "`onMissingMessageId`; its neighbours are emitted. `row`: a row with the undecodable bytes as its body, the "
+        "reason in `properties` under `unreadable`, and null for every unknown column; without a readable ID its "
+        "bytes identify it",
         default="fail",
         kind=member(OnUnreadable),
         sets="on_unreadable",
@@ -194,16 +194,16 @@ _TABLE = (
     Option(
         "maxMessagesPerTrigger",
         _SIZE,
-        "most messages in an epoch; also never more than `prefetch` times `consumers` (times queues, with a "
-        "`prefetch` of your own), which is cut into equal epochs",
-        unset="`50000`, of which one consumer on RabbitMQ makes 32,768; ActiveMQ Classic `10000`",
+        "most messages in an epoch; also never more than `prefetch` times `consumers` (times the number of queues, if "
+        "you set `prefetch`), which is cut into equal epochs",
+        unset="`50000`, with one consumer on RabbitMQ in effect 32,768; ActiveMQ Classic `10000`",
         kind=count(1),
     ),
     Option(
         "maxBytesPerTrigger",
         _SIZE,
-        "bytes of the messages in an epoch, [headers and all](tuning.md#driver-memory); a single larger "
-        "message is an epoch of its own. Twice as many bound what is held in memory",
+        "most bytes of messages in an epoch, [headers included](tuning.md#driver-memory); a single larger "
+        "message is an epoch of its own. At most twice this is held in memory",
         default="64m",
         kind=SIZE_BYTES,
         sets="max_bytes",
@@ -211,9 +211,9 @@ _TABLE = (
     Option(
         "maxPartitionBytes",
         _SIZE,
-        "bytes of rows that one task may carry where rows travel inside tasks, as on clusters. Keep it below "
-        "`spark.rpc.message.maxSize` (128 MiB by default). Partitions are split at 32 MiB, or at this if that is less; "
-        "a single message that is larger is an error",
+        "most bytes of rows in one task, if rows travel inside tasks, as on clusters. Keep it below "
+        "`spark.rpc.message.maxSize` (128 MiB by default). Partitions are split at 32 MiB, or at this if it is less; "
+        "a single larger message is an error",
         default="120m",
         kind=SIZE_BYTES,
         sets="max_partition_bytes",
@@ -221,8 +221,8 @@ _TABLE = (
     Option(
         "minMessagesPerTrigger",
         _SIZE,
-        "wait for this many, until `maxTriggerDelay` or `maxBytesPerTrigger` is reached. An error if above "
-        "what an epoch can hold. Not applied by `Trigger.AvailableNow`",
+        "wait for this many messages, until `maxTriggerDelay` or `maxBytesPerTrigger` is reached. An error if an "
+        "epoch cannot hold that many. Not applied by `Trigger.AvailableNow`",
         default="1",
         kind=count(1),
     ),
@@ -244,22 +244,22 @@ _TABLE = (
     Option(
         "consumers",
         _SIZE,
-        "connections, 1 to 64. With more than one, queue order is not kept. For a `topic` see [above](#topics)",
+        "connections, 1 to 64. More than one does not keep queue order. For a `topic` see [above](#topics)",
         default="1",
         kind=count(1, 64),
     ),
     Option(
         "numPartitions",
         _SIZE,
-        "input partitions of an epoch, 1 to 10,000; never more than messages. Whatever is set, a partition over 32 "
-        "MiB is split",
-        unset="cores of the driver's machine, fewer if each got under 2,000 messages",
+        "input partitions of an epoch, 1 to 10,000; never more than it has messages. A partition over 32 MiB is "
+        "always split",
+        unset="cores of the driver's machine; fewer if each would get under 2,000 messages",
         kind=count(1, 10_000),
     ),
     Option(
         "dedupWindow",
         _IDENTITY,
-        "settled IDs that are remembered, across restarts too: a message that a producer repeats within "
+        "how many settled IDs are remembered, across restarts too: a message that a producer repeats within "
         "that many is dropped; 0 to 1,000,000,000. With Redis, also the size of the shared set",
         default="100000",
         kind=count(0),
@@ -268,8 +268,8 @@ _TABLE = (
     Option(
         "settleGrace",
         _IDENTITY,
-        "how long after a confirmation the broker has to answer something else before the acknowledgement counts as "
-        "settled. RabbitMQ's classic queues need more than 0.5 s; see "
+        "an acknowledgement counts as settled once the broker has answered another request this long after "
+        "confirming it. RabbitMQ's classic queues need more than 0.5 s; see "
         "[confirmation](guarantees.md#a-broker-that-forgets)",
         default="5s",
         kind=duration_s(),
@@ -278,9 +278,9 @@ _TABLE = (
     Option(
         "settleAfter",
         _IDENTITY,
-        "`committed`: an epoch is acknowledged once Spark has committed it. `synced`: and once this machine's "
-        "writes, checkpoint and sink, are on disk, so that a power loss loses nothing. For a checkpoint on a "
-        "disk of the driver's machine, given as `checkpointLocation`; see [loss of power](operate.md#loss-of-power)",
+        "`committed`: an epoch is acknowledged once Spark has committed it. `synced`: only after this machine's "
+        "writes, checkpoint and sink, are also on disk, so that a power loss loses nothing. Needs a checkpoint on a "
+        "disk of the driver's machine, set as `checkpointLocation`; see [loss of power](operate.md#loss-of-power)",
         default="committed",
         kind=choice({"committed": False, "synced": True}),
         sets="syncs",
@@ -295,17 +295,17 @@ _TABLE = (
     Option(
         "checkpointLocation",
         _IDENTITY,
-        "the same as the writer's: message IDs are kept in its folder `mq-ids`. Required with `exactly-once`, unless "
+        "the writer's: message IDs are kept in its folder `mq-ids`. Required with `exactly-once`, unless "
         "`idLog` is set; an absolute path, or a URI that `pyarrow.fs` opens (`s3://` and `s3a://`, `gs://`, "
-        "`abfss://`, `hdfs://`); names are taken literally, as by Spark: `%20` is not a space; see "
+        "`abfss://`, `hdfs://`). As in Spark, names are literal: `%20` is not a space; see "
         "[the checkpoint](operate.md#the-checkpoint)",
     ),
     Option("idLog", _IDENTITY, "another folder for these IDs, same syntax"),
     Option(
         "failOnDataLoss",
         _IDENTITY,
-        "`true`: a replay with missing messages fails the query. `false`: it is logged, counted as `lost`, and the "
-        "query goes on",
+        "`true`: a replay with missing messages fails the query. `false`: they are logged and counted as `lost`, and "
+        "the query continues",
         default="true",
         kind=FLAG,
         sets="fail_on_data_loss",
@@ -321,8 +321,8 @@ _TABLE = (
     Option(
         "connectTimeout",
         _CONNECTION,
-        "for the first connection of a run, all attempts together, shared by the hosts of `url`; and for each later "
-        "attempt; from 0.1 s",
+        "longest time for a run's first connection, all attempts together, shared by the hosts of `url`; and for each "
+        "later attempt; from 0.1 s",
         default="30s",
         kind=duration_s(0.1),
         sets="connect_timeout_s",
@@ -338,7 +338,7 @@ _TABLE = (
     Option(
         "reconnectTimeout",
         _CONNECTION,
-        "to restore a lost connection, else the query fails; from 0.1 s",
+        "longest time to restore a lost connection before the query fails; from 0.1 s",
         default="10m",
         kind=duration_s(0.1),
         sets="reconnect_timeout_s",
@@ -349,5 +349,5 @@ _TABLE = (
     Option("tls.verify", _CONNECTION, "`false` accepts any certificate and host name", default="true", kind=FLAG),
 )
 
-#: By name, in the order of the error texts.
+#: By name, in the order that error texts list them.
 OPTIONS: Mapping[str, Option] = {option.name: option for option in _TABLE}

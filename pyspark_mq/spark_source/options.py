@@ -35,7 +35,7 @@ __all__ = ["Options", "parse_options"]
 
 T = TypeVar("T")
 
-#: A comma between two names, and what is written for one within a name.
+#: A comma between two names, and the escape for a comma within a name.
 _COMMA = re.compile(r"(?<!\\),")
 _ESCAPED = re.compile(r"\\(,)")
 _NO_OFFSETS = (
@@ -44,7 +44,7 @@ _NO_OFFSETS = (
 )
 _SIZE = "use 'maxMessagesPerTrigger'"
 _BIND = "a query reads a queue: bind one to the exchange, and name it as 'queue'"
-#: Names of other sources, in lower case -> what to write of a queue.
+#: Option names of other sources, in lower case -> what to use for a queue.
 _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(
         ("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp", "startingoffsetsbytimestamp",
@@ -71,10 +71,10 @@ class Options:
 
     Attributes:
         num_partitions: input partitions of an epoch; None to let the source choose.
-        dedup_store: ``checkpoint`` or a ``redis://`` URL; not in the repr, as it may hold a password.
-        id_log: a folder, path or URI; None where none is named. Not in the repr, for the same reason.
-        management: where to ask the broker for its queues and their settings; None if not given.
-        include_metadata: all columns, where the user gives no schema.
+        dedup_store: ``checkpoint`` or a ``redis://`` URL; left out of the repr, as it may hold a password.
+        id_log: a folder, path or URI; None if none is named. Left out of the repr, for the same reason.
+        management: where to ask the broker for its queues and their settings; None if not set.
+        include_metadata: whether a query without a schema gets all columns.
     """
 
     settings: Settings
@@ -85,12 +85,12 @@ class Options:
     include_metadata: bool = False
 
     def check_place(self) -> None:
-        """Raise an OptionError if there is no place for message IDs, and they are needed."""
+        """Raise an OptionError if message IDs are needed and there is nowhere to keep them."""
         if self.settings.guarantee.identifies and self.id_log is None:
             raise OptionError(
                 "checkpointLocation",
-                "is required at the source too, with guarantee 'exactly-once': the IDs of each batch are kept in files "
-                "there, so that redeliveries are recognised. Give it the same value as the writer's (or 'idLog' "
+                "is required on the source too, with guarantee 'exactly-once': the IDs of each batch are kept in files "
+                "there, so that redeliveries are recognised. Set it to the writer's value (or set 'idLog' to "
                 "another folder); or set guarantee 'at-least-once', which needs none",
             )
 
@@ -116,13 +116,13 @@ class _QueueOptionParser(OptionParser):
             return f"{value!r}: a queue has no path; use .option('queue', {value!r}) and load() without an argument"
         if name == "stream":
             url = "rabbitmq-stream://user:password@host:5552/vhost"
-            return f"{value!r} is read with a URL {url}; of a queue it is 'queue'"
+            return f"{value!r}: to read a stream, use a URL {url}; to read a queue, set 'queue'"
         return _ELSEWHERE.get(name) or super().hint_for_foreign_option(name, value)
 
     # -- the whole
 
     def parse(self) -> Options:
-        """All options, checked one by one and then against each other."""
+        """Return all options, checked one by one and then against each other."""
         self._required("broker", f"accepted are {', '.join(BROKERS)}")
         broker: Broker = self._value("broker", choice(BROKERS))
         on_missing = OnMissing.CONTENT if broker.proves_new else OnMissing.FAIL
@@ -154,9 +154,9 @@ class _QueueOptionParser(OptionParser):
         if settings.syncs and (id_log is None or is_uri(id_log) or self._text("idLog") is not None):
             raise OptionError(
                 "settleAfter",
-                "'synced' is for a checkpoint on this machine's disk, next to which it keeps a note: set "
-                "'checkpointLocation' to the writer's path, and no 'idLog'. Writes to another store are durable once "
-                "it answers",
+                "'synced' is for a checkpoint on this machine's disk, and keeps a note next to it: set "
+                "'checkpointLocation' to the writer's path, and do not set 'idLog'. Writes to another store are "
+                "durable once it answers",
             )
         if settings.syncs and sys.platform != "linux":
             raise OptionError("settleAfter", f"'synced' needs Linux, whose sync(2) waits; this is {sys.platform}")
@@ -185,7 +185,7 @@ class _QueueOptionParser(OptionParser):
         if text is None:
             return None
         try:
-            # What Python warns of means something else in a later version.
+            # A pattern that Python warns about changes its meaning in a later version.
             with warnings.catch_warnings():
                 warnings.simplefilter("error", FutureWarning)
                 re.compile(text)
@@ -197,7 +197,7 @@ class _QueueOptionParser(OptionParser):
     def _management(self, endpoint: Endpoint) -> Management | None:
         management, given = None, self._text("managementUrl")
         if given is not None:
-            # It loads the standard library's HTTP client, so import it on demand.
+            # This loads the standard library's HTTP client, so import it on demand.
             from pyspark_mq.admin.http import Management  # noqa: PLC0415
 
             management = Management.of(given, endpoint)
@@ -212,12 +212,12 @@ class _QueueOptionParser(OptionParser):
         return management
 
     def _queues(self, consumers: int) -> tuple[str, ...]:
-        """The names, if they are several."""
+        """Return the queue names if there are several, else an empty tuple."""
         names = self._names()
         if len(names) * consumers > CONNECTIONS_MAX:
             raise OptionError(
                 "queue",
-                f"{len(names)} queues with {consumers} consumer(s) each are more than {CONNECTIONS_MAX} connections; "
+                f"{len(names)} queues with {consumers} consumer(s) each need more than {CONNECTIONS_MAX} connections; "
                 "name fewer, or use several queries",
             )
         return tuple(names) if len(names) > 1 else ()
@@ -228,7 +228,7 @@ class _QueueOptionParser(OptionParser):
             problem = f"{consumers} would each get every message of topic '{topic}'"
             raise OptionError("consumers", f"{problem}; name a 'subscription', or leave it at 1")
         if endpoint.protocol not in broker.shared_topics:
-            problem = f"{consumers} cannot share a subscription of broker '{broker.name}' over {endpoint.protocol}"
+            problem = f"{consumers} cannot share a subscription on broker '{broker.name}' over {endpoint.protocol}"
             raise OptionError("consumers", f"{problem}; leave it at 1")
         # Over AMQP 1.0 a shared subscription differs from an unshared one.
         return replace(endpoint, shared=endpoint.protocol == AMQP_1_0)
@@ -260,7 +260,7 @@ class _QueueOptionParser(OptionParser):
         if pattern is not None:
             other = "queue" if queue is not None else "topic" if topic is not None else None
             if other is not None:
-                raise OptionError("queuePattern", f"'{pattern}' and '{other}' are both set; use one")
+                raise OptionError("queuePattern", f"'{pattern}' and '{other}' are both set; set only one")
             queue = pattern
         subscription, selector = self._text("subscription"), self._text("selector")
         if queue is None and topic is None:
@@ -273,7 +273,7 @@ class _QueueOptionParser(OptionParser):
             raise OptionError(
                 "subscription",
                 f"is required to read topic '{topic}' with guarantee '{guarantee.value}': without a durable "
-                "subscription the broker keeps nothing for a query that is down. Name one, or set "
+                "subscription the broker keeps nothing while a query is down. Name one, or set "
                 "guarantee 'none'",
             )
         if subscription is not None and protocol not in broker.durable_topics:
@@ -301,13 +301,13 @@ class _QueueOptionParser(OptionParser):
         raise OptionError("messageIdFrom", f"{text!r} is not accepted; accepted are {accepted}")
 
     def _id_log(self) -> str | None:
-        """The folder of the ID log: that of `idLog`, or one in the checkpoint that Spark does not touch."""
+        """Return the folder of the ID log: `idLog`, or one in the checkpoint that Spark does not touch."""
         checkpoint, log = self._place("checkpointLocation"), self._place("idLog")
         own = None if checkpoint is None else below(checkpoint, ID_FOLDER)
         if log is not None and log != own and above(log) is not None:
-            # Spark's log beside it would not name its files.
-            raise OptionError("idLog", f"{shown_place(log)!r} is the folder of a checkpoint; give that as "
-                              "'checkpointLocation', if it is the writer's, or another folder")  # fmt: skip
+            # Spark's log next to it would not name its files.
+            raise OptionError("idLog", f"{shown_place(log)!r} is the ID folder of a checkpoint; if the checkpoint is "
+                              "the writer's, set 'checkpointLocation' to it, else choose another folder")  # fmt: skip
         return log or own
 
     def _place(self, name: str) -> str | None:

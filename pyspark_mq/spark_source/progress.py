@@ -1,4 +1,4 @@
-"""Typed progress of a query's sources of format `mq`."""
+"""Typed progress of a query's `mq` sources."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Reading", "readings"]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One source of format `mq` in the progress of a query.
+    """One `mq` source in a query's progress.
 
     Attributes:
         source: its place in the query.
-        reads: the queues, the topic or the streams, as errors call them.
-        counters: those of its process since it started. For streams `planned`, `lost` and `backlog`.
+        reads: the queues, the topic or the streams, as errors name them.
+        counters: the counters of its process since it started. For streams `planned`, `lost` and `backlog`.
         partitions: offsets available but not planned, by partition; None for queues.
         planned: the last planned epoch: `epoch`, `messages`, `bytes`, `askedAtMs` (since 1970), `receiveMs`, `planMs`.
             None before the first.
@@ -36,13 +36,13 @@ class Reading:
 
 
 def readings(progress: Any) -> list[Reading]:
-    """The sources of format `mq` in a progress.
+    """Return the readings of the `mq` sources in a progress.
 
     Args:
         progress: a `StreamingQueryProgress`, or the mapping `query.lastProgress`; None before the first.
 
     Returns:
-        one for each source that reports. Empty before Spark 4.2 and for a replayed batch.
+        one reading for each source that reports. Empty before Spark 4.2 and for a replayed batch.
     """
     if progress is None:
         return []

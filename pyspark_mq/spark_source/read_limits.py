@@ -1,4 +1,4 @@
-"""Limits of Spark's reads: what `latestOffset` is handed, and the mix-in for `Trigger.AvailableNow`."""
+"""Limits of Spark's reads, which `latestOffset` receives, and the mix-in for `Trigger.AvailableNow`."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ __all__ = ["ReadAllAvailable", "ReadMaxRows", "SupportsTriggerAvailableNow", "is
 
 
 def is_unlimited(limit: Any) -> bool:
-    """Whether Spark asks for all there is."""
+    """Whether Spark asks for everything available."""
     return ReadAllAvailable is not None and isinstance(limit, ReadAllAvailable)

@@ -1,6 +1,6 @@
-"""The reader of queues: Spark's calls translated to an :class:`EpochSource`.
+"""The reader of queues: translates Spark's calls to an :class:`EpochSource`.
 
-Order of the calls (Spark 4.2 and later, ``MicroBatchExecution.scala``): ``latestOffset(start)`` -
+Order of calls (Spark 4.2 and later, ``MicroBatchExecution.scala``): ``latestOffset(start)`` -
 offset log - ``commit(start)`` - ``partitions(start, end)`` - tasks - commit log. After a crash in
 between, ``partitions(start, end)`` comes first. Spark writes the commit log before it asks for the
 next offset, so `start` proves that its epoch is committed.
@@ -36,18 +36,18 @@ __all__ = ["MqStreamReader"]
 
 #: Rows per task below which an epoch is not split further, unless the user set partitions.
 _ROWS_PER_TASK_MIN = 2_000
-#: Start and end of the epoch that runs, and the next.
+#: Start and end of the running epoch, and the end of the next.
 _OFFSETS_KNOWN = 3
-#: Most bytes of a partition: the data of a task is copied a dozen times.
+#: Most bytes in a partition: the data of a task is copied a dozen times.
 _PARTITION_BYTES_MAX = 32 << 20
 
 
 class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of the queues of one query.
 
-    Spark makes readers in several processes and uses one of them for the query, so nothing is opened
-    before the first call for offsets; and it pickles :meth:`read` with its reader for the
-    executors, so a pickled reader is empty.
+    Spark creates readers in several processes and uses one of them for the query, so nothing is opened
+    before the first call for offsets. It pickles :meth:`read` with its reader for the executors, so a
+    pickled reader is empty.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -56,7 +56,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._codec = OffsetCodec.of(options.settings, options.id_log)
         self._epochs: EpochSource | None = None
         self._worker: Worker | None = None
-        #: Offsets and their positions, the newest last: Spark asks for each several times.
+        #: Offsets and their positions, newest last: Spark asks for each several times.
         self._known: deque[tuple[dict[str, Any], Position]] = deque(maxlen=_OFFSETS_KNOWN)
         self._partitions: tuple[int, list[InputPartition]] | None = None
         self._task_transport: TaskTransport | None = None
@@ -70,7 +70,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._epochs
 
     def _begin(self) -> EpochSource:
-        # Spark starts four processes with a reader, and one of them runs the source.
+        # Spark creates a reader in four processes, but only one of them runs the source.
         from pyspark_mq.spark_source.source import begin_source  # noqa: PLC0415
 
         source, self._worker = begin_source(self._options, self._codec, self._builder.block_schema)
@@ -81,7 +81,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._codec.encode(self._source().initial())
 
     def getDefaultReadLimit(self) -> Any:
-        """`maxMessagesPerTrigger`; the limit in bytes applies as well."""
+        """Return `maxMessagesPerTrigger`; the limit in bytes applies as well."""
         return ReadMaxRows(self._options.settings.max_messages)
 
     @without_traceback
@@ -96,7 +96,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         maximum = None if is_unlimited(limit) else getattr(limit, "max_rows", self._options.settings.max_messages)
         latest = self._source().latest(position, maximum)
         if start is not None and latest == position:
-            return start  # exactly: Spark compares text
+            return start  # unchanged, as Spark compares text
         for offset, known in self._known:
             if known == latest:
                 return offset
@@ -104,15 +104,15 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._known[-1][0]
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Queues and counters. Spark shows them in the progress as the source's `latestOffset`."""
+        """Return the queues and counters. Spark shows them in the progress as the source's `latestOffset`."""
         return None if self._epochs is None else self._epochs.report()
 
     @without_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The payload of an epoch, split for tasks; the same objects however often Spark asks."""
+        """Return an epoch's payload, split for tasks; the same objects however often Spark asks."""
         before, after = self._position(start), self._position(end)
         if before == after:
-            # Other sources of the query cause this call, and Spark 4.0 makes it before each replay: it proves nothing.
+            # Other sources of the query cause this call, as does Spark 4.0 before each replay: it proves nothing.
             return []
         runs = self._source().payload(before, after)
         if self._partitions is None or self._partitions[0] != after.epoch:
@@ -133,12 +133,12 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [one for cut in cuts for one in self._partitions_of([*_between(runs, *cut)], task_transport)]
 
     def _partitions_of(self, runs: Sequence[Run], task_transport: TaskTransport) -> list[InputPartition]:
-        """Make a partition of these rows, or several if a task cannot carry it: each queue adds a kilobyte.
+        """Make a partition of these rows, or several if one task cannot carry them: each queue adds a kilobyte.
 
-        The rows move into its memory, without a second copy.
+        The rows move into the partition's memory, which leaves no second copy.
 
         Raises:
-            MessageError: a single message is more than a task may carry.
+            MessageError: a single message is larger than a task may carry.
         """
         bound = self._options.settings.max_partition_bytes
         batches = [batch for run in runs for batch in self._builder.build(run.rows, run.name)]
@@ -149,21 +149,21 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     run.rows.move_to(written)
             return [partition]
         size, count = stream.size, sum(len(run.rows) for run in runs)
-        del batches, partition, stream  # they are not needed besides those of the halves
+        del batches, partition, stream  # free them before the halves are made
         if count > 1:
             halves = (0, count // 2), (count // 2, count)
             return [one for half in halves for one in self._partitions_of([*_between(runs, *half)], task_transport)]
         shows_id = "messageId" in self._builder.block_schema.names
         which = f" with the ID {runs[0].rows.values('messageId')[0]!r}" if shows_id else ""
         raise MessageError(
-            f"'{runs[0].name}' holds a message{which} whose row takes {size:,} bytes, and a task "
-            f"may carry {bound:,} (option 'maxPartitionBytes'). It was not acknowledged. Raise "
-            "spark.rpc.message.maxSize of the session (128 MiB by default) above it, and 'maxPartitionBytes' to "
-            "just below that; or take the message out of the queue"
+            f"'{runs[0].name}' holds a message{which} whose row takes {size:,} bytes, but a task "
+            f"may carry {bound:,} (option 'maxPartitionBytes'). It was not acknowledged. Raise the session's "
+            "spark.rpc.message.maxSize (128 MiB by default) above that size, and 'maxPartitionBytes' to "
+            "just below spark.rpc.message.maxSize; or remove the message from the queue"
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a partition on an executor, which needs nothing else."""
+        """Read a partition on an executor. Needs nothing but the partition."""
         with partition.opened() as stream:  # type: ignore[attr-defined]
             yield from stream
 
@@ -173,7 +173,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._source().commit(self._position(end))
 
     def stop(self) -> None:
-        """Give unacknowledged messages back at once. Usually Spark ends the process instead."""
+        """Return unacknowledged messages to the broker at once. Usually Spark ends the process instead."""
         if self._epochs is not None:
             self._epochs.stop()
         if self._worker is not None:
@@ -186,12 +186,12 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # An idle query shows the same offset again and again.
             self._known.append((offset, position))
         if self._codec.log is not None:
-            self._codec.log.show(position.file)  # Spark writes an offset into its log before it shows it
+            self._codec.log.show(position.file)  # Spark logs an offset before it shows it
         return position
 
 
 def _cuts(sizes: Any, parts: int, maximum: int) -> list[tuple[int, int]]:
-    """Ranges of about equal rows, each within a bound of bytes unless one message is more."""
+    """Return ranges of about equally many rows, each below `maximum` bytes unless a single message exceeds it."""
     rows_max = -(-len(sizes) // parts)
     sums = np.append(0, np.cumsum(sizes))
     cuts: list[tuple[int, int]] = []
@@ -204,7 +204,7 @@ def _cuts(sizes: Any, parts: int, maximum: int) -> list[tuple[int, int]]:
 
 
 def _between(runs: Sequence[Run], low: int, high: int) -> Iterator[Run]:
-    """The rows of an epoch in this range."""
+    """Yield the rows of an epoch in this range."""
     for run in runs:
         rows = run.rows.between(low, high)
         if rows:

@@ -1,6 +1,6 @@
 """Columns of the source, and the record batches made of them.
 
-Deliveries are rows of Arrow blocks by the time they come here, in the types of the query: a batch is slices of those.
+By now deliveries are rows of Arrow blocks, in the query's types: a batch is made of slices of those blocks.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class _Column(NamedTuple):
 
     Attributes:
         kind: its type.
-        text: what it is, for docs/options.md, whose table `make docs` writes, as Markdown.
-        asked_for: it is there only where a schema names it, or with `includeMetadata`.
+        text: its description in Markdown, from which `make docs` writes the table in docs/options.md.
+        asked_for: whether it is present only if a schema names it, or with `includeMetadata`.
     """
 
     kind: DataType
@@ -45,32 +45,37 @@ class _Column(NamedTuple):
 COLUMNS: Mapping[str, _Column] = {
     "messageId": _Column(
         StringType(),
-        "the ID as `messageIdFrom` says, in full. Null without an ID: do not merge by it unless all messages have one",
+        "the ID that `messageIdFrom` chooses, in full. Null without an ID: do not merge by it unless all messages "
+        "have one",
     ),
     "body": _Column(BinaryType(), "the payload"),
     "destination": _Column(StringType(), "the `queue` (or `topic`) read from, not the one published to"),
     "properties": _Column(MapType(StringType(), StringType()), "as text; an empty map if there are none"),
-    "correlationId": _Column(StringType(), "what a producer set to pair answers with requests"),
+    "correlationId": _Column(StringType(), "set by a producer to match replies with requests"),
     "replyTo": _Column(StringType(), "where to send the reply"),
-    "contentType": _Column(StringType(), "MIME type of the body, if the producer says it"),
-    "type": _Column(StringType(), "what the producer calls this kind of message"),
-    "priority": _Column(IntegerType(), "as the broker sorts by it"),
+    "contentType": _Column(StringType(), "MIME type of the body, if the producer sets it"),
+    "type": _Column(StringType(), "the producer's name for this kind of message"),
+    "priority": _Column(IntegerType(), "the priority by which the broker sorts"),
     "timestamp": _Column(TimestampType(), "null if absent or out of range"),
-    "expiration": _Column(TimestampType(), "null if absent. A time to live of the queue or a policy is not seen"),
+    "expiration": _Column(
+        TimestampType(), "null if absent. A time to live set on the queue or by a policy does not show here"
+    ),
     "redelivered": _Column(
         BooleanType(),
-        "the broker's flag for this delivery. Brokers omit it at times; nothing depends on it",
+        "the broker's flag for this delivery. Brokers sometimes omit it; nothing depends on it",
     ),
     "deliveryCount": _Column(
         IntegerType(),
-        "1 at the first delivery, null where the broker does not count, or beyond 2147483647",
+        "1 at the first delivery; null if the broker does not count, or beyond 2147483647",
     ),
-    "routingKey": _Column(StringType(), "what it was published with", asked_for=True),
-    "exchange": _Column(StringType(), "where it was published; empty for the default exchange", asked_for=True),
-    "userId": _Column(StringType(), "who published it, as far as the broker checks or sets it", asked_for=True),
+    "routingKey": _Column(StringType(), "the routing key it was published with", asked_for=True),
+    "exchange": _Column(
+        StringType(), "the exchange it was published to; empty for the default exchange", asked_for=True
+    ),
+    "userId": _Column(StringType(), "who published it, if the broker checks or sets this", asked_for=True),
     "appId": _Column(StringType(), "the publishing application, by its own name", asked_for=True),
     "contentEncoding": _Column(
-        StringType(), "how the body is encoded, `gzip` for example; it is not decoded", asked_for=True
+        StringType(), "how the body is encoded, for example `gzip`; it is not decoded", asked_for=True
     ),
     "persistent": _Column(BooleanType(), "whether it should survive a broker restart", asked_for=True),
     "groupId": _Column(StringType(), "the group of messages it belongs to", asked_for=True),
@@ -97,7 +102,7 @@ def _arrow_type(kind: DataType) -> pa.DataType:
 
 
 class BatchBuilder:
-    """Record batches of exactly the columns a query has.
+    """Builds record batches with exactly the columns of a query.
 
     Args:
         schema: the query's schema: all columns or a subset, in any order.
@@ -117,14 +122,14 @@ class BatchBuilder:
 
     @property
     def block_schema(self) -> pa.Schema:
-        """The columns of blocks that batches are built from."""
+        """Columns of the blocks that batches are built from."""
         return block_schema(self._schema)
 
     def build(self, rows: BlockRows, destination: str) -> Iterator[pa.RecordBatch]:
-        """Batches of deliveries, in order.
+        """Yield batches of deliveries, in order.
 
         Args:
-            rows: of blocks that have at least the columns of :attr:`block_schema`.
+            rows: rows of blocks that have at least the columns of :attr:`block_schema`.
             destination: value of the column of that name.
         """
         for batch in rows.batches():
@@ -139,8 +144,8 @@ class BatchBuilder:
             )
 
     def serialize(self, batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
-        """The batches as an Arrow stream."""
-        # Counted first: a stream of unknown size doubles its memory each time it is full, and copies what it has.
+        """Return the batches as an Arrow stream."""
+        # Measure first: a stream of unknown size doubles its memory, and copies its contents, each time it is full.
         counted = pa.MockOutputStream()
         self.write(batches, counted)
         stream = pa.allocate_buffer(counted.size())

@@ -1,4 +1,4 @@
-"""Options of a write. An option that means the same as one of the source has the same name."""
+"""Options of a write. An option with the meaning of a source option also has its name."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from pyspark_mq.spark_source.stream_options import is_stream
 __all__ = ["SINK_OPTIONS", "parse_sink_options"]
 
 _WRITTEN, _SENDING = "What is written", "Sending"
-#: Of those of the source, with the same meaning and kinds.
+#: Options that the source has too, with the same meaning and kinds.
 _SHARED = (
     "broker", "url", "protocol", "username", "password", "passwordFile", "connectTimeout", "heartbeat", "tls.caFile",
     "tls.certFile", "tls.keyFile", "tls.verify",
 )  # fmt: skip
 _TABLE = (
     Option("queue", _WRITTEN, "the queue for all rows. RabbitMQ needs an existing one, the ActiveMQs create it. "
-           "Wins over the columns of destinations", unset="a row's column `queue`"),
+           "Overrides the destination columns", unset="a row's column `queue`"),
     Option("topic", _WRITTEN, "ActiveMQ Classic and Artemis: a topic instead"),
     Option("exchange", _WRITTEN, "RabbitMQ: an existing exchange instead", unset="a row's column `exchange`"),
     Option("routingKey", _WRITTEN, "RabbitMQ: with `exchange`, the routing key of all rows",
            unset="a row's column `routingKey`, or empty"),
     Option("writeId", _WRITTEN, "batch only: names this write, so that a rerun has the same [IDs](#ids); "
-           "in `foreachBatch`, for example, by query, batch and destination. Under the name of another write "
+           "in `foreachBatch`, for example, made of query, batch and destination. If another write has the same name, "
            "equal rows are taken for copies", unset="random"),
     Option("sendTimeout", _SENDING, "longest wait for a confirmation, from 1 s; longer while the broker says it is "
            "blocked", default="2m", kind=duration_s(1)),
-    Option("checkpointLocation", _SENDING, "of a streaming write: Spark's own, not checked here"),
+    Option("checkpointLocation", _SENDING, "for a streaming write: Spark's own, not checked here"),
 )  # fmt: skip
 #: By name.
 SINK_OPTIONS: Mapping[str, Option] = {option.name: option for option in _TABLE} | {
@@ -42,8 +42,8 @@ SINK_OPTIONS: Mapping[str, Option] = {option.name: option for option in _TABLE} 
 }
 _READING = "is for reading, not for a write; leave it out"
 _STREAM = (
-    "writes do not use the stream protocol: give a URL amqp://…, and name the stream as 'queue'; it accepts "
-    "messages like one"
+    "writes do not use the stream protocol: set a URL amqp://…, and name the stream as 'queue'; it accepts "
+    "messages like a queue"
 )
 
 
@@ -52,7 +52,7 @@ def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkSett
 
     Args:
         given: names in any case, values as text.
-        streaming: whether it is a query, which has a checkpoint.
+        streaming: whether it is a streaming query, which has a checkpoint.
 
     Raises:
         OptionError: with the name, the value, and what is accepted.
@@ -64,7 +64,7 @@ def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkSett
 
 
 class _SinkOptionParser(OptionParser):
-    TABLE, OF = SINK_OPTIONS, " of a write"
+    TABLE, OF = SINK_OPTIONS, " for a write"
 
     def hint_for_foreign_option(self, name: str, value: str) -> str:
         if name == "path":
@@ -83,15 +83,15 @@ class _SinkOptionParser(OptionParser):
         if protocol == STOMP and broker.virtual_hosts:
             raise OptionError(
                 "url",
-                f"{urls[0]}: over STOMP RabbitMQ does not report whether a queue has taken a message, so nothing is "
-                f"written that way; use {'amqps' if urls[0].tls else 'amqp'}://",
+                f"{urls[0]}: over STOMP RabbitMQ does not report whether a queue has accepted a message, so writes "
+                f"cannot use it; use {'amqps' if urls[0].tls else 'amqp'}://",
             )
         queue, topic, exchange, key = (self._text(name) for name in ("queue", "topic", "exchange", "routingKey"))
         self._check_destination(broker, queue, topic, exchange, key)
         if protocol == AMQP_0_9_1:
             check_short({"queue": queue, "exchange": exchange, "routingKey": key, "url": urls[0].virtual_host}.items())
         if streaming and self._text("writeId") is not None:
-            raise OptionError("writeId", "is for batch writes: a query has its checkpoint and numbers its batches")
+            raise OptionError("writeId", "is for batch writes: a query numbers its batches in its checkpoint")
         return SinkSettings(
             endpoint=self._endpoint_at(
                 urls, secured=urls[0].tls, broker=broker, protocol=protocol, queue=queue, topic=topic or exchange
@@ -122,7 +122,7 @@ class _SinkOptionParser(OptionParser):
         for name, value in (("queue", queue), ("topic", topic)):
             if not broker.special_characters.isdisjoint(value or ""):
                 meant = " ".join(sorted(broker.special_characters))
-                raise OptionError(name, f"'{value}': in names of this broker {meant} stand for others or parameters")
+                raise OptionError(name, f"'{value}': {meant} are wildcards or parameters in this broker's names")
         if key is not None and not of_rabbitmq:
             raise OptionError("routingKey", f"'{key}': broker '{broker.name}' has no routing keys; leave it out")
         if key is not None and named and exchange is None:

@@ -1,4 +1,4 @@
-"""The writers: Spark's calls translated to the write of a task."""
+"""The writers: translate Spark's calls to the write of a task."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["BatchWriter", "StreamWriter"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Rows of a batch where Spark hands them over one by one, as many as it puts into a batch of Arrow.
+#: Rows of a batch if Spark passes them one by one; Spark's own Arrow batches have as many.
 _ROWS = 10_000
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 _APPEND = (
@@ -37,10 +37,10 @@ _APPEND = (
     "outputMode 'update' or 'complete', call write.format('mq').mode('append') in foreachBatch"
 )
 _UNNAMED = (
-    "a write within foreachBatch has no 'writeId': when Spark runs the batch again its messages have other IDs, and "
+    "a write within foreachBatch has no 'writeId': if Spark reruns the batch, its messages get other IDs, and "
     "readers take them for new ones. Set it, for example to f'{query}/{batch}/name of the destination'"
 )
-#: From Spark 4.1 on; before, rows come one by one.
+#: From Spark 4.1 on; earlier versions pass rows one by one.
 _OfBatch: Any = getattr(spark_api, "DataSourceArrowWriter", DataSourceWriter)
 _OfStream: Any = getattr(spark_api, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
 
@@ -50,8 +50,8 @@ class Written(WriterCommitMessage):
     """Result of a task.
 
     Attributes:
-        messages: how many the broker has confirmed.
-        within: whether it ran within a streaming query, as Spark says it.
+        messages: how many messages the broker has confirmed.
+        within: whether Spark says that the task ran within a streaming query.
     """
 
     messages: int
@@ -71,7 +71,7 @@ class _Writer:
 
     def _write(self, rows: Iterator[Any], writer: Sequence[str], task: TaskContext) -> int:
         thread = threading.current_thread()
-        # Client libraries report to the log what errors here say.
+        # Client libraries log what the errors raised here already say.
         setattr(thread, COMMAND, True)
         escape_log_lines()
         try:
@@ -89,7 +89,7 @@ class _Writer:
         return batches_of_rows(everything, self._fields, _plain, _ROWS)
 
     def abort(self, *_: Any) -> None:
-        """Take nothing back: what the broker has confirmed is in the queue."""
+        """Retract nothing: confirmed messages are in the queue."""
 
 
 class BatchWriter(_Writer, _OfBatch):  # type: ignore[misc]
@@ -107,7 +107,7 @@ class BatchWriter(_Writer, _OfBatch):  # type: ignore[misc]
         return Written(count, task.getLocalProperty(_QUERY) is not None)
 
     def commit(self, messages: Sequence[Written | None]) -> None:
-        """Log what was written."""
+        """Log how many messages were written."""
         done = [one for one in messages if one is not None]
         if self._settings.write_id is None and any(one.within for one in done):
             _LOG.warning(_UNNAMED)
@@ -128,23 +128,23 @@ class StreamWriter(_Writer, _OfStream):  # type: ignore[misc]
         query, batch = (task.getLocalProperty(name) for name in (_QUERY, _BATCH))
         if query is None or batch is None:
             raise InternalError(
-                f"Spark does not say which batch a task belongs to: {_QUERY} is {query}, {_BATCH} is {batch}"
+                f"Spark does not say to which batch a task belongs: {_QUERY} is {query}, {_BATCH} is {batch}"
             )
         return Written(self._write(iterator, ("query", query, batch), task), within=True)
 
     def commit(self, messages: Sequence[Written | None], batchId: int) -> None:  # noqa: N803 - Spark names it
-        """Change nothing: each task was done when the broker had confirmed its messages."""
+        """Do nothing: each task ended only after the broker had confirmed its messages."""
 
 
 def _task() -> TaskContext:
     task = TaskContext.get()
     if task is None:
-        raise InternalError("a write runs outside of a task")
+        raise InternalError("a write runs outside a task")
     return task
 
 
 def _plain(kind: str, value: Any) -> Any:
-    """A value of a row as Arrow takes it. Spark hands times over in the time zone of the process, without saying so."""
+    """Return a value of a row for Arrow. Spark passes naive times in the time zone of the process."""
     if kind == "timestamp" and isinstance(value, datetime):
         return value.astimezone(timezone.utc)
     return bytes(value) if kind == "binary" and value is not None else value

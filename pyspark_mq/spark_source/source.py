@@ -1,4 +1,4 @@
-"""Begins the source, in the one process that a query receives in. The others that Spark starts do not import it."""
+"""Creates the source, in the one process in which a query receives. Spark's other processes do not import this."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from pyspark_mq.spark_source.options import Options
 
 __all__ = ["begin_source", "use_little_memory"]
 
-#: Parameter of mallopt(3), and bytes from which on glibc gives freed memory back. By default that bound follows the
-#: largest block freed, so memory of large blocks is kept: 760 MiB in place of 502 for headers of 30 kB.
+#: Parameter of mallopt(3), and the block size from which glibc returns freed memory. By default that bound follows the
+#: largest block freed, so memory of large blocks is kept: 760 MiB instead of 502 for 30 kB headers.
 _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 2 << 20
 
 
 def use_little_memory() -> None:
-    """Have Arrow allocate from the system's allocator in this process, and that give large blocks back.
+    """Make Arrow use the system's allocator in this process, and that allocator return large blocks.
 
-    Arrow's own allocator keeps more memory of freed blocks: 602 bytes for a held message of 200 bytes over AMQP 0-9-1,
-    where this takes 553. It is no slower.
+    Arrow's own allocator keeps more freed memory: 602 bytes for a held message of 200 bytes over AMQP 0-9-1, against
+    553 with this. The system's allocator is not slower.
     """
     pa.set_memory_pool(pa.system_memory_pool())
     with suppress(AttributeError):  # not glibc
@@ -42,15 +42,15 @@ def use_little_memory() -> None:
 
 
 def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tuple[EpochSource, Worker]:
-    """The source of a query, and the worker of its connections. It opens nothing yet; blocks have that schema."""
+    """Return a query's source and the worker of its connections, none of them open yet. Blocks have this schema."""
     watch_parent()
-    # Tens of thousands of deliveries are held at a time and none of them is part of a cycle, so
-    # looking for cycles among them finds nothing and costs a tenth of the throughput.
+    # Tens of thousands of deliveries are held at a time, none of them part of a cycle, so looking for
+    # cycles among them finds nothing and costs a tenth of the throughput.
     gc.set_threshold(100_000, 50, 50)
     use_little_memory()
     settings, management, runtime = options.settings, options.management, Threads()
     worker = Worker(session_class, schema, runtime)
-    # The depth of a topic is that of its subscriptions, which are many queues.
+    # A topic's depth is that of its subscriptions, which are many queues.
     ask = None if management is None or settings.endpoint.topic is not None else partial(ask_depth, management)
     source = EpochSource(
         settings,

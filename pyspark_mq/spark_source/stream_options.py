@@ -1,4 +1,4 @@
-"""Options of a query of streams, by the names of Spark's Kafka source; the URL distinguishes them from a queue's."""
+"""Options of a query of streams, named as in Spark's Kafka source; the URL tells such a query from one of a queue."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ __all__ = ["STREAM_OPTIONS", "StreamOptions", "is_stream", "parse_stream_options
 _SCHEMES = ("rabbitmq-stream://", "rabbitmq-stream+tls://")
 _READ, _SIZE = "What is read", "Size of an epoch"
 _TIME_MS = count(0, 1 << 62)
-#: Of RabbitMQ's names.
+#: Longest name that RabbitMQ allows.
 _NAME_BYTES_MAX = 255
-#: Of those of queues, with the same meaning and kinds.
+#: Options that queues have too, with the same meaning and kinds.
 _SHARED = (
     "broker", "username", "password", "passwordFile", "connectTimeout", "reconnectTimeout", "heartbeat",
     "maxTriggerDelay", "includeMetadata", "tls.caFile", "tls.certFile", "tls.keyFile", "tls.verify",
 )  # fmt: skip
-#: Of queues, and what to do here instead.
+#: Options of queues, and what to do here instead.
 _INSTEAD = {
-    "queue": "a URL of streams reads streams: name it with 'stream', or read a queue with amqp://",
-    "topic": "a URL of streams reads streams: name them with 'stream'",
-    "guarantee": "a stream is a log, and what is read is exactly once by its offsets: leave it out",
-    "maxMessagesPerTrigger": "of streams it is 'maxOffsetsPerTrigger'",
-    "minMessagesPerTrigger": "of streams it is 'minOffsetsPerTrigger'",
-    "numPartitions": "of streams it is 'minPartitions'",
+    "queue": "a stream URL reads streams: name the stream with 'stream', or read a queue with amqp://",
+    "topic": "a stream URL reads streams: name them with 'stream'",
+    "guarantee": "a stream is a log, read exactly once by its offsets: leave it out",
+    "maxMessagesPerTrigger": "for streams use 'maxOffsetsPerTrigger'",
+    "minMessagesPerTrigger": "for streams use 'minOffsetsPerTrigger'",
+    "numPartitions": "for streams use 'minPartitions'",
 }
 _SUBSCRIBE = "use 'stream': a stream or super stream, or several, comma-separated"
-_NOTHING = "it is for queues: streams have offsets, and neither acknowledgements nor IDs to remember; leave it out"
+_NOTHING = "it is for queues: streams have offsets, not acknowledgements or IDs to remember; leave it out"
 
 _TABLE = (
     Option("url", _READ, "`rabbitmq-stream://user:password@host:5552/vhost`, with TLS `rabbitmq-stream+tls://…` (ports "
            "5552 and 5551 by default); several, comma-separated, are nodes of one cluster", unset="required"),
-    Option("stream", _READ, "the stream or super stream, or several with commas between them", unset="required"),
+    Option("stream", _READ, "the stream or super stream, or several, comma-separated", unset="required"),
     Option("startingOffsets", _READ, "`earliest`, `latest`, or JSON of offsets by partition, in which -2 is the "
            "earliest and -1 the latest; partitions that are not named begin at the earliest. A query that has a "
-           "checkpoint goes on from that", unset="`latest`, of a batch `earliest`"),
-    Option("endingOffsets", _READ, "the same, where a batch ends", default="latest"),
-    Option("startingTimestamp", _READ, "milliseconds since 1970: the first chunk that is not older, or the end",
-           kind=_TIME_MS),
+           "checkpoint resumes from that", unset="`latest`, for a batch `earliest`"),
+    Option("endingOffsets", _READ, "where a batch ends, in the same syntax", default="latest"),
+    Option("startingTimestamp", _READ, "milliseconds since 1970: begin at the first chunk that is not older, or at the "
+           "end", kind=_TIME_MS),
     Option("startingOffsetsByTimestamp", _READ, "JSON of such times by partition"),
     Option("endingTimestamp", _READ, "milliseconds since 1970: a batch ends before the first chunk that is not older",
            kind=_TIME_MS),
-    Option("maxOffsetsPerTrigger", _SIZE, "offsets in an epoch, over all partitions; rounded up to the end of a chunk "
-           "in each", unset="no limit", kind=count(1), sets="max_offsets"),
-    Option("minOffsetsPerTrigger", _SIZE, "wait for so many, unless `maxTriggerDelay` is over", unset="no minimum",
-           kind=count(1), sets="min_offsets"),
-    Option("minPartitions", _SIZE, "tasks of an epoch, at least", unset="one for each partition",
+    Option("maxOffsetsPerTrigger", _SIZE, "most offsets in an epoch, over all partitions; rounded up to the end of a "
+           "chunk in each", unset="no limit", kind=count(1), sets="max_offsets"),
+    Option("minOffsetsPerTrigger", _SIZE, "wait for this many offsets, but no longer than `maxTriggerDelay`",
+           unset="no minimum", kind=count(1), sets="min_offsets"),
+    Option("minPartitions", _SIZE, "fewest tasks of an epoch", unset="one for each partition",
            kind=count(1, 10_000), sets="min_partitions"),
-    Option("maxRecordsPerPartition", _SIZE, "offsets that one task reads, at most", unset="no limit", kind=count(1),
+    Option("maxRecordsPerPartition", _SIZE, "most offsets that one task reads", unset="no limit", kind=count(1),
            sets="max_records"),
-    Option("failOnDataLoss", _READ, "`true`: what is lost is an error. `false`: it is logged, and what the driver sees "
-           "of it counted as `lost`", default="true", kind=FLAG, sets="fail_on_loss"),
-    Option("onUnreadableMessage", _READ, "of a message or packed entry that cannot be read: `fail`; `row`: a row with "
+    Option("failOnDataLoss", _READ, "`true`: lost messages are an error. `false`: losses are logged, and those that "
+           "the driver notices counted as `lost`", default="true", kind=FLAG, sets="fail_on_loss"),
+    Option("onUnreadableMessage", _READ, "for a message or packed entry that cannot be read: `fail`; `row`: a row with "
            "the bytes as body, and the reason in `properties` under `unreadable`; `reject`: it is left out, and logged",
            default="fail", kind=choice({name: name for name in ("fail", "row", "reject")}), sets="unreadable"),
 )  # fmt: skip
@@ -76,8 +76,8 @@ class StreamOptions(NamedTuple):
     """All options of a query, typed.
 
     Attributes:
-        streaming, batch: what to do in each kind of query.
-        include_metadata: all columns, where the user gives no schema.
+        streaming, batch: the settings for each kind of query.
+        include_metadata: whether a query without a schema gets all columns.
     """
 
     streaming: StreamSettings
@@ -98,7 +98,7 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
 
 
 class _StreamOptionParser(OptionParser):
-    TABLE, OF = STREAM_OPTIONS, " of streams"
+    TABLE, OF = STREAM_OPTIONS, " for streams"
 
     def hint_for_foreign_option(self, name: str, value: str) -> str:
         queues = {known.lower(): known for known in OPTIONS}
@@ -111,7 +111,7 @@ class _StreamOptionParser(OptionParser):
         )
 
     def parse(self) -> StreamOptions:
-        self._required("broker", "accepted is rabbitmq, where streams are")
+        self._required("broker", "accepted is rabbitmq, the only broker with streams")
         self._value("broker", choice({"rabbitmq": True}))
         return StreamOptions(self._settings(LATEST), self._settings(EARLIEST), self._value("includeMetadata"))
 
@@ -129,18 +129,20 @@ class _StreamOptionParser(OptionParser):
         )
 
     def _streams(self) -> tuple[str, ...]:
-        text = self._required("stream", "the name of a stream or super stream, or several with commas between them")
+        text = self._required("stream", "name a stream or super stream, or several, comma-separated")
         names = tuple(name.strip() for name in text.split(","))
         if "" in names or len(set(names)) < len(names):
-            raise OptionError("stream", f"{text!r} has an empty name, or one twice; correct it")
+            raise OptionError("stream", f"{text!r} has an empty name, or the same name twice; correct it")
         if longest := max((name for name in names if len(name.encode()) > _NAME_BYTES_MAX), key=len, default=""):
-            raise OptionError("stream", f"'{longest[:40]}…' is longer than the {_NAME_BYTES_MAX} bytes of any stream")
+            raise OptionError(
+                "stream", f"'{longest[:40]}…' is longer than {_NAME_BYTES_MAX} bytes, the most for a name"
+            )
         return names
 
     def _where(self, offsets: str, time: str, by_time: str | None, default: int) -> Where:
         given = [name for name in (offsets, time, by_time) if name is not None and name in self._values]
         if len(given) > 1:
-            raise OptionError(given[1], f"is set, and '{given[0]}' too: give one of them")
+            raise OptionError(given[1], f"is set as well as '{given[0]}': set only one of them")
         if time in self._values:
             return Where(EARLIEST, since_ms=self._value(time))
         if by_time is not None and by_time in self._values:

@@ -1,4 +1,4 @@
-"""The readers of streams: Spark's calls translated to a :class:`Planner`, and tasks that read ranges."""
+"""The readers of streams: translate Spark's calls to a :class:`Planner`, and read ranges in tasks."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from pyspark_mq.streams.settings import StreamSettings
 
 __all__ = ["StreamBatchReader", "StreamReader", "arrow_schema", "stream_schema"]
 
-#: Of streams alone: the stream that is a partition, the offset in it, and when the broker wrote the chunk.
+#: Columns only of streams: the stream that is a partition, the offset in it, and when the broker wrote the chunk.
 _OWN = {"partition": StringType(), "streamOffset": LongType(), "chunkTimestamp": TimestampType()}
-#: What only a delivery of a queue has.
+#: Columns only of a queue's deliveries.
 _OF_QUEUES = frozenset({"redelivered", "deliveryCount"})
 _TYPES = {**COLUMN_TYPES, "destination": pa.string(), "partition": pa.string(), "streamOffset": pa.int64(),
      "chunkTimestamp": TIMESTAMP}  # fmt: skip
 
 
 def stream_schema(*, include_metadata: bool) -> StructType:
-    """The columns of a query that names none."""
+    """Return the columns of a query that names none."""
     fields = ALL_COLUMNS if include_metadata else SCHEMA
     own = [StructField(name, kind) for name, kind in _OWN.items()]
     return StructType([field for field in fields if field.name not in _OF_QUEUES] + own)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The columns of a query as Arrow has them.
+    """Return the Arrow columns of a query.
 
     Raises:
-        SchemaError: the schema is empty, or a stream has no such column or has it with another type.
+        SchemaError: the schema is empty, or names a column that a stream lacks or has with another type.
     """
     known = {field.name: field.dataType for field in stream_schema(include_metadata=True)}
     fields = []
@@ -48,7 +48,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
         if field.name not in known or field.dataType != known[field.name]:
             has = f"has it as {known[field.name].simpleString()}" if field.name in known else "does not have it"
             raise SchemaError(
-                f"the schema names column '{field.name}' as {field.dataType.simpleString()}, and a source of streams "
+                f"the schema names column '{field.name}' as {field.dataType.simpleString()}, but a source of streams "
                 f"{has}; its columns are {', '.join(known)}"
             )
         fields.append(pa.field(field.name, _TYPES[field.name], nullable=field.nullable))
@@ -58,7 +58,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 class _RangePartition(InputPartition):
-    """Range that one task reads. Its text has no secret; what it carries has."""
+    """Range that one task reads. Its text has no secrets, but it carries some."""
 
     def __init__(self, wanted: Range) -> None:
         self.wanted = wanted
@@ -68,7 +68,7 @@ class _RangePartition(InputPartition):
 
 
 class _Tasks:
-    """Part that runs in tasks: a reader there has its columns and nothing else."""
+    """The part that runs in tasks, where a reader has only its columns and `onUnreadableMessage`."""
 
     def __init__(self, settings: StreamSettings, schema: StructType) -> None:
         self._schema = arrow_schema(schema)
@@ -87,28 +87,28 @@ class _Tasks:
 
 
 class StreamBatchReader(_Tasks, DataSourceReader):
-    """Reader of ranges of streams, once."""
+    """Reader of ranges of streams, for one batch."""
 
     @without_traceback
     def partitions(self) -> Sequence[InputPartition]:
-        """One task for each partition of a stream, or more as the options say."""
+        """Return one task for each partition of a stream, or more if the options ask for it."""
         return [_RangePartition(wanted) for wanted in self._planner.batch()]
 
 
 class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of the streams of one query, epoch by epoch. An offset is a place in each partition, and its own proof."""
+    """Reader of one query's streams, epoch by epoch. An offset is a position in each partition, and its own proof."""
 
     @without_traceback
     def initialOffset(self) -> dict[str, Any]:
         return self._planner.initial()
 
     def getDefaultReadLimit(self) -> Any:
-        """`maxOffsetsPerTrigger`, if it is set."""
+        """Return `maxOffsetsPerTrigger`, if it is set."""
         return ReadAllAvailable() if self._max_offsets is None else ReadMaxRows(self._max_offsets)
 
     @without_traceback
     def prepareForTriggerAvailableNow(self) -> None:
-        """Bound the run to what the streams hold now."""
+        """Bound the run to the messages that the streams hold now."""
         self._planner.bound()
 
     @without_traceback
@@ -117,17 +117,17 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner.latest(start, limited=not is_unlimited(limit))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Counters. Spark shows them in the progress as the source's `latestOffset`."""
+        """Return the counters. Spark shows them in the progress as the source's `latestOffset`."""
         return self._planner.report()
 
     @without_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The ranges of an epoch."""
+        """Return the ranges of an epoch."""
         return [_RangePartition(wanted) for wanted in self._planner.ranges(start, end)]
 
     @without_traceback
     def commit(self, end: dict[str, Any]) -> None:
-        """Change nothing: a log forgets nothing for having been read."""
+        """Do nothing: reading does not remove anything from a log."""
 
     def stop(self) -> None:
-        """Change nothing: connections end with their process."""
+        """Do nothing: connections end with their process."""

@@ -1,14 +1,14 @@
-"""Task transport of a partition's rows to its task: inside it, or in memory that both processes see.
+"""Transport of a partition's rows to its task: inside the task, or in memory that both processes share.
 
-Inside a task rows are copied a dozen times: pickled, sent to the JVM, put into the task, serialized, taken out of it,
-sent to the worker, unpickled. Where Spark runs in one JVM (local mode), the worker reads the memory in which this
-process has written them (``memfd_create(2)``), and the task has its path alone.
+Rows inside a task are copied a dozen times: pickled, sent to the JVM, put into the task, serialized, taken out of it,
+sent to the worker, unpickled. If Spark runs in one JVM (local mode), the worker reads the memory that this process
+wrote them to (``memfd_create(2)``), and the task has only its path.
 
-That it is one JVM is not guessed: the first rows are inside their tasks, with a *mark*. A worker that is below the JVM
-of this process, and sees the mark under its name, writes on it. On a cluster no worker is, so everything goes as
-before; nor where there is no such memory or no ``/proc``.
+That there is one JVM is not guessed: the first rows travel inside their tasks, with a *mark*. A worker that descends
+from this process's JVM, and finds the mark under its name, writes to it. On a cluster, or without memfd or ``/proc``,
+no worker does, and rows stay inside tasks.
 
-The memory of an epoch is kept until the partitions of the next one are asked for, which is after its commit.
+The memory of an epoch is kept until Spark asks for the partitions of the next one, which is after its commit.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _FILES_MAX = 64
 
 
 class _Memory:
-    """A file in memory, by a path at which processes of the same user and machine find it.
+    """A file in memory, by a path at which processes of the same user on the same machine find it.
 
-    The path says which process and which of its files. The name says whether it is still this one.
+    The path names a process and one of its files. The name tells whether it is still the same file.
     """
 
     def __init__(self, file: int, name: str) -> None:
@@ -51,22 +51,22 @@ class _Memory:
 
     @contextmanager
     def opened(self, flags: int) -> Iterator[int]:
-        """Descriptor of the memory here; an OSError if it is not there."""
-        # Whatever has come into its place must not be waited for.
+        """Open the memory and yield its descriptor; raise an OSError if it is gone."""
+        # Another file may have replaced it, and opening that must not block.
         file = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             if Path(f"/proc/self/fd/{file}").readlink().name.partition(" ")[0] != f"memfd:{self.name}":
-                raise FileNotFoundError(f"{self.path} is another file by now")
+                raise FileNotFoundError(f"{self.path} is now another file")
             yield file
         finally:
             os.close(file)
 
 
 class _OwnMemory:
-    """Memory in the process that made it.
+    """Memory in the process that created it.
 
     Raises:
-        OSError: there is no such thing on this machine, or no descriptor left.
+        OSError: this machine has no files in memory, or the process has no descriptor left.
     """
 
     def __init__(self) -> None:
@@ -77,9 +77,9 @@ class _OwnMemory:
         self.shared = _Memory(self.file, name)
 
     def write(self, builder: BatchBuilder, batches: Iterable[pa.RecordBatch]) -> pa.Buffer:
-        """Write an Arrow stream, and map it; an OSError if there is no room.
+        """Write an Arrow stream and map it; raise an OSError if there is no room.
 
-        Through the file: a mapping to write into takes a fault for each page, after all pages were filled with zeros.
+        Write through the file: writing to a mapping costs a page fault for each page, after zero-filling all pages.
         """
         path = f"/proc/self/fd/{self.file}"
         with pa.OSFile(path, "wb") as sink:
@@ -105,9 +105,9 @@ class Rows(InputPartition):
 
     @contextmanager
     def opened(self) -> Iterator[pa.ipc.RecordBatchStreamReader]:
-        """The stream, on the executor."""
+        """Open the stream, on the executor."""
         if self._mark is not None:
-            with contextlib.suppress(Exception):  # without a mark everything goes on as it is
+            with contextlib.suppress(Exception):  # if the mark fails, rows just stay inside tasks
                 if self._parent in _ancestors():
                     with self._mark.opened(os.O_WRONLY) as file:
                         os.pwrite(file, _CONFIRMED, 0)
@@ -116,7 +116,7 @@ class Rows(InputPartition):
 
 
 class _SharedRows(InputPartition):
-    """Rows in memory of the process that reads the queue."""
+    """Rows in the memory of the process that reads the queue."""
 
     def __init__(self, memory: _Memory) -> None:
         super().__init__(None)
@@ -127,22 +127,21 @@ class _SharedRows(InputPartition):
 
     @contextmanager
     def opened(self) -> Iterator[pa.ipc.RecordBatchStreamReader]:
-        """The stream, on the same machine."""
+        """Open the stream, on the same machine."""
         try:
             with self._memory.opened(os.O_RDONLY) as file:
                 mapped = pa.memory_map(f"/proc/self/fd/{file}")
         except OSError as gone:
             raise MqError(
-                f"the rows of this task are not there any more ({gone}): it is of an epoch that is committed, or the "
-                "process that reads the queue has ended. Use the rows of a batch before foreachBatch returns, or "
-                "persist them"
+                f"the rows of this task are gone ({gone}): its epoch is already committed, or the process that reads "
+                "the queue has ended. Use the rows of a batch before foreachBatch returns, or persist them"
             ) from None
         with mapped, pa.ipc.open_stream(mapped) as stream:
             yield stream
 
 
 class TaskTransport:
-    """Maker of the partitions of one query's epochs, in the process that reads the queue."""
+    """Creates the partitions of one query's epochs, in the process that reads the queue."""
 
     def __init__(self) -> None:
         self._mark: _OwnMemory | None = None
@@ -152,18 +151,18 @@ class TaskTransport:
 
     @property
     def same_jvm(self) -> bool:
-        """Whether a worker has said that it is below the same JVM."""
+        """Whether a worker has marked that it descends from the same JVM."""
         return self._mark is not None and os.pread(self._mark.file, len(_CONFIRMED), 0) == _CONFIRMED
 
     def begin_epoch(self) -> Self:
-        """Begin another epoch: partitions of the one before are no longer needed."""
+        """Begin another epoch: partitions of the previous one are no longer needed."""
         for memory in self._kept:
             memory.close()
         self._kept.clear()
         return self
 
     def partition(self, builder: BatchBuilder, batches: Sequence[pa.RecordBatch]) -> tuple[InputPartition, pa.Buffer]:
-        """Rows for a task, and the memory they are in."""
+        """Return a partition with these rows, and the memory that holds them."""
         if self.same_jvm and len(self._kept) < _FILES_MAX:
             with contextlib.suppress(OSError):
                 return self._shared(builder, batches)
@@ -183,9 +182,9 @@ class TaskTransport:
 
 
 def _ancestors() -> list[int]:
-    """The parent of this process and the parent of that, as far as they are known.
+    """Return the parent and grandparent of this process, as far as they are known.
 
-    A worker of Spark's is a child of the JVM, or of a daemon that is one (PythonWorkerFactory.scala).
+    A Spark worker is a child of the JVM, or of a daemon that is (PythonWorkerFactory.scala).
     """
     parent = os.getppid()
     return [parent, parent_of(parent)]

@@ -30,7 +30,7 @@ def test_the_first_messages_are_shown_and_stay(entry: LiveEntry, capsys: pytest.
     assert poll(lambda: entry.counts() == QueueCounts(20, 0), 30)
     assert main(["peek", "-n", "3", *arguments(entry)]) == 0
     text = capsys.readouterr().out
-    assert "3 message(s), given back" in text
+    assert "3 message(s), returned" in text
     assert repr(sent[2]) in text
     with entry.engine() as engine:
         engine.drain(20)
@@ -39,7 +39,7 @@ def test_the_first_messages_are_shown_and_stay(entry: LiveEntry, capsys: pytest.
 
 @pytest.mark.protocols(AMQP_0_9_1)
 def test_an_id_cannot_move_the_cursor_or_forge_a_line(entry: LiveEntry, capsys: pytest.CaptureFixture[str]) -> None:
-    hostile = "a\x1b[2J\x1b]0;title\x07\n0 message(s), given back\u2028\u202ebc\x7f"
+    hostile = "a\x1b[2J\x1b]0;title\x07\n0 message(s), returned\u2028\u202ebc\x7f"
     connection = pika.BlockingConnection(pika.URLParameters(entry.node.url(AMQP_0_9_1)))
     properties = pika.BasicProperties(message_id=hostile, type=hostile, headers={"h": hostile})
     connection.channel().basic_publish("", entry.queue, hostile.encode(), properties)
@@ -48,7 +48,7 @@ def test_an_id_cannot_move_the_cursor_or_forge_a_line(entry: LiveEntry, capsys: 
         assert main([*arguments_of, *arguments(entry)]) == 0
         lines = capsys.readouterr().out.split("\n")
         assert all(line.isprintable() for line in lines)
-        assert "0 message(s), given back" not in lines
+        assert "0 message(s), returned" not in lines
     assert main(["peek", "--json", *arguments(entry)]) == 0
     (row,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert (row["messageId"], row["body"], row["properties"]["h"]) == (hostile, hostile, hostile)
@@ -56,7 +56,7 @@ def test_an_id_cannot_move_the_cursor_or_forge_a_line(entry: LiveEntry, capsys: 
 
 def test_an_empty_queue_is_not_waited_for_long(entry: LiveEntry, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["peek", "--wait", "0.5", *arguments(entry)]) == 0
-    assert capsys.readouterr().out == "0 message(s), given back\n"
+    assert capsys.readouterr().out == "0 message(s), returned\n"
 
 
 def test_a_wrong_password_is_said_and_not_shown(entry: LiveEntry, capsys: pytest.CaptureFixture[str]) -> None:

@@ -172,16 +172,16 @@ def _consumers_are_told(node: RabbitNode) -> bool:
         ("good", "other-consumers", "ok", "none"),
         ("good", "queue", "ok", "quorum queue"),
         ("good", "prefetch", "ok", "connection(s)"),
-        ("good", "message-ids", "ok", "none repeated in 5 message(s) (given back)"),
+        ("good", "message-ids", "ok", "none repeated in 5 message(s) (returned)"),
         ("plain", "delivery-limit", "ok", "20 deliveries"),
         ("plain", "dead-letters", "problem", "a message over the delivery limit (20) is dropped, and lost"),
         # Who consumes has the limit that the configuration sets.
         ("plain", "consumer-timeout", "ok", "1800 s"),
         ("limited", "delivery-limit", "warning", "after 3 deliveries"),
-        ("nowhere", "dead-letters", "problem", "exchange 'no-such-exchange', which is not there"),
+        ("nowhere", "dead-letters", "problem", "exchange 'no-such-exchange', which does not exist"),
         ("delayed", "redelivery-delay", "problem", "delayed by up to 400 s"),
         ("held", "redelivery-delay", "ok", "up to 5 s, and a replay waits 300 s"),
-        ("hasty", "consumer-timeout", "problem", "60 s, and 'maxTriggerDelay' keeps messages for 600 s"),
+        ("hasty", "consumer-timeout", "problem", "60 s, but 'maxTriggerDelay' holds messages for 600 s"),
         ("ranked", "priorities", "warning", "by priority"),
         ("ranked", "delivery-limit", "ok", "none"),
         ("ranked", "consumer-timeout", "ok", "none"),
@@ -191,7 +191,7 @@ def _consumers_are_told(node: RabbitNode) -> bool:
         ("expiring", "queue", "warning", "beyond 1000 messages the oldest are dropped"),
         ("log", "queue", "problem", "it is a stream"),
         ("unnamed", "message-ids", "ok", "1 without an ID under messageIdFrom='message-id' in 4 message(s)"),
-        ("unnamed", "message-ids", "problem", "1 ID(s) of more than one message in 4 message(s) (given back): 'a'"),
+        ("unnamed", "message-ids", "problem", "1 ID(s) of more than one message in 4 message(s) (returned): 'a'"),
         ("large", "message-sizes", "warning", "1 above 'maxBytesPerTrigger' (1,000)"),
     ],
 )
@@ -212,7 +212,7 @@ def test_the_machine_and_the_versions_are_told(of_rabbitmq: Told, rabbit43: Rabb
     of_rabbitmq.one("this machine", "spark", "ok", "Spark 4.")
     of_rabbitmq.one("this machine", "java", "ok", "version")
     of_rabbitmq.one("this machine", "driver", "ok", "pika 1.")
-    of_rabbitmq.one("this machine", "workers", "ok", "on a cluster each executor needs the same")
+    of_rabbitmq.one("this machine", "workers", "ok", "On a cluster each executor needs the same")
     of_rabbitmq.one("amqp://", "broker", "ok", f"RabbitMQ {rabbit43.version}")
     of_rabbitmq.one("management", "management", "ok", f"RabbitMQ {rabbit43.version}, ")
 
@@ -266,9 +266,9 @@ def test_options_come_from_a_file_and_queues_from_a_pattern(rabbit43: RabbitNode
     job.write_text(json.dumps({**options, "managementUrl": rabbit43.management_url}))
     told = doctor("--from", str(job))
     told.one("queue 'good'", "delivery-limit", "ok", "50 deliveries")
-    told.one("queue 'large'", "read", "ok", "2 message(s) given back")
+    told.one("queue 'large'", "read", "ok", "2 message(s) returned")
     told = doctor("--from", str(job), queuePattern="none-.*")
-    told.one("queues matching 'none-.*'", "queue", "unknown", "no queue matches by now")
+    told.one("queues matching 'none-.*'", "queue", "unknown", "no queue matches yet")
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +291,7 @@ def test_who_may_only_read_is_enough(reader: RabbitNode, certificates: Certifica
         **{"tls.caFile": certificates.ca.cert_file},
     )  # fmt: skip
     told.one("amqps://", "login", "ok", "user 'joe'")
-    told.one("queue 'readable'", "read", "ok", "0 message(s) given back")
+    told.one("queue 'readable'", "read", "ok", "0 message(s) returned")
     told.one("queue 'readable'", "message-ids", "unknown", "no message to look at")
     told.one("queue 'hidden'", "read", "problem", "hidden")
     # Certificates of tests are good for two days.
@@ -334,22 +334,22 @@ def test_a_wrong_password_and_a_certificate_of_nobody_are_problems(
     told = doctor(broker="rabbitmq", url=reader.url(tls=True), queue="readable", **{"tls.verify": "false"})
     told.one("amqps://", "tls", "warning", "anyone may pose as the broker")
     told.one("amqps://", "tls", "warning", "valid for 1 more day(s)")
-    told.one("queue 'readable'", "read", "ok", "given back")
+    told.one("queue 'readable'", "read", "ok", "returned")
 
 
 def test_the_subscription_of_a_topic_is_not_made_by_looking(reader: RabbitNode) -> None:
     options = {"broker": "rabbitmq", "url": reader.url(), "topic": "amq.topic"}
     told = doctor(**options, subscription="never-made")
-    told.one("queue 'never-made'", "read", "unknown", "the query makes this subscription")
+    told.one("queue 'never-made'", "read", "unknown", "the query creates this subscription")
     with pytest.raises(NodeError):
         reader.counts("never-made")
     told = doctor(**options, subscription="readable")
-    told.one("queue 'readable'", "read", "ok", "given back")
+    told.one("queue 'readable'", "read", "ok", "returned")
 
 
 def test_a_version_with_a_flaw_is_told(reader: RabbitNode) -> None:
     told = doctor("-n", "0", broker="rabbitmq", url=reader.url(AMQP_1_0), protocol=AMQP_1_0, queue="readable")
-    found = told.one("amqp://", "broker", "warning", "over amqp-1.0: with the plugin of version 3")
+    found = told.one("amqp://", "broker", "warning", "over amqp-1.0: with version 3's plugin")
     assert "4.0 or later" in found["remedy"]
 
 
@@ -359,14 +359,14 @@ def test_nobody_there_is_a_problem_and_among_others_a_warning(reader: RabbitNode
     told.one("amqp://127.0.0.1:9", "login", "problem", "127.0.0.1:9")
     told = doctor(broker="rabbitmq", url=f"{away},{reader.url()}", queue="readable", connectTimeout="5s")
     told.one("amqp://127.0.0.1:9", "login", "warning", "127.0.0.1:9")
-    told.one("queue 'readable'", "read", "ok", "given back")
+    told.one("queue 'readable'", "read", "ok", "returned")
 
 
 def test_a_python_without_the_package_is_found(reader: RabbitNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/nowhere/python")
     told = doctor("-n", "0", broker="rabbitmq", url=reader.url(), queue="readable")
     found = told.one(
-        "this machine", "workers", "problem", "PYSPARK_PYTHON '/nowhere/python' cannot be started as a Python"
+        "this machine", "workers", "problem", "PYSPARK_PYTHON '/nowhere/python' does not start as a Python"
     )
     assert "sys.executable" in found["remedy"]
 
@@ -411,7 +411,7 @@ def of_activemq() -> Iterator[dict[str, Told]]:
     ("queue", "check", "level", "words"),
     [
         ("orders", "priorities", "warning", "by priority"),
-        ("orders", "prefetch", "warning", "takes 1000 for its own default, and puts `queuePrefetch`"),
+        ("orders", "prefetch", "warning", "mistakes 1000 for its default, and replaces it by `queuePrefetch`"),
         ("orders", "page-size", "warning", "maxPageSize is 200, prefetch 1,000"),
         ("orders", "write-timeout", "warning", "no soWriteTimeout"),
         ("orders", "slow-consumers", "problem", "slowConsumerStrategy"),
@@ -524,7 +524,7 @@ def test_what_is_wrong_with_a_queue_of_artemis(
 
 
 def test_a_dead_letter_address_without_a_queue_is_found(of_artemis: dict[str, Told]) -> None:
-    words = "address 'nowhere', which is not there or has no queue"
+    words = "address 'nowhere', which does not exist or has no queue"
     of_artemis["managed"].one("queue 'orders'", "dead-letters", "problem", words)
     of_artemis["amqp-1.0"].one("queue 'orders'", "dead-letters", "problem", words)
     of_artemis["stomp"].one("queue 'orders'", "dead-letters", "unknown", "address 'nowhere'")
@@ -538,13 +538,13 @@ def test_a_queue_for_fewer_consumers_than_are_needed_is_found(of_artemis: dict[s
 
 def test_messages_of_artemis_are_browsed_over_amqp_1_0(of_artemis: dict[str, Told]) -> None:
     of_artemis["managed"].one("queue 'orders'", "read", "ok", "2 message(s) browsed")
-    of_artemis["stomp"].one("queue 'orders'", "read", "ok", "2 message(s) given back")
+    of_artemis["stomp"].one("queue 'orders'", "read", "ok", "2 message(s) returned")
 
 
 def test_who_may_not_ask_artemis_is_told_what_would_help(of_artemis: dict[str, Told]) -> None:
     found = of_artemis["reader"].one("queue 'orders'", "delivery-limit", "unknown", "max-delivery-attempts")
     assert "managementUrl" in found["remedy"]
-    of_artemis["reader"].one("queue 'orders'", "read", "ok", "given back")
+    of_artemis["reader"].one("queue 'orders'", "read", "ok", "returned")
 
 
 # -- when a query starts -----------------------------------------------------------------------
@@ -561,7 +561,7 @@ def test_a_query_says_once_what_its_connection_tells(rabbit43: RabbitNode, capfd
         engine.drain(2)
         assert engine.counters()["reconnects"] >= 1
     said = capfd.readouterr().err
-    assert said.count("queue 'started': a message is put aside after 3 deliveries") == 1
+    assert said.count("queue 'started': a message is dropped or dead-lettered after 3 deliveries") == 1
     assert said.count("queue 'started': one consumer at a time receives messages") == 1
     assert "not known" not in said
     rabbit43.delete(name)
@@ -581,5 +581,5 @@ def test_a_query_over_stomp_on_artemis_says_what_it_is_told(
     with Engine(broker="artemis", url=artemis.url(STOMP), queue="leaky") as engine:
         engine.trigger()
     said = capfd.readouterr().err
-    for words in ("put aside after 3 deliveries", "purge-on-no-consumers", "fewer than 5 messages a second"):
+    for words in ("dead-lettered after 3 deliveries", "purge-on-no-consumers", "fewer than 5 messages a second"):
         assert said.count(words) == 1

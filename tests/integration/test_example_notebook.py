@@ -47,7 +47,7 @@ def test_a_kernel_reads_what_it_published_and_stops(rabbit: RabbitNode, tmp_path
         "".join("".join(output["text"]) for output in cell["outputs"] if output.get("name") == "stdout")
         for cell in cells(tmp_path / "run.ipynb")
     ]
-    assert "3 message(s), given back" in looked
+    assert "3 message(s), returned" in looked
     assert "0 problem(s), 0 warning(s)" in looked
     assert [number for number in range(10) if f"|order {number}|" not in shown] == []
     assert total(rabbit, "notebook") == 0

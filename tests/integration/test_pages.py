@@ -111,7 +111,7 @@ def test_what_lost_power_is_repaired(
     assert main([*shlex.split(command)[1:], "--yes"]) == 0
     told = capsys.readouterr().out
     assert "commits/0: empty" in told
-    assert "_spark_metadata/0: the newest batch that is committed for certain is -1" in told
+    assert "_spark_metadata/0: the newest batch that is certainly committed is -1" in told
     run(0)
     assert sorted(bytes(row.body) for row in spark.read.parquet(str(out)).collect()) == sorted(bodies(10))
     assert main([*shlex.split(command)[1:], "--yes"]) == 0
@@ -298,14 +298,14 @@ def test_every_command_of_its_page(spark: Any, rabbit: RabbitNode, tmp_path: Pat
     said = [run(line) for line in inspect]
     assert all("20 planned" in one or '"planned": 20' in one for one in said), said
     assert all(key in said[2] for key in ids)
-    assert "10 message(s), given back" in run(peek[0])
+    assert "10 message(s), returned" in run(peek[0])
     assert run(peek[1]).count('"messageId"') == 3
     # Nobody answers at the management's address; what is not known is no failure.
     assert "not known" in run(doctor[0])
     assert [run(line).count(name) > 0 for line in doctor[1:]] == [True, True, True, True]
     assert ["nothing to remove" in run(line) for line in repair] == [True]
     asked, looked, done = (run(line) for line in release)
-    assert "20 messages were planned and not committed" in asked
+    assert "20 messages were planned but not committed" in asked
     assert "nothing was changed" in asked
     assert "0 of 20 are missing" in looked
     assert "released" in done

@@ -85,7 +85,7 @@ def test_a_second_query_of_a_dataframe_is_refused_and_harms_nobody(
         run(frame, sink, tmp_path / "job", len(published) - 10, waiting)
         rabbit.publish(name, some[10:])
         text = refusal(start(frame, other, tmp_path / "other"))
-        assert "is not the checkpoint of this query" in text, text
+        assert "is not this query's checkpoint" in text, text
         assert "'checkpointLocation'" in text
         assert "pyspark-mq peek" in text
         run(frame, sink, tmp_path / "job", len(published), waiting)

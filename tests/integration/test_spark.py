@@ -811,7 +811,7 @@ def test_sql_tables_work_with_the_options_of_the_stream_or_are_refused_in_words(
         assert [row.messageId for row in rows] == sent
         query = start(spark.readStream, "without")
         assert poll(lambda: not query.isActive, 60)
-        assert "no options were given" in str(query.exception())
+        assert "no options were set" in str(query.exception())
     finally:
         spark.sql(f"DROP TABLE {table}")
 

@@ -53,11 +53,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str], str, Level, str]] = [
     ("rabbitmq", {"dead_letters_to": ""}, {}, "dead-letters", Level.WARNING, "no dead-letter target"),
     (
         "rabbitmq", {"delivery_limit": 3, "dead_letters_to": "exchange 'x'", "dead_letters_arrive": False}, {},
-        "dead-letters", Level.PROBLEM, "not there or has no queue",
+        "dead-letters", Level.PROBLEM, "does not exist or has no queue",
     ),
     (
         "rabbitmq", {"delivery_limit": math.inf, "dead_letters_to": "exchange 'x'", "dead_letters_arrive": False}, {},
-        "dead-letters", Level.WARNING, "not there or has no queue",
+        "dead-letters", Level.WARNING, "does not exist or has no queue",
     ),
     ("artemis", {"dead_letters_to": "address 'DLQ'"}, {}, "dead-letters", Level.UNKNOWN, "address 'DLQ'"),
     ("rabbitmq", {"redelivery_delay_s": 0.0}, {}, "redelivery-delay", Level.OK, "none"),
@@ -72,7 +72,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str], str, Level, str]] = [
         "consumer-timeout", Level.PROBLEM, "again and again",
     ),
     ("rabbitmq", {"priorities": True}, {}, "priorities", Level.WARNING, "by priority"),
-    ("rabbitmq", {"single_active": True}, {"consumers": "3"}, "single-active-consumer", Level.WARNING, "2 receive"),
+    (
+        "rabbitmq", {"single_active": True}, {"consumers": "3"},
+        "single-active-consumer", Level.WARNING, "2 of 3 'consumers' receive",
+    ),
     (
         "rabbitmq", {"single_active": True, "other_consumers": 1, "consumer_names": ("joe",)}, {},
         "single-active-consumer", Level.PROBLEM, "another one (joe)",
@@ -112,23 +115,23 @@ def test_what_follows_from_a_fact(
 
 def test_a_delay_that_no_replay_waits_for_names_the_option_and_what_else_would_do() -> None:
     remedy = one(QueueFacts(redelivery_delay_s=400.5), "redelivery-delay").remedy
-    assert remedy.startswith("raise 'replayTimeout' above 401s, or take")
+    assert remedy.startswith("raise 'replayTimeout' above 401s, or remove")
 
 
 def test_a_start_logs_what_is_wrong_and_leaves_other_consumers_to_their_own_warning() -> None:
     facts = QueueFacts(delivery_limit=3, dead_letters_to="", other_consumers=1, single_active=False)
     lines = worth_a_line(facts, settings())
     assert len(lines) == 2
-    assert lines[0].startswith("a message is put aside after 3 deliveries")
+    assert lines[0].startswith("a message is dropped or dead-lettered after 3 deliveries")
     assert "dead-letter-exchange" in lines[1]
 
 
 def sample(*ids: str | None, sizes: tuple[int, ...] = (), cut_short: str = "") -> Sample:
-    return Sample("given back", ids, sizes or (10,) * len(ids), (), cut_short)
+    return Sample("returned", ids, sizes or (10,) * len(ids), (), cut_short)
 
 
 SAMPLES: list[tuple[Sample, dict[str, str], str, Level, str]] = [
-    (sample("a", "b"), {}, "message-ids", Level.OK, "none repeated in 2 message(s) (given back)"),
+    (sample("a", "b"), {}, "message-ids", Level.OK, "none repeated in 2 message(s) (returned)"),
     (
         sample("a", None),
         {"onMissingMessageId": "fail"},
@@ -144,8 +147,8 @@ SAMPLES: list[tuple[Sample, dict[str, str], str, Level, str]] = [
     (sample("a", sizes=(2_000,)), {"maxBytesPerTrigger": "1k"}, "message-sizes", Level.WARNING, "1 above"),
     (sample("a", sizes=(200 << 20,)), {}, "message-sizes", Level.PROBLEM, "on a cluster the query fails"),
     (sample("a", "b", sizes=(100, 300)), {"maxBytesPerTrigger": "2000"}, "message-sizes", Level.OK, "about 10 by"),
-    (sample("a", sizes=(100,)), {}, "message-sizes", Level.OK, "an epoch takes 50,000"),
-    (sample("a", cut_short="refused"), {}, "prefetch", Level.PROBLEM, "widened, as it is after a restart: refused"),
+    (sample("a", sizes=(100,)), {}, "message-sizes", Level.OK, "an epoch has up to 50,000"),
+    (sample("a", cut_short="refused"), {}, "prefetch", Level.PROBLEM, "widened, as happens after a restart: refused"),
 ]
 
 

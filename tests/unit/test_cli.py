@@ -89,7 +89,7 @@ def test_an_open_epoch_and_what_a_restart_waits_for(folder: Folder, capsys: pyte
     assert "open: batch 1, epoch 2" in text
     assert "3 planned" in text
     assert "0 settled, 1 left" in text
-    assert "waits until these 3 planned messages have come again" in text
+    assert "waits up to replayTimeout until these 3 planned messages are redelivered" in text
     found = as_json(str(folder.path), capsys=capsys)
     (source,) = found["sources"]
     assert found["committedBatch"] == 0
@@ -103,7 +103,7 @@ def test_everything_committed(folder: Folder, capsys: pytest.CaptureFixture[str]
     folder.commit(1)
     text = told("inspect", str(folder.path), capsys=capsys)
     assert "open:" not in text
-    assert "a restart goes on with new messages" in text
+    assert "a restart continues with new messages" in text
     assert as_json(str(folder.path), capsys=capsys)["sources"][0]["committed"]["batch"] == 1
 
 
@@ -178,14 +178,14 @@ def test_ids_in_an_id_log_also_when_it_was_moved(
 def test_without_ids_there_is_nothing_to_wait_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = Folder(tmp_path / "checkpoint", guarantee="at-least-once")
     made.plan(0, Position(1))
-    assert "waits for no messages" in told("inspect", str(made.path), capsys=capsys)
+    assert "does not wait for messages" in told("inspect", str(made.path), capsys=capsys)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda path: [file.unlink() for file in (path / "offsets").iterdir()], "nothing was planned yet"),
-        (lambda path: (path / "offsets" / "1").write_text('v9\n{}\n{"v":1}'), "of version 'v9'"),
+        (lambda path: (path / "offsets" / "1").write_text('v9\n{}\n{"v":1}'), "has version 'v9'"),
         (lambda path: (path / "offsets" / "1").write_bytes(b"v1\n\xff\xfe"), "cannot be read"),
         (lambda path: (path / "offsets" / "1").write_text('v1\n{}\n{"partition-0":7}'), None),
         (lambda path: [(path / "offsets" / name).write_text("v1\n{}\n-") for name in "01"], "of format 'mq'"),
@@ -233,7 +233,7 @@ def test_a_checkpoint_is_found_under_the_name_that_spark_was_given(
     made.plan(0, made.position(1, orders=["a"]))
     place = form.format(made.path)
     assert as_json(place, capsys=capsys)["checkpoint"] == str(made.path)
-    assert "released; what was there before is in" in told("release", place, "--yes", capsys=capsys)
+    assert "records the previous state" in told("release", place, "--yes", capsys=capsys)
     assert len(list((made.path / RECORDS).iterdir())) == 1
 
 
@@ -306,8 +306,8 @@ def test_releasing_marks_the_open_epoch_and_keeps_what_was_there(
 ) -> None:
     before = (folder.path / "offsets" / "1").read_text().split("\n")
     text = told("release", str(folder.path), "--yes", capsys=capsys)
-    assert "batch 1, epoch 2: 3 messages were planned and not committed" in text
-    assert "which of them are missing is not known" in text
+    assert "batch 1, epoch 2: 3 messages were planned but not committed" in text
+    assert "not known which of them are missing" in text
     after = (folder.path / "offsets" / "1").read_text().split("\n")
     assert after[:2] == before[:2]
     assert not (folder.path / "offsets" / ".1.crc").exists()
@@ -321,7 +321,7 @@ def test_releasing_marks_the_open_epoch_and_keeps_what_was_there(
     (planned,) = kept["planned"].values()
     assert (kept["batch"], kept["epoch"], planned, kept["missing"]) == (1, 2, ["c", "d", "e"], None)
     assert "it was released" in told("inspect", str(folder.path), capsys=capsys)
-    assert "it is released already" in told("release", str(folder.path), capsys=capsys)
+    assert "it is already released" in told("release", str(folder.path), capsys=capsys)
 
 
 def test_releasing_one_of_several_sources_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

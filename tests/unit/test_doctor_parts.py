@@ -53,7 +53,7 @@ def test_who_runs_a_broker_is_told_by_its_address(host: str, known: bool) -> Non
 @pytest.mark.parametrize(
     ("options", "level", "words"),
     [
-        ({"url": f"amqp://{AMAZON}"}, Level.PROBLEM, "TLS only. Use amqps://"),
+        ({"url": f"amqp://{AMAZON}"}, Level.PROBLEM, "accepts only TLS. Use amqps://"),
         ({"heartbeat": "400s"}, Level.WARNING, "Set 'heartbeat' below that; it is 400s"),
         ({"managementUrl": f"https://{AMAZON}"}, Level.WARNING, "Set 'managementInterval' to 1m or more; it is 5s"),
         ({"replayTimeout": "10m"}, Level.WARNING, "Set 'replayTimeout' to 35m"),
@@ -126,7 +126,7 @@ def test_a_certificate_is_worth_a_warning_in_time(days: int, level: Level, words
 @pytest.mark.parametrize(
     ("server", "url", "level", "words"),
     [
-        ("ActiveMQ-Artemis/2.40.0 Engine", "stomp://host", Level.WARNING, "2.40 hands some messages to nobody"),
+        ("ActiveMQ-Artemis/2.40.0 Engine", "stomp://host", Level.WARNING, "2.40 does not deliver some messages"),
         ("ActiveMQ-Artemis/2.56.0 Engine", "stomp://host", Level.OK, "ActiveMQ-Artemis 2.56.0"),
         ("apache-activemq-artemis/2.40.0", "amqp://host", Level.OK, "apache-activemq-artemis 2.40.0"),
         ("ActiveMQ/${project.version}", "stomp://host", Level.UNKNOWN, "does not report its version"),
@@ -222,7 +222,7 @@ def test_the_python_of_a_notebook_that_spark_would_start_is_found(
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", str(jupyter))
     found = judged(examine_machine(), "workers")
     assert found.level is Level.PROBLEM
-    assert f"PYSPARK_DRIVER_PYTHON '{jupyter}' cannot be started as a Python (usage: jupyter)" in found.what
+    assert f"PYSPARK_DRIVER_PYTHON '{jupyter}' does not start as a Python (usage: jupyter)" in found.what
     assert 'os.environ.pop("PYSPARK_DRIVER_PYTHON", None)' in found.remedy
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
     monkeypatch.setenv("PYSPARK_PYTHON", str(jupyter))
@@ -283,7 +283,7 @@ def test_a_topic_of_an_activemq_broker_is_not_opened(capsys: pytest.CaptureFixtu
     options = ["broker=activemq", "url=stomp://127.0.0.1:9", "topic=news", "subscription=s"]
     main(["doctor", *options])
     said = capsys.readouterr().out
-    assert "login: not examined: to open a topic makes its subscription" in said
+    assert "login: not examined: opening a topic creates its subscription" in said
     assert "1 not known" in said
 
 
@@ -304,4 +304,4 @@ def test_a_management_url_on_the_port_for_messages_is_a_finding(capsys: pytest.C
         assert main(["doctor", "--json", "-n", "0", "connectTimeout=1s", *options]) == 1
     found = {one["check"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
     assert found["management"]["level"] == "warning"
-    assert "does not answer as a web server does (BadStatusLine: AMQP\\x00" in found["management"]["found"]
+    assert "its answer is not valid HTTP (BadStatusLine: AMQP\\x00" in found["management"]["found"]

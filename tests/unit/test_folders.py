@@ -64,11 +64,11 @@ def test_what_was_resolved_stays_as_it_is(text: str) -> None:
 
 def test_a_pyarrow_without_the_store_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(fs, "AzureFileSystem")
-    with pytest.raises(ValueError, match=r"needs AzureFileSystem of pyarrow.fs, which this pyarrow has not"):
+    with pytest.raises(ValueError, match=r"needs pyarrow.fs.AzureFileSystem, which this pyarrow lacks"):
         resolve("abfss://c@a.dfs.core.windows.net/a")
     monkeypatch.setitem(sys.modules, "pyarrow.fs", None)
     monkeypatch.delattr("pyarrow.fs")
-    with pytest.raises(ValueError, match=r"needs S3FileSystem of pyarrow.fs"):
+    with pytest.raises(ValueError, match=r"needs pyarrow.fs.S3FileSystem"):
         resolve("s3://bucket/a")
 
 

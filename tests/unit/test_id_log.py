@@ -176,7 +176,7 @@ def test_a_checkpoint_of_another_query_is_refused(tmp_path: Path, entries: list[
         logged(folder, batch, *names)
     for _ in range(3):
         log = IdLog(str(folder), QUEUE)
-        text = r"queue 'orders'.*another job.*not the checkpoint of this query.*pyspark-mq peek"
+        text = r"queue 'orders'.*another job.*not this query's checkpoint.*pyspark-mq peek"
         with pytest.raises(CheckpointError, match=text):
             log.show(log.put(content()))
         assert files(folder) == []
@@ -189,7 +189,7 @@ def test_what_a_process_goes_on_from_has_to_be_in_the_log_and_stays_if_it_is_not
     logged(folder, 0, file)
     log.show(file)
     (tmp_path / "offsets").rename(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match="not the checkpoint of this query"):
+    with pytest.raises(CheckpointError, match="not this query's checkpoint"):
         following(str(folder), file)
     assert files(folder) == [file]
 

@@ -129,8 +129,8 @@ def test_the_order_of_the_fields_does_not_matter_when_read() -> None:
 def test_the_offset_of_another_queue_or_virtual_host_is_refused(options: dict[str, str]) -> None:
     other = codec(**options)
     text = refusal(other, spark(codec().encode(POSITION)))
-    assert "queue 'orders' in virtual host 'sales' of broker 'rabbitmq'" in text
-    assert f"now reads {other.source} of broker 'rabbitmq'" in text
+    assert "queue 'orders' in virtual host 'sales' on broker 'rabbitmq'" in text
+    assert f"now reads {other.source} on broker 'rabbitmq'" in text
     assert "checkpointLocation" in text
 
 
@@ -145,8 +145,8 @@ def test_the_offset_of_another_kind_of_broker_is_refused() -> None:
     here = codec()
     offset = OffsetCodec("artemis", here.source, here.ids, here.destination).encode(POSITION)
     text = refusal(here, spark(offset))
-    assert "of broker 'artemis'" in text
-    assert "of broker 'rabbitmq'" in text
+    assert "on broker 'artemis'" in text
+    assert "on broker 'rabbitmq'" in text
 
 
 @pytest.mark.parametrize("other", ["correlation-id", "property:key", "property:message-id", "content"])
@@ -179,7 +179,7 @@ def test_without_ids_their_source_may_change() -> None:
 def test_something_else_than_an_offset_is_refused(offset: object) -> None:
     text = refusal(codec(), offset)
     assert "queue 'orders'" in text
-    assert "is not one of this source" in text
+    assert "is not from this kind of source" in text
 
 
 @pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
@@ -187,7 +187,7 @@ def test_the_offset_of_another_version_is_for_the_pyspark_mq_that_wrote_it(versi
     text = refusal(codec(), {"v": version, "something": "else"})
     assert f"offsets of version {version}" in text
     assert f"reads {VERSION}" in text
-    assert "Go on with the one that wrote them, or start with a new checkpointLocation" in text
+    assert "Use the version that wrote them, or start with a new checkpointLocation" in text
 
 
 @pytest.mark.parametrize("version", [0, -1, 0.5, "1", "2", None, [], 1.5])

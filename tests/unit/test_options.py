@@ -279,7 +279,7 @@ OPTIONS = {
             "WASB:/ck": "abfss://<container>@<account>.dfs.core.windows.net",
             "oss://bucket/ck": "s3://, s3a://, gs://, abfss://, hdfs://",
             "file://host/ck": "names a host",
-            "s3:/bucket/ck": "names no bucket",
+            "s3:/bucket/ck": "does not name a bucket",
         },
     ),
     "idLog": Row(
@@ -465,7 +465,7 @@ def test_what_is_synced_is_noted_beside_the_checkpoint() -> None:
         (
             {"settleAfter": "synced", "checkpointLocation": "/data/o", "idLog": "/data/ids"},
             "settleAfter",
-            "and no 'idLog'",
+            "do not set 'idLog'",
         ),
     ],
     ids=[
@@ -540,8 +540,8 @@ def test_a_path_is_no_queue() -> None:
         ("kafka.security.protocol", "'tls.*'"),
         ("includeHeaders", "column 'properties'"),
         ("groupIdPrefix", "no consumer groups"),
-        ("host", "a part of 'url'"),
-        ("virtualHost", "a part of 'url'"),
+        ("host", "is part of 'url'"),
+        ("virtualHost", "is part of 'url'"),
         ("user", "'username'"),
         ("exchange", "bind one to the exchange"),
     ],
@@ -612,11 +612,11 @@ def test_an_epoch_that_the_prefetch_keeps_from_being_full_enough_is_refused() ->
 @pytest.mark.parametrize(
     ("urls", "given", "what"),
     [
-        ("amqp://joe:hushhush@one,amqp://two", {}, "user for amqp://one:5672 and none for amqp://two:5672"),
-        ("amqp://one,amqp://joe:hushhush@two", {}, "user for amqp://two:5672 and none for amqp://one:5672"),
-        ("amqp://joe@one,amqp://two", {"password": "hushhush"}, "user for amqp://one:5672 and none for"),
-        ("amqp://joe:hushhush@one,amqp://joe@two", {}, "password for amqp://one:5672 and none for"),
-        ("amqp://joe:hushhush@one,amqp://two", {"username": "ann"}, "password for amqp://one:5672 and none for"),
+        ("amqp://joe:hushhush@one,amqp://two", {}, "user for amqp://one:5672 but not for amqp://two:5672"),
+        ("amqp://one,amqp://joe:hushhush@two", {}, "user for amqp://two:5672 but not for amqp://one:5672"),
+        ("amqp://joe@one,amqp://two", {"password": "hushhush"}, "user for amqp://one:5672 but not for"),
+        ("amqp://joe:hushhush@one,amqp://joe@two", {}, "password for amqp://one:5672 but not for"),
+        ("amqp://joe:hushhush@one,amqp://two", {"username": "ann"}, "password for amqp://one:5672 but not for"),
     ],
 )
 def test_each_of_several_urls_has_a_login_or_none(urls: str, given: dict[str, str], what: str) -> None:
@@ -885,7 +885,7 @@ def test_a_url_in_the_wrong_place_does_not_show_its_password(url: str) -> None:
 def test_ids_need_a_place_and_messages_without_need_none() -> None:
     for enough in ({"idLog": "/ids"}, {"checkpointLocation": "/a"}, {"guarantee": "at-least-once"}):
         parse_options({**NEEDED, **enough}).check_place()
-    with pytest.raises(OptionError, match=r"is required at the source too.*'idLog'.*'at-least-once'") as wrong:
+    with pytest.raises(OptionError, match=r"is required on the source too.*'idLog'.*'at-least-once'") as wrong:
         parse_options(NEEDED).check_place()
     assert wrong.value.option == "checkpointLocation"
     assert parse_options({**NEEDED, "checkpointLocation": "/a", "idLog": "/b"}).id_log == "/b"
@@ -918,7 +918,7 @@ def test_a_file_and_a_password_or_no_user_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("hushhush")
     error = refusal({**NEEDED, "username": "joe", "password": "hushhush", "passwordFile": str(file)})
-    assert "give one of them" in str(error)
+    assert "set only one of them" in str(error)
     assert "hushhush" not in str(error)
     error = refusal({**NEEDED, "url": "amqp://broker.example/", "passwordFile": str(file)})
     assert "is set without 'username'" in str(error)
@@ -1012,7 +1012,7 @@ def test_a_url_that_was_given_as_another_option_is_never_shown_with_its_password
 def test_a_url_with_a_user_is_no_name(name: str) -> None:
     error = refusal({"broker": "artemis", "url": "amqp://h", name: "amqp://u:hush@host/v"})
     assert error.option == name
-    assert "'amqp://***@host/v' is a URL with a user: give it as 'url'" in str(error)
+    assert "'amqp://***@host/v' is a URL with a user: set it as 'url'" in str(error)
 
 
 def test_tls_options_count_for_the_management_beside_a_url_without_tls(certificates: Certificates) -> None:

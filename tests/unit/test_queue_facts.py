@@ -151,7 +151,7 @@ def test_priorities_and_a_single_consumer_are_arguments_only() -> None:
         (rabbit(policy={"message-ttl": 5_000}), "expire after 5 s"),
         (rabbit(policy={}, max_length=10), "beyond 10 messages the oldest"),
         (rabbit(policy={"max-length-bytes": 99}), "beyond 99 bytes the oldest"),
-        (rabbit(policy={"expires": 1_000}), "nobody uses it for 1 s"),
+        (rabbit(policy={"expires": 1_000}), "unused for 1 s"),
         (rabbit(policy={}, told={"auto_delete": True}), "auto-delete"),
         (rabbit(policy={}, told={"durable": False}), "not durable"),
     ],

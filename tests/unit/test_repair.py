@@ -67,7 +67,7 @@ def test_a_whole_checkpoint_stays_as_it_is(
         anew()
     before = place.logs()
     assert place.repair() == 0
-    assert capsys.readouterr().out == "nothing to remove\nthe query may be started as it is\n"
+    assert capsys.readouterr().out == "nothing to remove\nyou can start the query as it is\n"
     assert place.logs() == before
 
 
@@ -154,7 +154,7 @@ def test_another_query_id_is_not_made_up_beside_commits(
     assert main(["repair", str(place.checkpoint), "--sink", str(place.sink), "--yes"]) == 1
     said = capsys.readouterr().err
     assert "nothing is removed: its file 'metadata' is" in said
-    assert 'Put it back: {"id": "<uuid>"}' in said
+    assert 'as {"id": "<uuid>"}' in said
     assert place.logs() == before
     assert file.exists() is (content is not None)
 
@@ -229,12 +229,12 @@ def _gap(place: Place) -> None:
     [
         (_of_two_sources, "the query has other sources"),
         (_stateful, "the query has state"),
-        (_without_note, "notes that it was run with 'settleAfter=synced'"),
+        (_without_note, "has no note that the query ran with 'settleAfter=synced'"),
         (_another_sink, "it is the sink of another query"),
         (_sink_without_a_batch, "has no batch 2, which is committed"),
-        (_two_batches_behind, "it is noted up to epoch 1, and epochs 2 and 3 are committed"),
-        (_no_commits, "some are missing"),
-        (_gap, "some are missing"),
+        (_two_batches_behind, "the note is of epoch 1, but epochs 2 and 3 are committed"),
+        (_no_commits, "some offsets are missing"),
+        (_gap, "some offsets are missing"),
     ],
     ids=lambda value: value.__name__.strip("_") if callable(value) else "",
 )
@@ -263,7 +263,7 @@ def test_a_batch_that_is_noted_is_not_taken_back_on_the_same_machine_either(
     place.write(place.checkpoint, "commits", 2, "")
     before = place.logs()
     assert place.repair("--yes") == 1
-    assert "it is noted up to epoch 3, and epochs 1 and 2 are committed" in capsys.readouterr().err
+    assert "the note is of epoch 3, but epochs 1 and 2 are committed" in capsys.readouterr().err
     assert place.logs() == before
 
 

@@ -16,7 +16,7 @@ from tests.support.simulation import make_settings
 
 QUERY = "5a1c8b0e-93a5-4d53-8f0e-3a1f4f0c9d11"
 ANOTHER = "00000000-93a5-4d53-8f0e-3a1f4f0c9d11"
-LOST = "in batches 3 to 4, and the source acknowledges them, so they are lost"
+LOST = "in batches 3 to 4, but the source acknowledges them, so they are lost"
 
 
 class Places:
@@ -82,7 +82,9 @@ def test_a_file_sink_that_has_more_than_the_checkpoint(
     places.files("0", "1", "2", *names)
     told = places.inspect(capsys)
     assert LOST in told
-    assert "restore checkpoint and sink from copies of one moment, or start with a new checkpointLocation" in told
+    assert (
+        "restore checkpoint and sink from copies made at the same time, or start with a new checkpointLocation" in told
+    )
 
 
 def test_a_crash_between_sink_and_commit_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,9 +111,11 @@ def test_another_query_in_a_delta_table_is_none(places: Places, capsys: pytest.C
 
 
 def test_a_folder_that_no_sink_has_written_to(places: Places, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "unknown sink: no file sink or Delta has written a batch of this query there" in places.inspect(capsys)
+    assert "unknown sink: neither a file sink nor Delta has written a batch of this query there" in places.inspect(
+        capsys
+    )
     places.commit(0, 2, ANOTHER)
-    assert "unknown sink: no file sink" in places.inspect(capsys)
+    assert "unknown sink: neither a file sink" in places.inspect(capsys)
 
 
 @pytest.mark.parametrize("name", [f"{4:020}.json", f"{4:020}.checkpoint.parquet"])

@@ -49,7 +49,7 @@ def test_what_is_taken() -> None:
         ({"broker": None}, "broker", "is required; accepted are rabbitmq"),
         ({"broker": "kafka"}, "broker", "'kafka' is not accepted"),
         ({"url": None}, "url", "is required; for example amqp://"),
-        ({"url": "stomp://localhost"}, "url", "over STOMP RabbitMQ does not report whether a queue has taken"),
+        ({"url": "stomp://localhost"}, "url", "over STOMP RabbitMQ does not report whether a queue has accepted"),
         ({"url": "stomp+ssl://localhost"}, "url", "use amqps://"),
         ({"url": "rabbitmq-stream://localhost"}, "url", "name the stream as 'queue'"),
         ({"protocol": "stomp"}, "protocol", "accepted are amqp-0-9-1, amqp-1.0"),
@@ -58,7 +58,7 @@ def test_what_is_taken() -> None:
         ({"routingKey": "k"}, "routingKey", "goes with 'exchange', not with 'queue'"),
         ({"queue": ""}, "queue", "is empty"),
         ({"queue": "q" * 256}, "queue", "has 256 bytes, and AMQP 0-9-1 allows 255"),
-        ({"queu": "q"}, "queu", "did you mean 'queue'? Accepted of a write are queue, topic, exchange"),
+        ({"queu": "q"}, "queu", "did you mean 'queue'? Accepted for a write are queue, topic, exchange"),
         ({"sendTimeout": "0s"}, "sendTimeout", "'0s' is not accepted"),
         ({"sendTimeout": "5"}, "sendTimeout", "is a time with its unit"),
         ({"guarantee": "exactly-once"}, "guarantee", "is for reading"),
@@ -82,8 +82,8 @@ def test_what_is_refused_of_rabbitmq(changes: dict[str, Any], option: str, words
 @pytest.mark.parametrize("name", ["a,b", "a.*", "a.>", "a?consumer.exclusive=true"])
 def test_a_name_that_is_several_on_classic_is_refused(name: str) -> None:
     classic = {"broker": "activemq", "url": "stomp://localhost"}
-    assert "stand for others" in refused(classic, queue=name)[1]
-    assert "stand for others" in refused(classic, topic=name)[1]
+    assert "are wildcards or parameters" in refused(classic, queue=name)[1]
+    assert "are wildcards or parameters" in refused(classic, topic=name)[1]
     assert parsed({**ARTEMIS, "queue": name}).queue == name
 
 
@@ -106,7 +106,7 @@ def test_what_is_refused_of_artemis(changes: dict[str, Any], option: str, words:
 def test_a_query_has_no_write_id() -> None:
     assert refused(RABBIT, streaming=True, writeId="x") == (
         "writeId",
-        "is for batch writes: a query has its checkpoint and numbers its batches",
+        "is for batch writes: a query numbers its batches in its checkpoint",
     )
 
 

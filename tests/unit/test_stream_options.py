@@ -47,24 +47,24 @@ def test_positions_are_json_by_partition() -> None:
         ({"startingOffsets": "[1]"}, "names no partition"),
         ({"startingOffsets": '{"events": -3}'}, "-3 for partition 'events'"),
         ({"startingOffsets": '{"events": true}'}, "True for partition 'events'"),
-        ({"startingOffsets": "latest", "startingTimestamp": "1"}, "'startingOffsets' too"),
+        ({"startingOffsets": "latest", "startingTimestamp": "1"}, "as well as 'startingOffsets'"),
         ({"maxOffsetsPerTrigger": "0"}, "is a whole number from 1"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "can never be reached"),
         ({"onUnreadableMessage": "skip"}, "accepted are fail, row, reject"),
         # If it took time in the square of their length, these would take hours.
-        ({"stream": "x" * 3_000_000}, "longer than the 255 bytes"),
-        ({"stream": "a://" * 500_000}, "longer than the 255 bytes"),
+        ({"stream": "x" * 3_000_000}, "longer than 255 bytes"),
+        ({"stream": "a://" * 500_000}, "longer than 255 bytes"),
         ({"stream": "a,,b"}, "empty name"),
-        ({"stream": "a,a"}, "one twice"),
+        ({"stream": "a,a"}, "the same name twice"),
         ({"broker": "artemis"}, "accepted are rabbitmq"),
-        ({"queue": "a"}, "name it with 'stream'"),
+        ({"queue": "a"}, "name the stream with 'stream'"),
         ({"guarantee": "exactly-once"}, "leave it out"),
         ({"numPartitions": "3"}, "'minPartitions'"),
         ({"subscribe": "events"}, "use 'stream'"),
         ({"kafka.bootstrap.servers": "a:9092"}, "use 'url'"),
         ({"startOffsets": "latest"}, "did you mean 'startingOffsets'"),
         ({"tls.caFile": "/x"}, "use rabbitmq-stream[+]tls://"),
-        ({"passwordFile": "/x", "password": "y"}, "give one of them"),
+        ({"passwordFile": "/x", "password": "y"}, "set only one of them"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, str], problem: str) -> None:
@@ -75,12 +75,12 @@ def test_a_wrong_option_is_named(options: dict[str, str], problem: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name not in STREAM_OPTIONS])
 def test_each_option_of_queues_is_refused_with_words(name: str) -> None:
-    with pytest.raises(OptionError, match=f"'{name}'.*(leave it out|name|of streams it is)"):
+    with pytest.raises(OptionError, match=f"'{name}'.*(leave it out|name|for streams use)"):
         parse_stream_options({**GIVEN, name: "1"})
 
 
 def test_a_stream_with_the_url_of_queues_is_told_which_url_reads_it() -> None:
-    with pytest.raises(OptionError, match="'events' is read with a URL rabbitmq-stream://"):
+    with pytest.raises(OptionError, match="'events': to read a stream, use a URL rabbitmq-stream://"):
         MqDataSource({**GIVEN, "url": "amqp://me:s3cret@host/"}).schema()
 
 

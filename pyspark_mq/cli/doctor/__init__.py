@@ -1,1 +1,1 @@
-"""``pyspark-mq doctor``: what is in the way of acknowledging late, looked for before a query meets it."""
+"""``pyspark-mq doctor``: find obstacles to late acknowledgement before a query meets them."""

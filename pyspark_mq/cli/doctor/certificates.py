@@ -1,8 +1,8 @@
 """Certificates of brokers and clients, and when they expire.
 
-Python's `ssl` gives that of a server's certificate only where it has verified it, and of a client's own not at all. So
-the one field is read from its bytes (X.509, RFC 5280, 4.1: a SEQUENCE whose first element has the validity as its
-fifth, or as its fourth where there is no version).
+Python's `ssl` reports the expiry of a server's certificate only if it has verified it, and of a client's own not at
+all. So that field is read from the bytes (X.509, RFC 5280, 4.1: a SEQUENCE whose first element has the validity as its
+fifth element, or as its fourth if there is no version).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["check_certificate", "check_tls", "of_file", "of_server", "valid_unti
 
 _EXPLICIT_VERSION = 0xA0
 _UTC_TIME = 0x17
-#: Years of two digits from here on are of the last century (RFC 5280, 4.1.2.5.1).
+#: Two-digit years from this one on are in the 20th century (RFC 5280, 4.1.2.5.1).
 _LAST_CENTURY = 50
 #: A certificate that expires within this many days gets a warning.
 _DAYS_LEFT = 30
@@ -40,13 +40,13 @@ def check_tls(url: BrokerUrl, endpoint: Endpoint) -> Iterator[Finding]:
         yield Finding(check, Level.PROBLEM, str(tls_error(refused, url)))
         return
     except OSError as unavailable:
-        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be had: {unavailable}", "see 'login'")
+        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be fetched: {unavailable}", "see 'login'")
     except ValueError as failed:
         yield Finding(check, Level.UNKNOWN, f"the certificate cannot be read: {failed}", "see 'login'")
     if not endpoint.tls.verify:
-        text = "'tls.verify' is false: anyone may pose as the broker and be given the password"
+        text = "'tls.verify' is false: anyone may pose as the broker and receive the password"
         yield Finding(
-            check, Level.WARNING, text, "set 'tls.caFile' to the authority of the broker, and 'tls.verify' to true"
+            check, Level.WARNING, text, "set 'tls.caFile' to the broker's authority, and 'tls.verify' to true"
         )
     if endpoint.tls.cert_file is not None:
         try:
@@ -73,8 +73,8 @@ def of_server(url: BrokerUrl, endpoint: Endpoint) -> datetime:
     """Return when a broker's certificate expires.
 
     Raises:
-        OSError: there is no connection; an `ssl.SSLError` where the handshake fails.
-        ValueError: it cannot be read.
+        OSError: there is no connection; an `ssl.SSLError` if the handshake fails.
+        ValueError: the certificate cannot be read.
     """
     with (
         socket.create_connection((url.host, url.port), endpoint.connect_timeout_s) as connected,
@@ -84,7 +84,7 @@ def of_server(url: BrokerUrl, endpoint: Endpoint) -> datetime:
 
 
 def of_file(path: str) -> datetime:
-    """Return when the first certificate in a PEM file expires; a ValueError if it has none."""
+    """Return when the first certificate in a PEM file expires; raise a ValueError if there is none."""
     text = Path(path).read_text("ascii", errors="replace")
     start, end = text.find(ssl.PEM_HEADER), text.find(ssl.PEM_FOOTER)
     if start < 0 or end < 0:
@@ -93,7 +93,7 @@ def of_file(path: str) -> datetime:
 
 
 def valid_until(der: bytes) -> datetime:
-    """The field `notAfter`, in UTC; a ValueError if these are not the bytes of a certificate."""
+    """Return the field `notAfter`, in UTC; raise a ValueError if the bytes are not a certificate."""
     try:
         _, certificate, _ = _element(der)
         _, rest, _ = _element(certificate)
@@ -112,7 +112,7 @@ def valid_until(der: bytes) -> datetime:
 
 
 def _element(data: bytes) -> tuple[int, bytes, bytes]:
-    """Tag and content of the first element, and what follows it (DER, X.690, 8.1)."""
+    """Split off the first element: its tag, its content, and the bytes after it (DER, X.690, 8.1)."""
     tag, size, start = data[0], data[1], 2
     if size & 0x80:
         start += size & 0x7F

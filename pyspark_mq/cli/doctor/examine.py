@@ -1,8 +1,8 @@
-"""``pyspark-mq doctor``: what bites late acknowledgement, looked for before a query meets it.
+"""``pyspark-mq doctor``: find obstacles to late acknowledgement before a query meets them.
 
-It asks this machine, each broker of `url`, the broker's management where `managementUrl` says where that is, and looks
-at some messages of each queue. Nothing is acknowledged: messages are browsed where the broker has that, and given back
-elsewhere. What is found is judged in :mod:`pyspark_mq.admin.checks` and :mod:`pyspark_mq.cli.doctor.machine`.
+It examines this machine, each broker of `url`, the broker's management if `managementUrl` is set, and some messages of
+each queue. Nothing is acknowledged: messages are browsed if the broker supports that, else received and returned.
+:mod:`pyspark_mq.admin.checks` and :mod:`pyspark_mq.cli.doctor.machine` judge the results.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from pyspark_mq.spark_source.options import Options
 
 __all__ = ["check_version", "examine"]
 
-#: How many of the queues that match a pattern are examined.
+#: How many queues that match a pattern are examined.
 _QUEUES_MAX = 20
 
 
 def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Section]:
-    """Look everywhere, section by section.
+    """Examine everything, section by section.
 
     Args:
-        options: of the query that would run.
-        maximum: messages to look at in each queue; 0 for none.
-        patience_s: for how long none may come.
+        options: those of the query that would run.
+        maximum: most messages to look at in each queue; 0 for none.
+        patience_s: longest wait for the next message.
     """
     settings, management = options.settings, options.management
     machine = check_machine(examine_machine(), settings.endpoint.protocol, options.id_log, syncs=settings.syncs)
@@ -68,7 +68,7 @@ def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Secti
         yield Section(settings.destination, [Finding("queue", Level.PROBLEM, str(failed))])
         return
     if settings.pattern is not None and not queues:
-        text = "no queue matches by now; the query waits for one"
+        text = "no queue matches yet; the query waits for one"
         yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "ask again when there is one")])
         return
     brokers = [_broker(url, (queues or [settings])[0], server, management) for url in settings.endpoint.urls]
@@ -78,7 +78,7 @@ def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Secti
     if not answered:
         return
     for one in queues:
-        # Only what has answered: a candidate that hangs is not waited for again.
+        # Use only brokers that answered, so as not to wait again for a candidate that hangs.
         reached = replace(one, endpoint=replace(one.endpoint, urls=tuple(answered)))
         yield _queue(reached, management, maximum, patience_s, of_topic=settings.endpoint.topic is not None)
     if beyond:
@@ -92,20 +92,20 @@ def _management(management: Management) -> tuple[Finding, str]:
     try:
         names, server = management.names(), ask_server(management)
     except BrokerError as failed:
-        advice = "without it, some settings of the queue are not known"
+        advice = "without it, some of the queue's settings are not known"
         return Finding(check, Level.WARNING, str(failed), advice), ""
     text = f"{management.url} answers {_who(management.user)}: {server.replace('/', ' ')}, {len(names)} queue(s)"
     return Finding(check, Level.OK, text), server
 
 
 def _queues(options: Options) -> tuple[list[Settings], int]:
-    """Settings of each queue to examine, and how many are left out."""
+    """Return the settings of each queue to examine, and how many queues are left out."""
     settings = options.settings
     if settings.endpoint.topic is not None:
         subscription = settings.endpoint.subscription
         if subscription is None or not settings.endpoint.broker.virtual_hosts:
             return [], 0
-        # The subscription of an exchange is a queue of that name; to open the topic would make it.
+        # The subscription to an exchange is a queue of that name; opening the topic would create it.
         endpoint = replace(settings.endpoint, topic=None, subscription=None, queue=subscription)
         return [replace(settings, endpoint=endpoint)], 0
     if settings.pattern is None:
@@ -122,7 +122,7 @@ def _queues(options: Options) -> tuple[list[Settings], int]:
 class _Broker:
     url: BrokerUrl
     findings: Sequence[Finding]
-    #: Why nobody answers; empty if somebody does.
+    #: Why the broker does not answer; empty if it does.
     unavailable: str = ""
 
     @property
@@ -132,25 +132,25 @@ class _Broker:
     def section(self, *, among_others: bool) -> Section:
         if not self.unavailable:
             return Section(str(self.url), self.findings)
-        advice = "start it, or correct 'url'; a backup that does not serve yet is right not to answer"
+        advice = "start it, or correct 'url'; a passive backup is not expected to answer"
         level = Level.WARNING if among_others else Level.PROBLEM
         return Section(str(self.url), [*self.findings, Finding("login", level, self.unavailable, advice)])
 
 
 def _broker(url: BrokerUrl, settings: Settings, server: str, management: Management | None) -> _Broker:
-    """Log in there; `server` is the management's name for the broker, for one that does not report its version."""
+    """Log in to a broker; `server` is its name from the management, in case it does not report its version."""
     endpoint = settings.endpoint
     findings = [*check_host(url, settings, asked=management is not None), *check_tls(url, endpoint)]
     if any(one.level is Level.PROBLEM for one in findings):
         return _Broker(url, findings)
     if endpoint.topic is not None:
-        text = "not examined: to open a topic makes its subscription"
+        text = "not examined: opening a topic creates its subscription"
         return _Broker(url, [*findings, Finding("login", Level.UNKNOWN, text, "start the query")])
     session = make_session(settings)
     try:
         greeting = session.open(url, endpoint.connect_timeout_s)
     except DestinationError:
-        # The login is right; what is wrong with the queue is said there.
+        # The login is right; the queue's section reports its problem.
         findings.append(_login(endpoint, url))
     except OptionError as wrong:
         findings.append(Finding("broker", Level.PROBLEM, str(wrong)))
@@ -171,16 +171,16 @@ def _login(endpoint: Endpoint, url: BrokerUrl) -> Finding:
 
 
 def _who(username: str | None) -> str:
-    return "nobody named" if username is None else f"user '{username}'"
+    return "no user named" if username is None else f"user '{username}'"
 
 
 def check_version(server: str, endpoint: Endpoint) -> Finding:
-    """Check a broker's version, in `product/version` as it says it, for flaws over this protocol. Pure."""
+    """Check the version in a broker's `product/version` for flaws over this protocol. Pure."""
     check, (product, _, version) = "broker", server.partition("/")
     numbers = version_of(server)
     since, flaw = endpoint.broker.flaws.get(endpoint.protocol, ((0, 0), ""))
     if numbers == (0, 0):
-        advice = "look at the console of the broker, or give option 'managementUrl'"
+        advice = "look at the broker's console, or set option 'managementUrl'"
         return Finding(check, Level.UNKNOWN, f"{product or 'the broker'} does not report its version", advice)
     text = f"{product} {version.partition(' ')[0]}"
     if numbers < since:
@@ -197,10 +197,10 @@ class _Look:
     """The result of a session with a queue.
 
     Attributes:
-        greeting: None if it could not be opened.
-        sample: None if no messages were to be examined, or could be.
-        problem: why not; empty if they could.
-        absent: is it that the queue is not there, or not for this user?
+        greeting: the broker's greeting; None if the session could not be opened.
+        sample: the messages; None if none were to be examined, or none could be.
+        problem: why no messages could be examined; empty if they could.
+        absent: whether the queue does not exist, or not for this user.
     """
 
     greeting: Greeting | None
@@ -219,7 +219,7 @@ def _queue(
     if greeting is not None:
         facts = facts.or_else(greeting.facts)
         if (depth := greeting.depth) is not None:
-            # Of this moment, which the management's report may not be.
+            # The session's numbers are current, while the management's may be old.
             names = facts.consumer_names if len(facts.consumer_names or ()) == depth.other_consumers else None
             facts = replace(facts, ready=depth.ready, other_consumers=depth.other_consumers, consumer_names=names)
     if sample is not None and sample.sizes and settings.endpoint.broker.by_priority:
@@ -227,7 +227,7 @@ def _queue(
     checked = check_queue(facts, settings, to_know)
     if look.absent and of_topic:
         advice = "start the query, whose user needs the permissions to configure, write and read it"
-        text = f"the query makes this subscription: {look.problem}"
+        text = f"the query creates this subscription: {look.problem}"
         return Section(about, [Finding("read", Level.UNKNOWN, text, advice)])
     if look.problem:
         reads = Finding("read", Level.PROBLEM, look.problem)
@@ -244,10 +244,10 @@ def _queue(
 
 
 def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts, str]:
-    """Facts of a queue from the management, and what is missing for those that it does not report."""
+    """Return a queue's facts from the management, and advice how to learn the facts that it does not report."""
     if management is None:
         url = settings.endpoint.broker.listing.url
-        to_know = f"give option 'managementUrl', such as {url}, with a user who may look there"
+        to_know = f"set option 'managementUrl', for example to {url}, with a user who may read there"
         return ask_beside(settings.endpoint), to_know
     try:
         facts = ask_queue(management, settings.endpoint.name)
@@ -261,12 +261,12 @@ def _look(settings: Settings, maximum: int, patience_s: float) -> _Look:
     endpoint = settings.endpoint
     if maximum and endpoint.protocol in endpoint.broker.browsable_over:
         look = _session(settings, maximum, patience_s, browses=True)
-        # Browsing may take another permission than reading.
+        # Browsing may need another permission than reading.
         if not look.problem:
             return look
     if maximum and endpoint.protocol != AMQP_1_0:
-        # With a window that is widened, as it is after a restart: a further consumer, but over AMQP 1.0, where it is
-        # more credit. A broker that does not take that ends the session.
+        # Try widening the window, as a query does after a restart: except over AMQP 1.0, where it is more credit, that
+        # takes a further consumer, and a broker that does not accept it ends the session.
         wide = _session(settings, maximum, patience_s, widens=True)
         if not wide.problem:
             return wide
@@ -297,4 +297,4 @@ def _session(
     finally:
         session.close()
     rows = rows_of(settings, batches)
-    return _Look(greeting, sample_of(rows, "browsed" if browses else "given back"))
+    return _Look(greeting, sample_of(rows, "browsed" if browses else "returned"))

@@ -1,4 +1,4 @@
-"""Findings that follow from who runs a broker. Pure: an address and settings in, findings out."""
+"""Findings that follow from a broker's provider. Pure: an address and settings in, findings out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHECK = "hosting"
 
 
 def check_host(url: BrokerUrl, settings: Settings, *, asked: bool) -> Iterator[Finding]:
-    """Findings about a broker of a cloud, none about others; `asked` says whether there is a `managementUrl`."""
+    """Yield findings about a cloud provider's broker, none about others; `asked` says if `managementUrl` is set."""
     host, endpoint = hosted_by(url.host), settings.endpoint
     if not host:
         return
@@ -27,22 +27,24 @@ def check_host(url: BrokerUrl, settings: Settings, *, asked: bool) -> Iterator[F
 def _of_connection(host: str, url: BrokerUrl, settings: Settings) -> Iterator[Finding]:
     heartbeat_s = settings.endpoint.heartbeat_s
     if not url.tls:
-        yield Finding(_CHECK, Level.PROBLEM, f"{host} takes TLS only", f"use {url.partner}:// in 'url'")
+        yield Finding(_CHECK, Level.PROBLEM, f"{host} accepts only TLS", f"use {url.partner}:// in 'url'")
     if settings.endpoint.broker.node_lost_s and heartbeat_s >= BALANCER_IDLE_S:
-        text = f"the load balancer of {host} forgets a connection after {BALANCER_IDLE_S:.0f} s without a word"
+        text = f"the load balancer of {host} silently drops a connection that is idle for {BALANCER_IDLE_S:.0f} s"
         yield Finding(_CHECK, Level.WARNING, text, f"set 'heartbeat' below that; it is {heartbeat_s:g}s")
 
 
 def _of_queues(host: str, settings: Settings, *, asked: bool) -> Iterator[Finding]:
     stranded_s = settings.endpoint.broker.stranded_s
     if asked and settings.management_interval_s < METRICS_S:
-        text = f"{host} asks for metrics to be read once in {METRICS_S:.0f} s at most"
+        text = f"{host} asks clients to read metrics at most every {METRICS_S:.0f} s"
         advice = f"set 'managementInterval' to 1m or more; it is {settings.management_interval_s:g}s"
         yield Finding(_CHECK, Level.WARNING, text, advice)
     if settings.replay_timeout_s < stranded_s:
         text = (
-            f"a quorum queue of RabbitMQ 4.3 may keep for {stranded_s / 60:.0f} min what it had handed out through a "
-            f"node that was lost, and no node can be restarted alone at {host}"
+            f"a quorum queue of RabbitMQ 4.3 may keep messages delivered through a lost node for "
+            f"{stranded_s / 60:.0f} min, and {host} cannot restart a single node"
         )
-        advice = f"set 'replayTimeout' to 35m, or a restart in that time fails; it is {settings.replay_timeout_s:g}s"
+        advice = (
+            f"set 'replayTimeout' to 35m, or a restart within that time fails; it is {settings.replay_timeout_s:g}s"
+        )
         yield Finding(_CHECK, Level.WARNING, text, advice)

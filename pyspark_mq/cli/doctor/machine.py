@@ -1,6 +1,6 @@
-"""The doctor's look at this machine: Python, the package, Spark, Java, for the driver and for Python workers.
+"""Examine this machine: Python, the package, Spark and Java, for the driver and for Python workers.
 
-An interpreter is asked in a process of its own, as Spark does, so that it reports what Spark would find.
+Each interpreter runs in its own process, as with Spark, so that it reports what Spark would find.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pyspark_mq.spark_source.folders import is_uri
 __all__ = ["Interpreter", "Machine", "check_machine", "examine_machine"]
 
 _TIMEOUT_S = 60.0
-#: Spark's releases with streaming sources in Python that this package is tested with.
+#: First and last Spark release with streaming sources in Python that this package is tested with.
 _SPARK_FIRST, _SPARK_LAST = (4, 0), (4, 3)
-#: Is there from Spark 4.2 on, and in platforms that have its functions under an older number.
+#: Exists from Spark 4.2 on, and on platforms that have its functions under an older number.
 _SPARK_FULL = "pyspark.sql.streaming.datasource"
 #: Spark 4 runs on Java 17 and later.
 _JAVA_FIRST = 17
-#: What reads each protocol.
+#: The client library of each protocol.
 _CLIENTS: Mapping[str, str] = {
     "amqp-0-9-1": "pika", "amqp-1.0": "python-qpid-proton", "stomp": "stomp.py", "stream": "numpy",
 }  # fmt: skip
@@ -49,10 +49,10 @@ for name in sys.argv[2].split(","):
 print(json.dumps(found))
 """
 _PYTHON = "PYSPARK_PYTHON"
-#: Comes before it for a source that is found by its name, and for its tasks (Spark: PythonUtils.defaultPythonExec).
+#: Overrides it for a source that Spark finds by name, and for its tasks (Spark: PythonUtils.defaultPythonExec).
 _DRIVER_PYTHON = "PYSPARK_DRIVER_PYTHON"
 _SET_IT = (
-    f"set {_PYTHON} before the session is made, to the interpreter that has the package: "
+    f"set {_PYTHON} to the interpreter that has the package, before you create the session: "
     f'os.environ.setdefault("{_PYTHON}", sys.executable)'
 )
 _REMEDIES = {_DRIVER_PYTHON: f'{_SET_IT}; and unset the other: os.environ.pop("{_DRIVER_PYTHON}", None)'}
@@ -60,14 +60,14 @@ _REMEDIES = {_DRIVER_PYTHON: f'{_SET_IT}; and unset the other: os.environ.pop("{
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A Python, as it answers.
+    """A Python interpreter, as it describes itself.
 
     Attributes:
-        name: how it is called: of the environment, or a path.
+        name: the command that starts it: a name, or a path.
         python: its version; empty if it did not answer.
         executable: its path.
-        versions: of modules and distributions, by name.
-        errors: of modules that cannot be imported, by name.
+        versions: versions of modules and distributions, by name.
+        errors: errors of modules that cannot be imported, by name.
         problem: why it did not answer.
     """
 
@@ -85,9 +85,9 @@ class Machine:
 
     Attributes:
         driver: the Python that runs this command.
-        worker: the one that Spark would start for the source.
-        chosen: the variable that names it; empty if none does.
-        java: what `java -version` says first; empty if there is none.
+        worker: the Python that Spark would start for the source.
+        chosen: the environment variable that names the worker; empty if none does.
+        java: the version line of `java -version`; empty if there is no Java.
     """
 
     driver: Interpreter
@@ -112,11 +112,11 @@ def _ask(name: str, modules: Sequence[str]) -> Interpreter:
     except (OSError, subprocess.SubprocessError) as failed:
         return Interpreter(name, problem=f"{type(failed).__name__}: {failed}")
     except (ValueError, IndexError):
-        return Interpreter(name, problem=(done.stderr.strip().splitlines() or ["it says nothing"])[-1])
+        return Interpreter(name, problem=(done.stderr.strip().splitlines() or ["no output"])[-1])
 
 
 def _java() -> str:
-    """The Java that Spark's scripts would start."""
+    """Return the version line of the Java that Spark's scripts would start."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if program is None:
@@ -125,7 +125,7 @@ def _java() -> str:
         done = _run([program, "-version"])
     except (OSError, subprocess.SubprocessError):
         return ""
-    # Before it the virtual machine names the variables whose options it has picked up.
+    # Before that line the virtual machine names the variables whose options it has picked up.
     lines = (done.stderr + done.stdout).splitlines()
     return next((line for line in lines if " version " in line), next(iter(lines), ""))
 
@@ -140,9 +140,9 @@ def check_machine(machine: Machine, protocol: str, id_log: str | None, *, syncs:
     """Check the installation. Pure.
 
     Args:
-        protocol: of the query, whose client library has to be there.
-        id_log: where it keeps its IDs; None if that is not said.
-        syncs: is what is written on the disks before it is acknowledged?
+        protocol: the query's protocol, whose client library has to be installed.
+        id_log: where the query keeps its IDs; None if that is unknown.
+        syncs: whether batches are on disk before they are acknowledged.
     """
     found = [_spark(machine), _java_finding(machine), _driver(machine, protocol), _workers(machine)]
     return found + ([] if id_log is None or is_uri(id_log) else [_power(id_log, syncs=syncs)])
@@ -151,7 +151,7 @@ def check_machine(machine: Machine, protocol: str, id_log: str | None, *, syncs:
 def _power(place: str, *, syncs: bool) -> Finding:
     if syncs:
         return Finding("power", Level.OK, f"{place} is synced before anything is acknowledged")
-    text = f"{place} is on this machine, and Spark syncs nothing: a loss of power may lose what was acknowledged before"
+    text = f"{place} is on this machine, and Spark syncs nothing: a power loss may lose acknowledged messages"
     return Finding("power", Level.WARNING, text, "set 'settleAfter' to 'synced', or use a checkpoint in a store")
 
 
@@ -173,7 +173,7 @@ def _spark(machine: Machine) -> Finding:
         text = f"Spark {spark}: the last epoch of a run is acknowledged by the next one, and progress shows no counters"
         return Finding(check, Level.WARNING, text, "use 4.2 or later")
     if numbers > _SPARK_LAST:
-        return Finding(check, Level.WARNING, f"Spark {spark} is newer than what is tested", "see docs/versions.md")
+        return Finding(check, Level.WARNING, f"Spark {spark} is newer than tested versions", "see docs/versions.md")
     return Finding(check, Level.OK, f"Spark {spark}")
 
 
@@ -181,7 +181,7 @@ def _java_finding(machine: Machine) -> Finding:
     if not machine.java:
         text = "there is no Java: neither in JAVA_HOME nor on the PATH"
         return Finding(
-            "java", Level.PROBLEM, text, "install Java 17 or 21, or set JAVA_HOME; Spark Connect needs none here"
+            "java", Level.PROBLEM, text, "install Java 17 or 21, or set JAVA_HOME; Spark Connect needs no Java here"
         )
     major = re.search(r'version "(?:1\.)?(\d+)', machine.java)
     if major is not None and int(major[1]) < _JAVA_FIRST:
@@ -204,12 +204,12 @@ def _driver(machine: Machine, protocol: str) -> Finding:
 
 
 def _workers(machine: Machine) -> Finding:
-    """Spark starts them with another interpreter than the one the program runs in, unless it is configured."""
+    """Check the Python of workers: unless configured, Spark does not use the interpreter that runs the program."""
     check, worker, driver = "workers", machine.worker, machine.driver
-    who = f"{machine.chosen} {worker.name!r}" if machine.chosen else f"{_PYTHON} is not set, and 'python3' of the PATH"
+    who = f"{machine.chosen} {worker.name!r}" if machine.chosen else f"{_PYTHON} is not set, and 'python3' on the PATH"
     remedy = _REMEDIES.get(machine.chosen, _SET_IT)
     if worker.problem:
-        text = f"{who} cannot be started as a Python ({worker.problem}): Spark finds no data source 'mq'"
+        text = f"{who} does not start as a Python ({worker.problem}): Spark finds no data source 'mq'"
         return Finding(check, Level.PROBLEM, text, remedy)
     for module in ("pyspark_mq", "pyarrow"):
         if module in worker.errors:
@@ -217,10 +217,10 @@ def _workers(machine: Machine) -> Finding:
             return Finding(check, Level.PROBLEM, f"{text}source 'mq', or tasks fail", remedy)
     versions = {one.python.rpartition(".")[0] for one in (worker, driver)}
     if len(versions) > 1 and machine.chosen != _DRIVER_PYTHON:
-        text = f"{who} is Python {worker.python}, and the driver's is {driver.python}: Spark refuses that"
+        text = f"{who} is Python {worker.python}, but the driver's is {driver.python}: Spark refuses that"
         return Finding(check, Level.PROBLEM, text, remedy)
     if worker.versions.get("pyspark_mq") != driver.versions.get("pyspark_mq"):
-        text = f"{who} has pyspark-mq {worker.versions.get('pyspark_mq')}, and the driver {__version__}"
-        return Finding(check, Level.WARNING, text, "install one version everywhere")
+        text = f"{who} has pyspark-mq {worker.versions.get('pyspark_mq')}, but the driver {__version__}"
+        return Finding(check, Level.WARNING, text, "install the same version everywhere")
     text = f"{who} is Python {worker.python} ({worker.executable}) with pyspark-mq {worker.versions['pyspark_mq']}"
-    return Finding(check, Level.OK, f"{text}. Of this machine: on a cluster each executor needs the same")
+    return Finding(check, Level.OK, f"{text}. On a cluster each executor needs the same")

@@ -35,7 +35,7 @@ def worst(sections: Sequence[Section]) -> Level:
 
 
 def written(section: Section) -> Iterator[str]:
-    """A section as lines: problems first, and what is not known for the same reason together."""
+    """Yield a section as lines: problems first; unknown ones grouped by remedy."""
     yield section.about
     for finding in sorted(section.findings, key=attrgetter("level"), reverse=True):
         if finding.level is not Level.UNKNOWN:

@@ -1,6 +1,6 @@
-"""The doctor's look at RabbitMQ streams: their nodes, where these want to be reached, and what the streams hold.
+"""Examine RabbitMQ streams: their nodes, the addresses that nodes advertise, and the contents of the streams.
 
-Nothing is changed: to read a stream takes nothing from it.
+Nothing is changed: reading a stream removes nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CHUNKS = 20
 
 
 def examine_streams(settings: StreamSettings, maximum: int, patience_s: float) -> Iterator[Section]:
-    """Look everywhere, section by section; see :func:`pyspark_mq.cli.doctor.examine.examine`."""
+    """Examine everything, section by section; see :func:`pyspark_mq.cli.doctor.examine.examine`."""
     yield Section("this machine", check_machine(examine_machine(), "stream", None, syncs=False))
     try:
         access = make_access(settings.endpoint)
@@ -62,7 +62,7 @@ def _node(access: Access, url: BrokerUrl, settings: StreamSettings) -> Iterator[
         connection = StreamConnection(access, Member(url.host, url.port), url)
     except StreamLost as unavailable:
         level = Level.WARNING if len(access.urls) > 1 else Level.PROBLEM
-        advice = "start it, correct 'url', or enable plugin rabbitmq_stream there: its port is 5552 unless configured"
+        advice = "start it, correct 'url', or enable its plugin rabbitmq_stream, whose default port is 5552"
         yield Finding("login", level, str(unavailable), advice)
         return
     except MqError as failed:
@@ -75,14 +75,14 @@ def _node(access: Access, url: BrokerUrl, settings: StreamSettings) -> Iterator[
 
 
 def _advertised(members: Sequence[Member], access: Access, known: Member | None = None) -> Finding:
-    """Whether this machine reaches what nodes advertise; `known` is one that it has reached."""
+    """Check whether this machine reaches the addresses that nodes advertise; `known` is already reached."""
     failed = [text for member in members if member != known and (text := _unreached(member, access.connect_timeout_s))]
     if not failed:
         places = ", ".join(place_of(*member) for member in members)
-        return Finding("advertised", Level.OK, f"{places}: reached from this machine; workers have to reach it as well")
+        return Finding("advertised", Level.OK, f"{places}: reached from this machine; workers must reach it too")
     advice = (
-        "set stream.advertised_host and stream.advertised_port of the broker to what workers reach; until then "
-        "they use the hosts of 'url', and read nothing from members that are not among these"
+        "set the broker's stream.advertised_host and stream.advertised_port to an address that workers reach; until "
+        "then they use the hosts of 'url', and do not read from members that are not among these"
     )
     return Finding("advertised", Level.WARNING, "; ".join(failed), advice)
 
@@ -91,7 +91,7 @@ def _unreached(member: Member, timeout_s: float) -> str:
     try:
         socket.create_connection(member, timeout_s).close()
     except OSError as failed:
-        return f"the broker advertises {place_of(*member)}, which is not reached from here: {failed}"
+        return f"the broker advertises {place_of(*member)}, which cannot be reached from here: {failed}"
     return ""
 
 
@@ -136,8 +136,8 @@ def _partition(
         yield Finding("read", Level.OK, "it is empty")
         return
     since = datetime.fromtimestamp(first.timestamp_ms / 1000, timezone.utc)
-    text = f"offsets {first.first:,} to {end.next - 1:,} are there, the first since {since:%Y-%m-%d %H:%M} UTC"
-    yield Finding("read", Level.OK, f"{text}: what a query has not read by the time retention takes it is lost to it")
+    text = f"it has offsets {first.first:,} to {end.next - 1:,}, the first since {since:%Y-%m-%d %H:%M} UTC"
+    yield Finding("read", Level.OK, f"{text}: a query loses messages that retention removes before it has read them")
     if not maximum:
         yield Finding("chunks", Level.UNKNOWN, "no message was examined", "use --messages above 0")
         return
@@ -157,24 +157,24 @@ def _last(connection: StreamConnection, name: str, begin: int, end: int, patienc
 def _contents(chunks: Sequence[Chunk]) -> Iterator[Finding]:
     count = sum(chunk.records for chunk in chunks)
     if not count:
-        yield Finding("chunks", Level.UNKNOWN, "none of the last offsets is of a message", "use --messages above 20")
+        yield Finding("chunks", Level.UNKNOWN, "none of the last offsets is a message's", "use --messages above 20")
         return
     a_chunk = count / len(chunks)
-    text = f"{a_chunk:,.1f} message(s) a chunk, of the last {count:,}"
+    text = f"{a_chunk:,.1f} message(s) a chunk, among the last {count:,}"
     if a_chunk < _CHUNK_RECORDS_MIN:
-        advice = "have producers send batches, or sub-entries: below ten, chunks take more of the CPU than messages do"
+        advice = "have producers send batches, or sub-entries: below ten, chunks cost more CPU than messages do"
         yield Finding("chunks", Level.WARNING, text, advice)
     else:
         yield Finding("chunks", Level.OK, text)
     try:
         messages = [message for chunk in chunks for message in _cut(chunk)]
     except ChunkError as broken:
-        yield Finding("messages", Level.PROBLEM, f"a chunk cannot be read: {broken}", "start behind it")
+        yield Finding("messages", Level.PROBLEM, f"a chunk cannot be read: {broken}", "start after it")
         return
     reader = SectionReader(counts_acquirers=False)
     bad = list(ReadBatch([reader.read(*one) for one in enumerate(messages)]).unreadable.values())
     if bad:
-        advice = "set 'onUnreadableMessage' to 'row' to have their bytes as rows, or have producers write AMQP 1.0"
+        advice = "set 'onUnreadableMessage' to 'row' to get their bytes as rows, or have producers write AMQP 1.0"
         yield Finding("messages", Level.PROBLEM, f"{len(bad):,} of {count:,} are not AMQP 1.0: {bad[0].error}", advice)
     else:
         yield Finding("messages", Level.OK, f"{count:,} were decoded")

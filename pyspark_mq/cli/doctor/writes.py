@@ -1,7 +1,7 @@
-"""The doctor's look at a write (`doctor --write`): the login, the destination, and the right to write to it.
+"""Examine a write (`doctor --write`): the login, the destination, and the right to write to it.
 
-Nothing is published, and nothing made. ActiveMQ Classic and Artemis make a queue for whoever asks to write to it, so
-there the question is put only for one that is known to exist, by option `managementUrl`.
+Nothing is published or created. ActiveMQ Classic and Artemis create a queue when a client asks to write to it, so there
+only queues are probed that exist according to option `managementUrl`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _MANAGEMENT = "managementurl"
 
 
 def examine_write(options: Mapping[str, str]) -> Iterator[Section]:
-    """Look everywhere, section by section; see :func:`pyspark_mq.cli.doctor.examine.examine`."""
+    """Examine everything, section by section; see :func:`pyspark_mq.cli.doctor.examine.examine`."""
     asked = next((value for name, value in options.items() if name.lower() == _MANAGEMENT), None)
     own = {name: value for name, value in options.items() if name.lower() != _MANAGEMENT}
     settings = parse_sink_options(own, streaming=False)
     endpoint, destination = settings.endpoint, settings.destination
     management = None if asked is None else Management.of(asked, endpoint)
     yield Section("this machine", check_machine(examine_machine(), endpoint.protocol, None, syncs=False))
-    # Without its destination: to open that may make it.
+    # Without its destination: opening that may create it.
     anywhere = replace(settings, queue=None, topic=None, exchange=None)
     answered = []
     with endpoint.hiding():
@@ -64,7 +64,7 @@ def _login(settings: SinkSettings, url: BrokerUrl, *, others: bool) -> Finding:
     except (ConfigurationError, MqError) as failed:
         return Finding("login", Level.PROBLEM, str(failed))
     user = settings.endpoint.user(url)
-    return Finding("login", Level.OK, f"{'nobody named' if user is None else f'user {user!r}'}, to write")
+    return Finding("login", Level.OK, f"{'no user named' if user is None else f'user {user!r}'}, to write")
 
 
 def _opened(settings: SinkSettings, url: BrokerUrl) -> Publisher:
@@ -78,13 +78,13 @@ def _opened(settings: SinkSettings, url: BrokerUrl) -> Publisher:
 
 
 def _unsaid(settings: SinkSettings, destination: Destination, management: Management | None) -> Finding | None:
-    """Why the broker is not asked; None if it is."""
+    """Return a finding instead of asking the broker; None to ask it."""
     broker = settings.endpoint.broker
     if broker.virtual_hosts:
         return None
     if destination.kind == "topic" or management is None:
-        text = f"not asked: the broker makes a missing {destination.kind} for it, also one whose name is misspelt"
-        return Finding(_CHECK, Level.UNKNOWN, text, f"give option 'managementUrl', such as {broker.listing.url}"
+        text = f"not checked: the broker would create a missing {destination.kind}, even one with a misspelt name"
+        return Finding(_CHECK, Level.UNKNOWN, text, f"set option 'managementUrl', for example to {broker.listing.url}"
                        if destination.kind == "queue" else "compare the name with the reader's")  # fmt: skip
     try:
         names = management.names()
@@ -94,8 +94,8 @@ def _unsaid(settings: SinkSettings, destination: Destination, management: Manage
         return None
     near = difflib.get_close_matches(destination.name, names, n=1)
     meant = f"; did you mean '{near[0]}'?" if near else ""
-    text = f"there is no such queue, so the write makes one{meant}"
-    return Finding(_CHECK, Level.WARNING, text, "correct option 'queue' if the name is misspelt, or make the queue")
+    text = f"there is no such queue, so the write creates it{meant}"
+    return Finding(_CHECK, Level.WARNING, text, "correct option 'queue' if the name is misspelt, or create the queue")
 
 
 def _right(settings: SinkSettings, destination: Destination, url: BrokerUrl) -> Finding:
