@@ -20,7 +20,7 @@ class Counters:
     """Counts since this process started, and five current gauges.
 
     Attributes:
-        received: deliveries received, first ones and redeliveries, without rejected ones.
+        received: deliveries received, first ones and redeliveries, except rejected ones.
         redelivered: deliveries that the broker flagged as redelivered.
         duplicates_dropped: deliveries not emitted because their ID was known: redeliveries and producers' duplicates.
         reused_ids: dropped duplicates not flagged as redelivered: a producer reused the ID.

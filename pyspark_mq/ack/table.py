@@ -30,8 +30,8 @@ is only RECEIVED is forgotten, because the broker redelivers it, perhaps to anot
 The memory decides for many IDs at once how long they are remembered (:mod:`pyspark_mq.dedup.memory`); no event of a
 single message does.
 
-One action acknowledges, and every row with it leads to COMMITTED: rule 1. ``tests/unit/test_table.py`` checks that in
-the table, and the in-flight table refuses a row that breaks it.
+Only one action acknowledges, and every row with it leads to COMMITTED (rule 1). ``tests/unit/test_table.py`` checks
+that in the table, and the in-flight table refuses a row that breaks it.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
@@ -63,7 +63,7 @@ class Event(Enum):
     PLAN = "plan"  #: it is cut into an epoch
     COMMIT = "commit"  #: Spark proves that its epoch is committed
     LOSE = "lose"  #: its handle is gone with its session; a received message has no other
-    ABANDON = "abandon"  #: it was not redelivered for its replay (rule 9), and the query goes on without it
+    ABANDON = "abandon"  #: it was not redelivered for its replay (rule 9), and the query continues without it
     RESTORE_PLANNED = "restore planned"  #: found as planned in the file of an open epoch
     RESTORE_COMMITTED = "restore committed"  #: found in the file of a committed epoch
 

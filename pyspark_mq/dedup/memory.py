@@ -15,10 +15,10 @@ The oldest IDs leave first, and only contents expire by time:
 
 The file of an epoch has the changes since the previous file. It names the files that a load reads: *parts* of the
 window and of the left IDs, a *base* with unsettled epochs, and the files that follow. When :data:`FOLLOWING_MAX` files
-follow, the next one has a new base and part. A part absorbs the parts before it that are not much larger, and no part
-has more than an eighth of the IDs remembered. So a file names a bounded number of others, and an epoch writes little,
-however many IDs are remembered: with two million in one base, each epoch of a trickle would write half a megabyte. A
-base has all contents, at most 8 MB.
+follow, the next one has a new base and part. A part absorbs the parts before it that are not much larger, up to an
+eighth of the IDs remembered. So a file names a bounded number of others, and an epoch writes little, however many IDs
+are remembered: with two million in one base, each epoch of a trickle would write half a megabyte. A base has all
+contents, at most 8 MB.
 
 Epochs unsettled when a process ends are left, in order. The next file records that.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 __all__ = ["Shelf"]
 
-#: A part has at most an eighth of the maximum, and at most this many digests, as one plan writes it.
+#: A part absorbs earlier ones up to an eighth of the maximum, and up to this many digests, as one plan writes it.
 _SHARE, _PART_MAX = 8, 262_144
 
 

@@ -3,10 +3,10 @@
 An epoch takes what arrived while the one before ran, like Spark's Kafka source. Every trigger has a fixed cost, so
 while a backlog flows in at full speed an epoch may grow up to half of the window; a trickle is not delayed. After a
 short silence the epoch is planned as it is: brokers pause while they process the acknowledgement of an epoch, and
-waiting for half of a window then cost 20 % of throughput on quorum queues. The first epoch of a process waits in any
-case: a process that keeps dying after it returns a whole window, and each message that it did not take has one more
-delivery. A bounded run (`Trigger.AvailableNow`) also has an end for each queue, and gives no empty answer before all
-ends are reached, as that ends the query.
+waiting for half of a window then cost 20 % of throughput on quorum queues. The first epoch of a process always waits: a
+process that keeps dying after its first epoch returns a whole window, and each message not taken has one more delivery.
+A bounded run (`Trigger.AvailableNow`) also has an end for each queue, and gives no empty answer before all ends are
+reached, as that ends the query.
 
 A window is cut into equal epochs: alternating large and small ones cost 10 % of throughput, as the broker processes the
 acknowledgement of the large one while the small one runs. Several queues share an epoch; what one does not need is left

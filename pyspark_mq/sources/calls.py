@@ -81,7 +81,7 @@ class EpochPlace(Enum):
     """The place of an epoch, as seen from this process."""
 
     ELSEWHERE = "elsewhere"  #: of a former process, acknowledged, or none
-    PLANNED = "planned"  #: here, and Spark has not asked for its payload
+    PLANNED = "planned"  #: here, but Spark has not asked for its payload
     BEGUN = "begun"  #: Spark has had its payload, and may ask for it again
 
 

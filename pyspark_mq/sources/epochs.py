@@ -104,7 +104,7 @@ class EpochSource:
         self._last = Position(0)
         #: The highest epoch number so far.
         self._highest = 0
-        #: Epochs whose payload Spark has asked for and that are not committed, with their queues in order.
+        #: Uncommitted epochs whose payload Spark has asked for, with their queues in order.
         self._begun: dict[int, list[str]] = {}
         #: The newest epoch noted as synced.
         self._synced: int | None = None
@@ -253,7 +253,7 @@ class EpochSource:
         """Carry out a call on its epoch.
 
         Raises:
-            InternalError: the call cannot come now.
+            InternalError: the call is not possible now.
         """
         try:
             act = step(call, self._where(asked.end))

@@ -272,8 +272,7 @@ class Journal:
     # -- restart
 
     def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:  # noqa: ARG002
-        """Read the keys of the epoch between two positions: those of each queue in order, without the
-        abandoned ones.
+        """Read the keys of the epoch between two positions, by queue and in order, without the abandoned ones.
 
         Raises:
             CheckpointError: they cannot be read.
@@ -382,7 +381,7 @@ class NoJournal:
         """Note nothing."""
 
     def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:
-        """Abandon all messages of an epoch, which runs empty: they are emitted in later epochs.
+        """Abandon all messages of an epoch, which runs empty; later epochs emit them.
 
         Otherwise, if the guarantee is raised again, its file would count them as committed.
 

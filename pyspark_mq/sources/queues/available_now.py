@@ -47,7 +47,7 @@ class EndOfRun:
         self.begin()
 
     def begin(self) -> None:
-        """Start the next epoch: later messages do not count."""
+        """Start the next epoch, or restart the wait for its messages."""
         self._began_s = self._runtime.monotonic_s()
         self._empty_since_s: float | None = None
         if self._view.unacked + self._taken >= self._view.window or self._view.paused:

@@ -50,7 +50,7 @@ class Connected:
         """Record the broker's greeting to a new session.
 
         Raises:
-            CheckpointError: it is another broker.
+            CheckpointError: it is not the expected broker.
         """
         self._agree(self.broker_id, shortened(greeting.broker_id), f"{greeting.url}")
         if self.ready_at_first is None and greeting.depth is not None:
@@ -106,10 +106,10 @@ class Connected:
 
 
 def half_open_s(settings: Settings) -> float:
-    """Return the longest time in seconds for which a broker takes a dead connection for alive."""
+    """Return the longest time in seconds for which a broker considers a dead connection alive."""
     endpoint = settings.endpoint
     most_s = endpoint.broker.half_open_s.get(endpoint.protocol, 0.0)
     if endpoint.clustered:
-        # The queue's node may take a hanging node, and its clients, for alive.
+        # The queue's node may consider a hung node, and its clients, alive.
         most_s = max(most_s, endpoint.broker.node_lost_s)
     return max(settings.settle_grace_s, _HALF_OPEN_HEARTBEATS * endpoint.heartbeat_s, most_s)

@@ -1,4 +1,4 @@
-"""Takes deliveries into the in-flight table of their queue."""
+"""Puts deliveries into the in-flight table of their queue."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Deliveries:
         self._acknowledge = acknowledge
         self._matcher = matcher
         self._take_back_s = take_back_s
-        #: Whether messages without an ID need no warning (any more).
+        #: Whether to skip the warning about messages without an ID.
         self._noted = settings.id_source.kind == "content"
         self._serial = 1
         #: Small blocks received, and their rows with the keys: those still held are merged.
@@ -231,7 +231,7 @@ class Deliveries:
         self._in_flight.received.join(small, _joined)
 
     def _refused(self, event: Delivered) -> dict[int, str]:
-        """Reject the rows that have to be; return them, and why.
+        """Reject messages that have no ID or cannot be decoded, if the options say so; return their rows, and why.
 
         Raises:
             MissingMessageIdError: a message has no ID, and `onMissingMessageId` is `fail`.

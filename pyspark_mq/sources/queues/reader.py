@@ -235,7 +235,7 @@ class QueueReader:
         self.connections.start()
 
     def ask_to_stop(self) -> None:
-        """Close the connections; :meth:`stop` waits for that."""
+        """Start closing the connections; :meth:`stop` waits for that."""
         self.connections.ask_to_stop()
 
     def apply_trigger(self, trigger: Trigger) -> None:
@@ -243,7 +243,7 @@ class QueueReader:
         self.windows.enter(trigger)
 
     def expect_broker(self, broker_id: str) -> None:
-        """Refuse another broker than that one."""
+        """Refuse any other broker."""
         self.connected.expect_broker(broker_id)
 
     def disconnect(self) -> None:

@@ -56,7 +56,7 @@ WINDOWS: Mapping[Trigger, tuple[Window | None, Window | None]] = MappingProxyTyp
         Trigger.UNPROVEN: (Window.SLOW, None),
         Trigger.REPLAY: (Window.SLOW, Window.SLOW),
         Trigger.NO_CRASH_LOOP: (Window.WIDE, Window.WIDE),
-        # Before acknowledgements make room: if a wider window is a new consumer, nothing is on its way yet.
+        # Widen before acknowledgements make room: if that takes a new consumer, nothing is on its way yet.
         Trigger.COMMITTED: (None, Window.WIDE),
         Trigger.WITHOUT_START: (None, Window.SHARED),
     }
