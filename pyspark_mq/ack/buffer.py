@@ -1,4 +1,4 @@
-"""The buffer: messages received and not planned, oldest first, with their payloads. Pure.
+"""The buffer: messages received but not planned, oldest first, with their payloads. Pure.
 
 Nearly every message is delivered once, and is planned and committed with its neighbours. Until something else happens,
 a block of them is one object, a *run*, and no key, tag or payload is handled individually. On an event for a single
@@ -17,9 +17,10 @@ from typing import Any, Generic, TypeVar
 
 __all__ = ["RUN_MIN", "SPREAD_MAX", "Buffer", "MessageRun", "joined", "lowest_tags"]
 
-#: Least messages of a run, unless many others came before.
+#: Fewest messages in a run, unless many others are buffered.
 RUN_MIN = 64
-#: Up to this many times `RUN_MIN` received messages are spread for a small block, as each small run has a fixed cost.
+#: A small block becomes single messages, and spreads all runs, while fewer than this many times `RUN_MIN` messages are
+#: buffered: each small run has a fixed cost.
 SPREAD_MAX = 16
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
@@ -33,7 +34,7 @@ class MessageRun(Generic[K, P]):
     Attributes:
         tags: ascending.
         size_bytes: bytes of the payloads.
-        digests: digests of the keys, an array from the memory; None without one.
+        digests: digests of the keys, an array made by the memory; None without a memory.
     """
 
     session: int
@@ -47,7 +48,7 @@ class MessageRun(Generic[K, P]):
         return len(self.tags)
 
     def split(self, count: int, size_of: Callable[[Sequence[P]], int]) -> tuple[MessageRun[K, P], MessageRun[K, P]]:
-        """Return the first `count` messages and the others."""
+        """Split into the first `count` messages and the rest."""
         size_bytes = size_of(self.payloads[:count])
         return self._part(slice(count), size_bytes), self._part(slice(count, None), self.size_bytes - size_bytes)
 
@@ -59,7 +60,7 @@ class MessageRun(Generic[K, P]):
 
 
 def joined(parts: Sequence[Sequence[K]]) -> Sequence[K]:
-    """Join sequences of keys into one, by their class's method `joined` if it has one."""
+    """Join sequences of keys into one, with the `joined` method of their class if it has one."""
     kinds = {*map(type, parts)}
     how = getattr(type(parts[0]), "joined", None) if len(kinds) == 1 else None
     joined_: Sequence[K] = list(chain.from_iterable(parts)) if how is None else how(parts)
@@ -67,7 +68,7 @@ def joined(parts: Sequence[Sequence[K]]) -> Sequence[K]:
 
 
 def lowest_tags(runs: Iterable[MessageRun[Any, Any]]) -> dict[int, int]:
-    """Return the lowest tag of runs, by session."""
+    """Return the lowest tag of each session's runs."""
     lowest: dict[int, int] = {}
     for run in runs:
         lowest[run.session] = min(run.tags[0], lowest.get(run.session, run.tags[0]))
@@ -75,7 +76,7 @@ def lowest_tags(runs: Iterable[MessageRun[Any, Any]]) -> dict[int, int]:
 
 
 class Buffer(Generic[K, P]):
-    """The messages in the order of arrival: first single messages, then runs.
+    """Messages in order of arrival: first single messages, then runs.
 
     Attributes:
         size_bytes: bytes of all payloads.
@@ -104,7 +105,7 @@ class Buffer(Generic[K, P]):
         return self._payloads.get(key)
 
     def oldest(self, limit: int) -> Iterable[P]:
-        """The payloads of the oldest messages."""
+        """Return the payloads of the oldest messages."""
         first = map(self._payloads.__getitem__, self.order)
         return islice(chain(first, chain.from_iterable(run.payloads for run in self.runs)), limit)
 
@@ -116,10 +117,10 @@ class Buffer(Generic[K, P]):
         return run
 
     def join(self, small: Collection[MessageRun[K, P]], make: Callable[[Sequence[MessageRun[K, P]]], Any]) -> None:
-        """Join neighbouring runs of one session, of those given.
+        """Join adjacent runs of one session that are all in `small`.
 
         Args:
-            make: joins runs.
+            make: joins several runs into one.
         """
         groups = groupby(self.runs, lambda run: (run.session, run in small))
         joined_: deque[MessageRun[K, P]] = deque()
@@ -171,7 +172,7 @@ class Buffer(Generic[K, P]):
         self.order.extend(keys)
 
     def take(self, keys: Collection[K]) -> tuple[list[P], int]:
-        """Remove messages; return their payloads and the bytes of these."""
+        """Remove messages; return their payloads and the total bytes of these."""
         first = all(map(eq, keys, self.order))
         if first and len(keys) == len(self._payloads):
             held = list(self._payloads.values())

@@ -1,23 +1,23 @@
 """The identity of messages without an ID, from their contents. Pure.
 
-In this process a message without an ID has a unique key: the digest of its content and an ordinal. Files have the
-digest alone. This module decides whether a delivery is a known message or a new one.
+Within a process, a message without an ID has a unique key: the digest of its content and an ordinal. Files hold only
+the digest. This module decides whether a delivery is a known message or a new one.
 
-Brokers prove little. On RabbitMQ a missing `redelivered` flag proves a delivery new, if the message was never
-dead-lettered. A flag proves nothing, as unread messages may be flagged, too. A content *repeats* once two messages had
-it; the memory keeps that. A delivery is, by the first rule that fits:
+Brokers prove little. On RabbitMQ, a missing `redelivered` flag proves that a delivery is new, unless the message was
+dead-lettered. A flag proves nothing, as unread messages may be flagged, too. A content *repeats* once two messages have
+had it; the memory records that. The first rule that fits says what a delivery is:
 
-1. a planned message of its content that has no handle;
-2. new, if that is proved;
-3. a committed message that had no handle to be acknowledged by: dropped;
-4. a message that was left open, if its content does not repeat: dropped. If it repeats, the delivery is new, and
-   counted as ambiguous;
-5. a message that was proved to be new, and that another session holds or is acknowledging, if its content does not
-   repeat: that one again, from a session that the broker has given up;
-6. new.
+1. a planned message with its content and without a handle;
+2. a new message, if that is proved;
+3. a committed message that had no handle to acknowledge: dropped;
+4. a message that was left open, if its content does not repeat: dropped. If the content repeats, the delivery is new,
+   and counted as ambiguous;
+5. a message that was proved new and that another session holds or is acknowledging, if its content does not repeat:
+   a redelivery, as the broker has given up that session;
+6. a new message.
 
-A session delivers no message twice: after a match by rule 3 to 5, another delivery of the content in that session is
-new. A message that was left open stays so until its own acknowledgement is settled.
+A session never delivers a message twice: after a match by rules 3 to 5, another delivery of the content in that session
+is new. A message that was left open stays left until its own acknowledgement is settled.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from pyspark_mq.ack.table import State
 
 __all__ = ["ContentMatcher", "Lookup"]
 
-#: Bytes of a digest, and of a key. Ordinal of the first message of a content.
+#: Bytes of a digest and of a key; the ordinal of the first message with a content.
 _DIGEST, _KEY = 16, 24
 _FIRST = bytes(_KEY - _DIGEST)
 #: Stands for the digest of messages without an identity.
 _NAMELESS = bytes(_DIGEST)
-#: Notes kept before those of forgotten messages are dropped.
+#: Notes of forgotten messages are dropped only if there are more notes than this.
 _NOTED_MIN = 4_096
 
 
@@ -49,17 +49,17 @@ class Lookup(Protocol):
         """Whether none of these is known."""
 
     def states(self, keys: Collection[Any]) -> Callable[[Any], State]:
-        """Return the state of each of these, until something changes."""
+        """Return a function for the state of each of these keys, valid until the next change."""
 
     def in_other_sessions(self, session: int, keys: Collection[Any]) -> set[Any]:
-        """Return those of these that another session holds, or has acknowledged and not settled."""
+        """Return the keys that another session holds, or has acknowledged but not settled."""
 
 
 class ContentMatcher:
-    """Matches messages without IDs of one queue. The in-flight table uses the keys that it makes.
+    """Matches one queue's messages without IDs. The in-flight table uses the keys that it makes.
 
     Args:
-        proves: whether a delivery without a flag is a new message.
+        proves: whether a delivery without a `redelivered` flag is a new message.
 
     Attributes:
         ambiguous: deliveries emitted although they may be redeliveries.
@@ -71,9 +71,9 @@ class ContentMatcher:
         self._ordinals = count(1)
         #: Planned messages without a handle: digest -> keys, oldest first.
         self._waiting: dict[bytes, dict[bytes, None]] = {}
-        #: Committed messages that had no handle, by digest.
+        #: Number of committed messages that had no handle, by digest.
         self._coming: Counter[Any] = Counter()
-        #: Contents of which a message was redelivered -> session.
+        #: Digest of a redelivered message -> its session.
         self._again: dict[bytes, int] = {}
         #: Messages that were not proved new.
         self._unproved: set[bytes] = set()
@@ -91,7 +91,7 @@ class ContentMatcher:
             not_redelivered: whether each is neither flagged as redelivered nor a dead letter.
 
         Returns:
-            their keys; and those of them that are committed.
+            their keys; and the set of the committed ones.
         """
         first = [digest + _FIRST for digest in digests]
         every = set(first)
@@ -112,7 +112,7 @@ class ContentMatcher:
             new = sure and self._proves
             if found is not None:
                 if new:
-                    self._repeat(key, repeats)  # either of two equal ones will do, and the other may come
+                    self._repeat(key, repeats)  # either of two equal ones will do; the other may follow
                 self._doubt([] if sure else [found])
             elif not new and self._was_committed(session, digest, key, left, repeats, set() if held else elsewhere):
                 self._again[digest] = session
@@ -152,7 +152,7 @@ class ContentMatcher:
     def _is_there(
         self, session: int, digest: bytes, key: bytes, repeats: Collection[Any], elsewhere: Collection[Any]
     ) -> bool:
-        """Whether a delivery is a message of another session, which the broker has given up."""
+        """Whether a delivery is a message held by another session, which the broker has given up."""
         return key in elsewhere and self._is_proved(key) and self._may_be(session, digest, key, repeats)
 
     def _may_be(self, session: int, digest: bytes, key: bytes, repeats: Collection[Any]) -> bool:
@@ -179,7 +179,7 @@ class ContentMatcher:
             self._unproved.update(keys)
 
     def _next_waiting(self, digest: bytes, lookup: Lookup) -> bytes | None:
-        """Take the oldest planned message of a content without a handle."""
+        """Take the oldest planned message that has this content and no handle."""
         keys = self._waiting.get(digest)
         while keys:
             key = next(iter(keys))
@@ -207,14 +207,14 @@ class ContentMatcher:
             self._coming[key[:_DIGEST]] += 1
 
     def recognise(self, keys: Sequence[Any]) -> set[Any]:
-        """Find the committed messages among those held before the committed offset was known."""
+        """Find the committed messages among those received before the committed offset was known."""
         contents = [key for key in _contents(keys) if not self._proves or key in self._unproved]
         return {*self._memory.recognise(contents, self._coming)}
 
     def restore(self, keys: Sequence[Any], held: Iterable[Any], lookup: Lookup) -> list[Any]:
         """Make keys for the contents of an epoch that a former process planned.
 
-        Before Spark 4.2 its messages may have been delivered and planned before Spark shows that epoch.
+        Before Spark 4.2, its messages may be delivered and planned again before Spark shows that epoch.
 
         Args:
             keys: keys in its file.
@@ -242,7 +242,7 @@ class ContentMatcher:
         return every
 
     def give_back(self, keys: Iterable[Any]) -> None:
-        """Record that unplanned messages went back to the broker."""
+        """Record that unplanned messages were returned to the broker."""
         for key in _contents(keys):
             self._unproved.discard(key)
             self._again.pop(key[:_DIGEST], None)
@@ -264,7 +264,7 @@ class ContentMatcher:
         self._again = {digest: where for digest, where in self._again.items() if where != session}
 
     def sweep(self, lookup: Lookup) -> None:
-        """Drop notes of messages that are no longer held, if there are many."""
+        """Drop notes of messages that are no longer held, if there are many notes."""
         noted = (self._unproved, self._again, self._waiting, self._coming)
         if sum(map(len, noted)) <= self._noted_max:
             return

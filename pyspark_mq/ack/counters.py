@@ -20,26 +20,26 @@ class Counters:
     """Counts since this process started, and five current gauges.
 
     Attributes:
-        received: deliveries taken in, first or again, without rejected ones.
+        received: deliveries received, first ones and redeliveries, except rejected ones.
         redelivered: deliveries that the broker flagged as redelivered.
         duplicates_dropped: deliveries not emitted because their ID was known: redeliveries and producers' duplicates.
-        reused_ids: those of them not marked as redelivered: a producer reused the ID.
-        rebound: planned messages of a replay that came back and got their payload.
+        reused_ids: dropped duplicates not flagged as redelivered: a producer reused the ID.
+        rebound: planned messages of a replay that were redelivered, with their payload.
         planned: messages cut into epochs by this process.
-        settled: deliveries whose acknowledgement was confirmed; `settleGrace` is not waited for.
+        settled: deliveries whose acknowledgement was confirmed, even before `settleGrace` has passed.
         returned: buffered deliveries returned to the broker when a session ended.
-        ambiguous: deliveries without an ID, emitted though they may be redeliveries of others with an equal content.
-        nameless: deliveries without an ID, emitted as often as they come (`onMissingMessageId=row`).
-        rejected: messages refused for having no ID, or because they cannot be decoded.
+        ambiguous: deliveries without an ID, emitted although they may be redeliveries of others with equal content.
+        nameless: deliveries without an ID, emitted each time they are delivered (`onMissingMessageId=row`).
+        rejected: messages rejected because they have no ID or cannot be decoded.
         reconnects: sessions that ended.
-        replays: epochs of a former process that were asked for again.
+        replays: epochs of a former process that Spark asked for again.
         lost: planned messages abandoned (`failOnDataLoss=false`, or released).
-        forgotten: IDs forgotten although their messages may come again: more than two million were left.
+        forgotten: IDs forgotten although their messages may be redelivered: more than two million were left.
         unacked: now: deliveries for which no acknowledgement is due yet.
-        buffered: now: messages received and not planned.
-        carried: now: messages a new session may be handed again: planned, or acknowledged and not settled.
-        remembered: now: IDs of committed messages that are known, whatever becomes of theirs.
-        backlog: now: messages ready in the queue, by what the broker said last; null if it does not report it.
+        buffered: now: messages received but not planned.
+        carried: now: messages that a new session may receive again: planned, or acknowledged but not settled.
+        remembered: now: known IDs of committed messages, settled or not.
+        backlog: now: messages ready in the queue, as last reported by the broker; null if it does not report it.
     """
 
     received: int = 0
@@ -64,14 +64,14 @@ class Counters:
     backlog: int | None = 0
 
     def __add__(self, other: Counters) -> Counters:
-        """Sum of the counters of two queues; they are replayed together."""
+        """Add up the counters of two queues, which are replayed together."""
         both = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in _COUNTS}
         known = self.backlog is not None and other.backlog is not None
         backlog = self.backlog + other.backlog if known else None  # type: ignore[operator]
         return Counters(**{**both, "replays": max(self.replays, other.replays), "backlog": backlog})
 
     def totals(self) -> Counters:
-        """Counters of a queue that is gone: totals stay, gauges are 0."""
+        """Return the counters of a queue that is gone: totals stay, gauges are 0."""
         return replace(self, **dict.fromkeys(GAUGES, 0))
 
     @classmethod
@@ -81,7 +81,7 @@ class Counters:
         return cls(**found)
 
     def report(self) -> dict[str, int | None]:
-        """The counters under their documented names."""
+        """Return the counters under their documented names."""
         return {_documented(name): value for name, value in asdict(self).items()}
 
 

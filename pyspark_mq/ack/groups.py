@@ -1,4 +1,4 @@
-"""Groups of messages in one state that meet an event together, by the event's data. Pure."""
+"""Groups of messages in one state that meet an event together: a class for each kind of event data. Pure."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 
 @dataclass(slots=True)
 class Group(Generic[K]):
-    """Messages in order, without more data."""
+    """Messages in order, without further data."""
 
     keys: Collection[K]
 
 
 @dataclass(slots=True)
 class DeliveredGroup(Group[K], Generic[K, P]):
-    """Deliveries of one session, with their handles and payloads; and their run, if they form one."""
+    """Deliveries of one session, with their handles and payloads, and their run if they form one."""
 
     session: int
     tags: Sequence[int]
@@ -42,7 +42,7 @@ class Ended(Group[K]):
 
 @dataclass(slots=True)
 class Assigned(Group[K], Generic[K, P]):
-    """Messages that join an epoch; and their runs, if they form some."""
+    """Messages that join an epoch, and their runs if they form any."""
 
     epoch: Epoch[K, P]
     runs: Sequence[MessageRun[K, P]] = field(default=())

@@ -25,8 +25,7 @@ class SessionAcks:
 
     Attributes:
         session: the session of these tags; in any other they name other messages (rule 10).
-        upto: every open delivery with a tag not above this may be acknowledged at once;
-            0 if there is none.
+        upto: all open deliveries up to this tag may be acknowledged at once; 0 if there are none.
         singles: tags above `upto`, ascending, to be acknowledged one by one.
         deliveries: number of them.
     """
@@ -48,12 +47,12 @@ class Acknowledgements:
 class Handles(Generic[K]):
     """The open deliveries of one session, in the order of their tags.
 
-    It keeps two parallel lists and their start: epochs are cut from the front, and a dict that keeps losing its front
-    is scanned from there each time.
+    They are two parallel lists with a start index: epochs are cut from the front, and a dict that keeps losing its
+    front is rescanned from there each time.
 
     Attributes:
-        cumulative_below: only tags below this may be acknowledged cumulatively, as some deliveries from there on were
-            skipped and have to stay open; None for no bound.
+        cumulative_below: only tags below this may be acknowledged cumulatively: some deliveries from there on were
+            skipped and must stay open. None for no bound.
     """
 
     __slots__ = ("_keys", "_start", "_tags", "cumulative_below")
@@ -77,7 +76,7 @@ class Handles(Generic[K]):
         return held if self.cumulative_below is None else min(held, self.cumulative_below)
 
     def hold(self, tags: Sequence[int], keys: Iterable[K]) -> None:
-        """Add deliveries, ascending among themselves and above all but the last few."""
+        """Add deliveries in ascending order of tags; only the last few held may have higher ones."""
         at = bisect_left(self._tags, tags[0], self._start)
         if at == len(self._tags):
             self._tags.extend(tags)
@@ -89,7 +88,7 @@ class Handles(Generic[K]):
         self._keys[at:] = [key for _, key in late]
 
     def take_front(self, wanted: Collection[K], below: float) -> tuple[Sequence[K], int]:
-        """Take the deliveries of these messages up to the first of another one, or to `cumulative_below`.
+        """Take the deliveries of these messages, up to the first of another message or to `cumulative_below`.
 
         Args:
             below: take only tags below this one.
@@ -126,8 +125,8 @@ class Handles(Generic[K]):
         return list(compress(keys, goes)), tuple(compress(tags, goes))
 
     def split(self, tags: Sequence[int], below: float = math.inf) -> tuple[int, tuple[int, ...]]:
-        """Split tags that are not held into the last one below all held ones, `cumulative_below` and `below`, and the
-        others.
+        """Split tags that are not held into the last one below every held tag, `cumulative_below` and `below`, and the
+        rest.
 
         Args:
             tags: ascending.
@@ -172,10 +171,13 @@ class OpenDeliveries(Generic[K]):
         return left
 
     def take(self, keys: dict[K, object], below: Mapping[int, int]) -> list[tuple[SessionAcks, Collection[K]]]:
-        """Take every handle of these messages, in each session at its lowest cost (rule 3); with their messages.
+        """Take every handle of these messages, in each session at the lowest cost (rule 3).
 
         Args:
             below: session -> the lowest tag of its open deliveries that are in runs.
+
+        Returns:
+            the acknowledgements due in each session, and the messages that they are for.
         """
         more = self._more.keys() & keys.keys() if self._more else ()
         expected = len(keys) + sum(map(self._more.pop, more))
@@ -197,7 +199,7 @@ class OpenDeliveries(Generic[K]):
         """Take the handles of runs, as :meth:`take` does. Each message of a run has one handle.
 
         Args:
-            below: the same for the other runs.
+            below: session -> the lowest tag of its other runs.
         """
         by_session: dict[int, list[MessageRun[K, Any]]] = {}
         for run in runs:

@@ -45,16 +45,16 @@ class InFlightTable(Generic[K, P]):
     Args:
         grace_s: seconds after a confirmation before an answer settles (`settleGrace`).
         memory: knows committed messages. None for the lower guarantees: keys are then serial numbers of deliveries, and
-            nothing is kept of a committed epoch.
-        matcher: identifies messages without an ID, by keys of its own; None where there are none.
+            committed epochs are not remembered.
+        matcher: identifies messages without an ID by keys of its own; None if there are no such messages.
         size_of: computes the bytes of payloads.
-        run_min: fewer new messages become a run only after many others; single ones cost less.
+        run_min: fewer new messages become a run only if many are buffered; otherwise single ones cost less.
 
     Attributes:
         received: messages not planned yet, oldest first. Read-only for others, like the next three.
-        planned: epochs planned and not committed.
+        planned: epochs planned but not committed.
         settling: acknowledgements that are not settled. The caller reports requests and their times.
-        recalled: messages that a former process may have left open just now.
+        recalled: messages that the former process may have left open, until the first commit.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class InFlightTable(Generic[K, P]):
 
     @property
     def expected(self) -> int:
-        """Messages that may be redelivered to a new session: planned, or acknowledged and not settled."""
+        """Messages that may be redelivered to a new session: planned, or acknowledged but not settled."""
         return len(self.planned) + len(self.settling)
 
     # -- receiving -------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class InFlightTable(Generic[K, P]):
         return self._meet(Event.DELIVER, met)
 
     def held(self, keys: Sequence[K], payloads: Sequence[P]) -> list[int]:
-        """Return the places of payloads that the last :meth:`deliver` kept."""
+        """Return the positions of the payloads that the last :meth:`deliver` kept."""
         return [place for place, key in enumerate(keys) if self._payload(key) == payloads[place]]
 
     def exchange(self, keys: Iterable[K], payloads: Iterable[P]) -> None:
@@ -205,7 +205,7 @@ class InFlightTable(Generic[K, P]):
         return self.received.get(key) if epoch is None else epoch.payloads[key]
 
     def pass_over(self, session: int, tag: int) -> None:
-        """Leave a delivery open until the session ends: nothing from it on is acknowledged cumulatively."""
+        """Leave a delivery open until the session ends: neither it nor a later one is acknowledged cumulatively."""
         handles = self._open[session]
         bound = handles.cumulative_below
         handles.cumulative_below = tag if bound is None else min(tag, bound)
@@ -241,7 +241,7 @@ class InFlightTable(Generic[K, P]):
         self._count["returned"] += len(only_here)
         left = self._open.close(session)
         if left:
-            raise InternalError(f"session {session} is gone, and {left} of its handles are still held")
+            raise InternalError(f"session {session} is gone, but {left} of its handles are still held")
         return open_deliveries - len(only_here) + len(set(cut_off))
 
     # -- phase one -------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class InFlightTable(Generic[K, P]):
         return keys
 
     def restore_planned(self, epoch: int, keys: Sequence[K]) -> None:
-        """Expect an epoch that a former process planned and Spark did not commit.
+        """Expect an epoch that a former process planned but Spark did not commit.
 
         IDs committed meanwhile are left out. Messages that are buffered, or planned here for a later epoch, become a
         part of this one.
@@ -291,10 +291,10 @@ class InFlightTable(Generic[K, P]):
             self._matcher.wait(self.planned.missing(epoch))
 
     def restore_committed(self) -> Acknowledgements | None:
-        """Learn about newly known committed IDs.
+        """Commit the received and planned messages that the memory has learned to be committed.
 
         Returns:
-            acknowledgements of those that were received or planned before.
+            their acknowledgements, or None.
         """
         if self._memory is None:
             return None
@@ -318,7 +318,7 @@ class InFlightTable(Generic[K, P]):
     # -- phase two -------------------------------------------------------------------------
 
     def commit(self, epoch: int) -> Acknowledgements | None:
-        """Process the commit of one epoch. Earlier numbers prove nothing: they may be times of a clock that went back.
+        """Process the commit of one epoch. It proves nothing about lower numbers: the clock may have gone back.
 
         Returns:
             the acknowledgements that are due now, or None without handles.
@@ -351,7 +351,7 @@ class InFlightTable(Generic[K, P]):
     def _as_run(
         self, session: int, tags: Sequence[int], keys: Sequence[K], payloads: Sequence[P]
     ) -> MessageRun[K, P] | None:
-        """Make deliveries a run, if they are new messages and it pays."""
+        """Make deliveries a run, if they are new messages and a run pays off."""
         if len(keys) < self._run_min and len(self.received) < SPREAD_MAX * self._run_min:
             return None
         if self._memory is None:
@@ -381,7 +381,7 @@ class InFlightTable(Generic[K, P]):
         if self._memory is not None:
             self._memory.hold_only([run.digests for run in self._runs])
 
-    # -- the engine: executes the table, and nothing else does ----------------------
+    # -- the engine: nothing else executes the table ----------------------
 
     def _meet(
         self, event: Event, groups: Mapping[State, Group[K]], epoch: int | None = None
@@ -399,16 +399,18 @@ class InFlightTable(Generic[K, P]):
             taken = self._take_from[state](group) if moves else Taken()
             if action is Action.ACKNOWLEDGE:
                 if target is not State.COMMITTED:
-                    raise InternalError(f"a message cannot be acknowledged and be '{target.value}'")
+                    raise InternalError(f"an acknowledged message cannot become '{target.value}'")
                 due.append((group, taken))
                 continue
             needs, act = self._act[action]
             if not isinstance(group, needs) or (action is Action.REPLAN and target is not state):
-                raise InternalError(f"'{event.value}' brings nothing for '{action.value}', from '{state.value}'")
+                raise InternalError(
+                    f"event '{event.value}' has no data for action '{action.value}' in state '{state.value}'"
+                )
             act(group)
             if moves:
                 if (action is Action.FORGET) is not (target is State.UNSEEN):
-                    raise InternalError(f"what is forgotten, and nothing else, is '{State.UNSEEN.value}'")
+                    raise InternalError(f"a message is '{State.UNSEEN.value}' if it is forgotten, and only then")
                 self._put_into(target, group, taken)
         return self._acknowledge(due, epoch) if due else None
 
@@ -467,7 +469,7 @@ class InFlightTable(Generic[K, P]):
             if isinstance(group, Whole)
             else dict.fromkeys(key for one, _ in due for key in one.keys)
         )
-        if any(taken.unbound for _, taken in due):  # possibly: they may have been redelivered since
+        if any(taken.unbound for _, taken in due):  # maybe not: messages may have been redelivered since
             held = self._open.held()
             unheld = [key for key in keys if key not in held]
             self._leave(Group(unheld))
@@ -496,4 +498,4 @@ class InFlightTable(Generic[K, P]):
         elif target is State.PLANNED and isinstance(group, Assigned):
             self.planned.put(group.epoch, [] if group.runs else group.keys, taken, group.runs)
         elif target is not State.UNSEEN:
-            raise InternalError(f"nothing says how a message comes to be '{target.value}'")
+            raise InternalError(f"messages of this group cannot become '{target.value}'")

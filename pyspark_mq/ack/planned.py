@@ -1,4 +1,4 @@
-"""Epochs planned and not committed: their messages, and the payloads that are there. Pure."""
+"""Epochs planned but not committed: their messages, and the payloads received so far. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Epoch(Generic[K, P]):
     Attributes:
         payloads: payloads in planned order; None for a missing one. Empty with runs.
         runs: runs in planned order.
-        size_bytes: bytes of the payloads that are there.
+        size_bytes: bytes of the payloads received so far.
         unbound: whether some handles are gone with their session.
     """
 
@@ -42,7 +42,7 @@ class Taken(Generic[P]):
 
     Attributes:
         payloads: None for a missing one.
-        size_bytes: bytes of those that are there.
+        size_bytes: bytes of the others.
         missing: number of missing payloads.
         unbound: whether some messages may have no handle.
     """
@@ -85,11 +85,11 @@ class Planned(Generic[K, P]):
         return joined([run.keys for run in found.runs]) if found.runs else tuple(found.payloads)
 
     def all_keys(self) -> list[K]:
-        """All single messages."""
+        """Return all single messages."""
         return list(self._epoch_of)
 
     def parts(self, epoch: int) -> list[Sequence[P]]:
-        """The payloads that an epoch emits, in planned order: those of each run, or of all messages together."""
+        """Return the payloads that an epoch emits, in planned order: one part for each run, or one for all messages."""
         found = self.epochs[epoch]
         if found.runs:
             return [run.payloads for run in found.runs]
@@ -97,7 +97,7 @@ class Planned(Generic[K, P]):
 
     @property
     def has_single(self) -> bool:
-        """Whether there is a single message."""
+        """Whether there are single messages."""
         return bool(self._epoch_of)
 
     def spread(self) -> list[MessageRun[K, P]]:
@@ -113,7 +113,7 @@ class Planned(Generic[K, P]):
 
     @property
     def runs(self) -> list[MessageRun[K, P]]:
-        """The runs of all epochs."""
+        """Runs of all epochs."""
         return [run for epoch in self.epochs.values() for run in epoch.runs]
 
     def missing(self, epoch: int) -> list[K]:
@@ -154,7 +154,7 @@ class Planned(Generic[K, P]):
             del self._epoch_of[key]
 
     def fill(self, keys: Iterable[K], payloads: Iterable[P]) -> list[K]:
-        """Add payloads; return the keys of those that were there already or are not planned."""
+        """Add missing payloads; return the other keys: not planned, or with a payload already."""
         filled: dict[int, list[P]] = {}
         others: list[K] = []
         for key, payload in zip(keys, payloads, strict=True):

@@ -15,16 +15,16 @@ class Remembered(Protocol[K]):
     """The committed messages of one queue."""
 
     def among(self, keys: Collection[K]) -> set[K]:
-        """Return those that are known."""
+        """Return the keys that are known."""
 
     def left_among(self, keys: Collection[K]) -> set[K]:
-        """Return those that ends of sessions or processes have left open."""
+        """Return the keys whose messages were left open when a session or process ended."""
 
     def hold(self, keys: Collection[K]) -> Any:
         """Hold the IDs of received messages; return their digests, or None if one was known or held."""
 
     def hold_only(self, digests: Sequence[Any]) -> None:
-        """Hold only these from now on."""
+        """Hold only these IDs from now on."""
 
     def committed(self, epoch: int, keys: Collection[K], digests: Sequence[Any] = ()) -> None:
         """Record that messages of an epoch are committed, with their digests if known."""
@@ -35,16 +35,16 @@ class Remembered(Protocol[K]):
     # -- messages without an ID
 
     def contents_among(self, keys: Collection[Any]) -> tuple[set[Any], set[Any], set[Any]]:
-        """Return the keys whose content is known, that were left open, and whose content repeats."""
+        """Return three sets: keys whose content is known, keys left open, and keys whose content repeats."""
 
     def repeat(self, key: Any) -> None:
         """Record that the content of a message repeats."""
 
     def emit_again(self, key: Any) -> bool:
-        """Record a message that may be one that was left open; return whether there is one."""
+        """Record the emission of a message that may be one left open; return whether one with its content was."""
 
     def recognise(self, keys: Sequence[Any], coming: Counter[Any]) -> list[Any]:
-        """Find the committed messages among these, and remove them from those expected."""
+        """Find the committed messages among these, and remove those that were expected from `coming`."""
 
     def settle_again(self, keys: Collection[Any]) -> None:
-        """Record that messages which were left open came and cannot come again."""
+        """Record that messages which were left open were redelivered and settled."""

@@ -56,7 +56,7 @@ class Settling(Generic[K]):
     # -- queries
 
     def unconfirmed(self, number: int | None = None) -> bool:
-        """Whether the confirmation of these acknowledgements, or of any, can still come."""
+        """Whether the acknowledgements of this number, or any, may still be confirmed."""
         return any(
             batch.answer_s == math.inf
             for (asked, _), batch in self._batches.items()
@@ -69,7 +69,7 @@ class Settling(Generic[K]):
         return {batch.epoch for batch in self._batches.values() if batch.epoch is not None}
 
     def among(self, keys: Collection[K], except_session: int) -> set[K]:
-        """Return those of these messages that are not settled in any session but one."""
+        """Return the messages with an unsettled acknowledgement in another session than this one."""
         wanted, batches = set(keys), self._batches.items()
         return {
             key
@@ -79,7 +79,7 @@ class Settling(Generic[K]):
         }
 
     def asks(self, now_s: float) -> bool:
-        """Whether to send the broker a request for its answer alone."""
+        """Whether to send the broker a request only for its answer."""
         asked_s: dict[int, float] = {}
         for (_, session), at_s in self._asked.items():
             asked_s[session] = max(at_s, asked_s.get(session, at_s))
@@ -117,7 +117,7 @@ class Settling(Generic[K]):
         return confirmed
 
     def take_again(self) -> list[K]:
-        """Return, once, the redelivered messages that are settled."""
+        """Return the redelivered messages that were settled since the last call."""
         again, self._again = self._again, []
         return again
 

@@ -1,11 +1,11 @@
 """The life of a delivery: one table, state x event.
 
-Two rules for this file. ``TRANSITIONS`` has everything that decides what an event does to a message; and nothing here
-knows about brokers, Spark, threads or time.
+Two rules for this file: only ``TRANSITIONS`` decides what an event does to a message, and nothing here knows about
+brokers, Spark, threads or time.
 
-The in-flight table holds messages of one state in one container. For each event it looks the transition
-up once for each container that meets it, does the action, and moves the messages into the
-container of the target state. It has no other way to move a message, so a wrong row here is a wrong in-flight table:
+The in-flight table holds the messages of one state in one container. For each event, it looks up the transition once
+for each container concerned, performs the action, and moves the messages into the container of the target state. It has
+no other way to move a message, so a wrong row here makes the in-flight table wrong:
 ``tests/unit/test_table_mutations.py`` changes every row in every way and checks that each change is noticed.
 
 Theory
@@ -25,13 +25,13 @@ The coordinator of the two-phase commit is Spark's checkpoint:
 A crash is not an event. The next process finds the IDs of committed epochs in files: these are COMMITTED from the
 beginning. Messages received or planned before the files were read meet RESTORE_COMMITTED, those of the open epoch
 RESTORE_PLANNED. The loss of a session (LOSE) voids handles and leaves PLANNED and COMMITTED as they are. A message that
-is only RECEIVED is forgotten, because the broker redelivers it, perhaps to somebody else.
+is only RECEIVED is forgotten, because the broker redelivers it, perhaps to another consumer.
 
-The memory decides for many IDs together how long they are remembered (:mod:`pyspark_mq.dedup.memory`); no event of a
-single message ends that.
+The memory decides for many IDs at once how long they are remembered (:mod:`pyspark_mq.dedup.memory`); no event of a
+single message does.
 
-One action acknowledges, and every row with it leads to COMMITTED: rule 1. ``tests/unit/test_table.py`` checks that in
-the table, and the in-flight table refuses a row that breaks it.
+Only one action acknowledges, and every row with it leads to COMMITTED (rule 1). ``tests/unit/test_table.py`` checks
+that in the table, and the in-flight table refuses a row that breaks it.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
@@ -50,7 +50,7 @@ __all__ = ["TRANSITIONS", "Action", "Event", "IllegalEventError", "State", "step
 class State(Enum):
     """State of a message in this process."""
 
-    UNSEEN = "unseen"  #: not known: never met, or forgotten
+    UNSEEN = "unseen"  #: not known: never seen, or forgotten
     RECEIVED = "received"  #: in the buffer, unacknowledged
     PLANNED = "planned"  #: its ID is in the file of an epoch that Spark has, or is about to have
     COMMITTED = "committed"  #: its epoch is in the commit log
@@ -59,11 +59,11 @@ class State(Enum):
 class Event(Enum):
     """An event in the life of a message."""
 
-    DELIVER = "deliver"  #: a delivery with its ID arrives, first or again
+    DELIVER = "deliver"  #: a delivery with its ID arrives, the first or a later one
     PLAN = "plan"  #: it is cut into an epoch
     COMMIT = "commit"  #: Spark proves that its epoch is committed
     LOSE = "lose"  #: its handle is gone with its session; a received message has no other
-    ABANDON = "abandon"  #: it did not come back for its replay (rule 9) and the user goes on
+    ABANDON = "abandon"  #: it was not redelivered for its replay (rule 9), and the query continues without it
     RESTORE_PLANNED = "restore planned"  #: found as planned in the file of an open epoch
     RESTORE_COMMITTED = "restore committed"  #: found in the file of a committed epoch
 
@@ -111,8 +111,8 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, Action]] = MappingProxyTy
         # comes first and takes its messages back.
         (_S.RECEIVED, _E.RESTORE_PLANNED): (_S.PLANNED, _A.NOTHING),
         (_S.PLANNED, _E.RESTORE_PLANNED): (_S.PLANNED, _A.REPLAN),
-        # This epoch never emits it, so it counts as new if it comes after all: a message declared lost and then dropped
-        # would be lost twice.
+        # This epoch never emits it, so it counts as new if it is redelivered after all: a message declared lost and
+        # then dropped would be lost twice.
         (_S.PLANNED, _E.ABANDON): (_S.UNSEEN, _A.FORGET),
         (_S.PLANNED, _E.RESTORE_COMMITTED): (_S.COMMITTED, _A.ACKNOWLEDGE),
         # Rule 4: a dropped duplicate is acknowledged, or it would fill the prefetch window.

@@ -3,9 +3,8 @@
 A digest covers the queue, the kind of the key, and the key itself, so the same ID in two queues has two digests. It is
 the same in every process of a query: files keep remembered IDs as digests.
 
-They are kept in numbered *batches*, such as one for an epoch or for an end of a session. A batch is a sorted array. A
-Bloom filter (Bloom, 1970; two places an ID, one byte a place) rules out most unknown digests before the batches are
-searched.
+They are in numbered *batches*, such as one for an epoch or an ended session. A batch is a sorted array. A Bloom filter
+(Bloom, 1970; two places per ID, one byte per place) rules out most unknown digests before the batches are searched.
 """
 
 from __future__ import annotations
@@ -25,24 +24,25 @@ __all__ = ["DIGEST_BYTES", "Batches", "Digester", "from_bytes"]
 DIGEST_BYTES = 16
 _HALF, _WORD = np.dtype("<u8"), np.dtype("<u4")
 _SUMS, _UPPER = 4, np.uint64(32)
-#: Words of the queue; and the most of a key: those, one for kind and length, and four bytes a character.
+#: Words of the queue. Most words of a key: those, one for kind and length, and four bytes per character.
 _QUEUE_WORDS = 4
 _WORDS_MAX = _QUEUE_WORDS + 1 + ID_CHARS_MAX
 _TEXT, _BYTES = 0, 1
-#: Least places of the filter per digest; it doubles. With 8 to 16, 2 to 6 % of unknown digests are searched for.
+#: Fewest places of the filter per digest; it grows by doubling. With 8 to 16, batches are searched for 2 to 6 % of
+#: unknown digests.
 _PLACES = 8
 #: The second place of a digest uses other bits of it.
 _SHIFT = np.uint64(31)
 
 
 class Digester:
-    """Digests of keys, by a secret of the query: a multilinear hash, four times.
+    """Makes digests of keys with a secret of the query: four multilinear hashes.
 
     Each of the four is the upper half of `c + sum(m[i] * word[i])` modulo 2**64, over 32-bit words of the queue, of the
-    kind and length of the key, and of the key. With secret random multipliers two different inputs have an equal half
-    with a probability of 2**-32, whoever chose them (D. Lemire and O. Kaser, "Strongly universal string hashing is
+    kind and length of the key, and of the key. With secret random multipliers, two different inputs have an equal
+    half with a probability of 2**-32, whoever chose them (D. Lemire and O. Kaser, "Strongly universal string hashing is
     fast", The Computer Journal 57, 2014), and an equal digest with 2**-128. Knowing the secret allows collisions: it is
-    in the checkpoint like the IDs, which no producer needs to read.
+    in the checkpoint, like the IDs, and producers need no access to that.
 
     Args:
         secret: random bytes. Each file of the checkpoint has it, so that digests are the same in every process.
@@ -60,7 +60,7 @@ class Digester:
         return self._constants + np.frombuffer(name, _WORD).astype(_HALF) @ self._multipliers[:_QUEUE_WORDS]
 
     def digests(self, begin: Any, keys: Collection[Key]) -> Any:
-        """Return the digests of keys of a queue, in order: an array with two halves a row.
+        """Return the digests of keys of a queue, in order: an array with two halves per row.
 
         Args:
             begin: the queue's initial sums.
@@ -118,7 +118,7 @@ class Batches:
         self._marked = 0
 
     def __len__(self) -> int:
-        """Number of digests; one in two batches counts twice."""
+        """Number of digests; a digest in two batches counts twice."""
         return sum(map(len, self._batches.values()))
 
     def size(self, number: int) -> int:
@@ -159,7 +159,7 @@ class Batches:
         return digests
 
     def find(self, digests: Any, numbers: Collection[int] | None = None) -> Iterator[int]:
-        """Yield the places of digests found in some batches, or in any; once for each batch."""
+        """Yield the places of the digests found in these batches, or in any; once for each batch."""
         batches = self._batches
         if not batches or not len(digests):
             return
@@ -198,7 +198,7 @@ class Batches:
         return self._sorted
 
     def _put(self, number: int, digests: Any) -> None:
-        # Halves side by side: a search touches neighbours.
+        # Column by column: a search touches neighbouring halves.
         self._sorted[number] = np.asfortranarray(digests[digests[:, 0].argsort()])
 
     def _make_filter(self) -> None:

@@ -1,4 +1,4 @@
-"""The file of an epoch, written before its offset is returned. Pure; its bytes are made elsewhere."""
+"""The file of an epoch, written before its offset is returned. Pure; it is encoded elsewhere."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class EpochFile:
         repeating: contents found to repeat since then.
         base: the newest file with `unsettled` and `contents`; `after` lists the files after it.
         left_after: files with `left` after the newest of `left_parts`.
-        window_parts, left_parts: files with a part of the window and of the left IDs, the oldest first.
+        window_parts, left_parts: files with a part of the window and of the left IDs, oldest first.
         window_part, left_part: such a part in this file, if any.
-        unsettled: epochs not settled by then, the oldest first.
+        unsettled: epochs not settled by then, oldest first.
         contents: contents left by then; `repeats`: those known to repeat.
-        gone: files no longer named, grouped by the last plan that named them, the oldest first.
+        gone: files no longer named, grouped by the last plan that named them, oldest first.
         state: state of Spark's log, in the first file of a process.
-        without: number of records of abandoned messages when this was written; the file excludes those.
+        without: number of records of abandoned messages when this was written; the file excludes those messages.
         secret: secret of all digests (:class:`.Digester`), in hexadecimal. Files that name each other share it.
     """
 

@@ -1,12 +1,12 @@
 """Identity of messages: from a delivered value to one hashable key.
 
-A key is the ID itself if that is a short string, and otherwise a digest (``bytes``): an ID of a megabyte would go into
-files, and an ID that is not text has no place there. Strings and digests never mix, so no producer can forge one with
-the other.
+A key is the ID itself if that is a short string, and otherwise a digest (``bytes``): files should not hold an ID of a
+megabyte, and cannot hold one that is not text. Strings and digests never mix, so no producer can forge one with the
+other.
 
-A message without an ID is identified by its content: in files by a digest of :data:`CONTENT_DIGEST_BYTES`. In a process
-:mod:`pyspark_mq.ack.content_matcher` appends an ordinal of eight bytes, which distinguishes equal ones. No other keys
-have these lengths.
+A message without an ID is identified by its content: in files by a digest of :data:`CONTENT_DIGEST_BYTES`. Within a
+process, :mod:`pyspark_mq.ack.content_matcher` appends an ordinal of eight bytes, which tells equal messages apart. No
+other keys have these lengths.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ CONTENT_BYTES = 24
 class OnMissing(Enum):
     """The handling of a message without an ID (option `onMissingMessageId`)."""
 
-    CONTENT = "content"  #: identified by its content; equal ones are counted
+    CONTENT = "content"  #: identified by its content; equal messages are counted
     FAIL = "fail"
     REJECT = "reject"
-    ROW = "row"  #: emitted as often as it comes
+    ROW = "row"  #: emitted each time it is delivered
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class IdSource:
 
 
 class TextKeys(Sequence[str]):
-    """IDs that are texts.
+    """IDs, all of them texts.
 
     Args:
         chunks: arrays of strings without nulls; slices share their memory.
@@ -98,7 +98,7 @@ class TextKeys(Sequence[str]):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Bytes of the shortest and the longest. Cached: keys and texts of a block both use them."""
+        """Byte lengths of the shortest and the longest key. Cached: keys and texts of a block both use them."""
         if self._bounds is None:
             every = [pc.min_max(pc.binary_length(chunk)).values() for chunk in self.chunks if len(chunk)]
             sizes = [size.as_py() for some in every for size in some]
@@ -155,11 +155,10 @@ def as_text_keys(keys: Iterable[Any]) -> TextKeys | None:
 
 
 def id_keys(values: Sequence[object] | TextKeys) -> Sequence[Key | None]:
-    """Keys of IDs as delivered: None for a missing or empty one.
+    """Return the keys of IDs as delivered: None for a missing or empty one.
 
-    Text is taken as it is, including newlines and NUL; bytes that are not text and text longer than
-    :data:`ID_CHARS_MAX` are digested; numbers are taken as decimal text. If all IDs are texts that are keys, the keys
-    are an array.
+    Text is used as is, including newlines and NUL; bytes that are not text and text longer than :data:`ID_CHARS_MAX`
+    are digested; numbers become decimal text. If every ID is a text that can be its own key, the keys are an array.
     """
     texts = as_text_keys(values)
     if texts is not None:
@@ -191,7 +190,7 @@ def content_digest(named: bytes, body: bytes) -> bytes:
     """Return the digest of a content; equal contents have equal ones (SHA-256, cut).
 
     Args:
-        named: properties and headers of the message, in a form that is equal at each delivery.
+        named: properties and headers of the message, in a form that is the same for each delivery.
         body: body of the message.
     """
     return sha256(len(named).to_bytes(4, "big") + named + body).digest()[:CONTENT_DIGEST_BYTES]
@@ -203,7 +202,7 @@ def is_content(key: object) -> bool:
 
 
 def filed(keys: Collection[Key]) -> Sequence[Key]:
-    """Return keys as in files: contents without ordinals."""
+    """Return keys as files hold them: contents without ordinals."""
     if isinstance(keys, TextKeys):
         return keys
     if bytes not in set(map(type, keys)):  # the usual case; comparing types takes a tenth of the time

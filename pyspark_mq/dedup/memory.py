@@ -1,31 +1,31 @@
 """The memory of a query: committed IDs and contents, and those whose messages may be redelivered. Pure.
 
-IDs only leave at the old end, and only contents use a clock:
+The oldest IDs leave first, and only contents expire by time:
 
 =============  =======================================================================================================
-*unsettled*    epochs that are committed, while an acknowledgement of theirs is not settled
-*window*       settled epochs, as many as have the newest `dedupWindow` IDs
-*left*         distinct IDs whose acknowledgement the end of a session or of a process has cut off, in the order in
-               which they were left first, the newest `remember_left`. One that comes again stays where it is
-*contents*     the same for messages without an ID, by digests. One leaves once redelivered and settled; else after
-               half a million others, or an hour of being connected: the broker may have taken its acknowledgement, and
-               an equal message must not be taken for it for ever. Settled ones are in the window
-*repeats*      the newest contents seen in two messages. A message with one is never taken for a left one
+*unsettled*    committed epochs with an acknowledgement that is not settled
+*window*       the newest settled epochs, enough to hold `dedupWindow` IDs
+*left*         the newest `remember_left` distinct IDs whose acknowledgement was cut off by the end of a session or
+               process, in the order in which they were first left. An ID that is left again keeps its place
+*contents*     the same for messages without an ID, by digest. A content leaves once redelivered and settled; otherwise
+               after half a million others, or an hour of being connected: the broker may have taken its
+               acknowledgement, and an equal message must not be dropped for ever. Settled ones are in the window
+*repeats*      the newest contents seen in two messages. A message with such a content is never taken for a left one
 =============  =======================================================================================================
 
 The file of an epoch has the changes since the previous file. It names the files that a load reads: *parts* of the
 window and of the left IDs, a *base* with unsettled epochs, and the files that follow. When :data:`FOLLOWING_MAX` files
-follow, the next one has a new base and part; a part takes in those before it that are not much larger, and none is more
-than an eighth of what is remembered. So a file names a bounded number of others, and an epoch writes little, however
-many IDs are remembered: two million in one base were half a megabyte for each epoch of a trickle. A base has all
+follow, the next one has a new base and part. A part absorbs the parts before it that are not much larger, up to an
+eighth of the IDs remembered. So a file names a bounded number of others, and an epoch writes little, however many IDs
+are remembered: with two million in one base, each epoch of a trickle would write half a megabyte. A base has all
 contents, at most 8 MB.
 
-Epochs unsettled at the end of a process are left, in order. The next file records that.
+Epochs unsettled when a process ends are left, in order. The next file records that.
 
-The promise: an ID is recognised until `remember_left` distinct others were left since it was *first* left, or, if it
-was settled, until `dedupWindow` newer ones were. (Since it was *last* left cannot be promised: a repeated
-acknowledgement under way at a kill is in no file.) Forgetting goes by batches, such as one plan's, so it comes later
-than that.
+The promise: an ID is recognised until `remember_left` distinct others have been left since it was *first* left, or, if
+it was settled, until `dedupWindow` newer ones have been. (The promise cannot count from when it was *last* left: no
+file has a repeated acknowledgement that was under way at a kill.) IDs are forgotten in batches, such as one plan's, so
+later than that.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from pyspark_mq.dedup.shelf import Shelf
 
 __all__ = ["KEPT_EPOCHS", "Memory", "parted"]
 
-#: Plans for which a file is kept after the last one that names it. Spark keeps a hundred offsets by default
-#: (`spark.sql.streaming.minBatchesToRetain`).
+#: Number of plans for which a file is kept after the last one that names it. Spark keeps a hundred offsets by
+#: default (`spark.sql.streaming.minBatchesToRetain`).
 KEPT_EPOCHS = 120
-#: Files that follow a base or a part, and messages in them.
+#: Most files that follow a base or a part, and most messages in them.
 FOLLOWING_MAX, _FOLLOWING_MESSAGES_MAX = 32, 500_000
 #: Contents are forgotten after this many connected seconds, or when this many were left after them.
 _CONTENTS_LEFT_S = 3_600.0
@@ -56,7 +56,7 @@ _CONTENTS_LEFT = 500_000
 #: Most repeating contents remembered, the newest.
 _REPEATS_MAX = 65_536
 _NOTHING = from_bytes(b"")
-#: The content digest of messages that are not told apart.
+#: Stands for the content digest of messages without an identity.
 _NAMELESS = bytes(CONTENT_DIGEST_BYTES)
 
 
@@ -80,10 +80,10 @@ class Memory:
     Attributes:
         digester: makes digests of keys. A load replaces it.
         connected_s: seconds for which every connection of the query was up, over all its processes.
-        forgotten: IDs that were forgotten although their messages may come again.
+        forgotten: number of IDs forgotten although their messages may be redelivered.
         contents: batches of left contents; for each its connected second, and the number of messages left by then.
         came: contents that were left, redelivered and settled; the next file removes them.
-        repeats: contents known to repeat, and how many messages of each were left and did not come.
+        repeats: contents known to repeat, and how many messages of each were left and not redelivered since.
     """
 
     def __init__(self, window: int, most_left: int, secret: bytes) -> None:
@@ -97,10 +97,10 @@ class Memory:
         self._joined = 0
         #: Number of messages left so far.
         self._left_so_far = 0
-        #: Batches of left IDs that are in no file.
+        #: Batches of left IDs that are not in a file yet.
         self._new: list[int] = []
         self._new_contents, self._new_repeats = _NOTHING, _NOTHING
-        #: Contents that repeat, and what was left, by their keys until the first file: a load changes the secret.
+        #: Repeating contents and left messages, by their keys until the first file: a load changes the secret.
         self._repeated: dict[tuple[str, Key], None] | None = {}
         self._left: dict[str, dict[Key, None]] | None = {}
         self._base: str | None = None
@@ -169,7 +169,7 @@ class Memory:
                 self._left.setdefault(queue, {}).update(dict.fromkeys(some))
             ids, contents = self._digests(queue, some)
             self._leave(ids)
-            # Each repetition counts; contents that came are about to be removed.
+            # Each message of a repeating content counts; contents that came are about to be removed.
             left = set(self.ids.find(contents, self.contents))
             counts = [
                 place not in left or text in self.repeats or text in self.came
@@ -209,7 +209,7 @@ class Memory:
         return came
 
     def note_repeat(self, queue: str, key: Key) -> None:
-        """Record that a content repeats, by its key as well until a load changes the secret."""
+        """Record that a content repeats; by its key too, until a load changes the secret."""
         if self._repeated is not None and len(self._repeated) < _REPEATS_MAX:
             self._repeated[queue, key] = None
         self.repeat(self._digests(queue, [key])[1])
@@ -235,7 +235,7 @@ class Memory:
             self.ids.forget(oldest)
 
     def _join_contents(self) -> None:
-        """Join contents left since the last base into one batch, so that few are searched."""
+        """Join contents left since the last base into one batch, so that few batches are searched."""
         fresh = [number for number in self.contents if number > self._joined]
         self._joined = next(self._numbers)
         if fresh:
@@ -248,11 +248,11 @@ class Memory:
     def compose(
         self, epoch: int, queues: Sequence[str], planned: ByQueue, held: Collection[int], begun: Mapping[int, ByQueue]
     ) -> EpochFile:
-        """Settle, forget, and make the file of an epoch; :meth:`written` is to follow.
+        """Settle, forget, and make the file of an epoch. Call :meth:`written` once the file is written.
 
         Args:
             held: epochs with an unsettled acknowledgement.
-            begun: keys of epochs that will be committed before anybody reads this file.
+            begun: keys of epochs that will be committed before this file is read.
         """
         self._repeated = self._left = None
         settled = self.settle([one for one in self._unsettled if one not in held])
@@ -365,7 +365,7 @@ class Memory:
             committed: whether its epoch is committed.
 
         Returns:
-            the number of messages of each queue that the end of that process left.
+            the number of messages in each queue that the end of that process left.
         """
         own, repeated, left = read(name), self._repeated or {}, self._left or {}
         self.digester, self.repeats = Digester(bytes.fromhex(own.secret)), {}
@@ -457,7 +457,7 @@ class Memory:
 
 
 def parted(keys: Collection[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
-    """Part keys into IDs, and contents as they are in files."""
+    """Split keys into IDs, and contents as files hold them."""
     if isinstance(keys, TextKeys):  # the usual case
         return keys, ()
     if bytes not in set(map(type, keys)):  # comparing types takes a tenth of the time

@@ -30,7 +30,7 @@ class QueueMemory:
         return self._found(keys, self._memory.ids.find)
 
     def left_among(self, keys: Collection[Key]) -> set[Key]:
-        """Return the IDs that ends of sessions or processes have left open."""
+        """Return the IDs that were left open when a session or process ended."""
         return self._found(keys, lambda digests: self._memory.ids.find(digests, self._memory.left.sizes.keys()))
 
     def contents_among(self, keys: Collection[Key]) -> tuple[set[Key], set[Key], set[Key]]:
@@ -45,7 +45,7 @@ class QueueMemory:
         return known, left, {*self._repeating(every, digests)}
 
     def repeating(self, keys: Sequence[Key], but: Collection[bytes]) -> list[Key]:
-        """Select the contents that are known to repeat, but for some digests."""
+        """Select the contents that are known to repeat, except those with these digests."""
         return self._repeating(keys, self._digests(keys), but)
 
     def _repeating(self, keys: Sequence[Key], digests: Any, but: Collection[bytes] = ()) -> list[Key]:
@@ -58,7 +58,7 @@ class QueueMemory:
         self._memory.note_repeat(self._queue, key)
 
     def emit_again(self, key: Key) -> bool:
-        """Record the emission of a message that may be one left open; return whether any of its content is."""
+        """Record the emission of a message that may be one left open; return whether one with its content was."""
         (text,) = map(bytes, self._digests([key]))
         repeats = self._memory.repeats
         if not repeats.get(text):
@@ -67,10 +67,10 @@ class QueueMemory:
         return True
 
     def recognise(self, keys: Sequence[Key], coming: Counter[Key]) -> list[Key]:
-        """Find the committed messages among those held before the committed offset was known.
+        """Find the committed messages among those received before the committed offset was known.
 
         Args:
-            coming: committed messages that surely come; found ones are removed.
+            coming: committed messages that will certainly be redelivered; those found are removed.
         """
         _, left, repeats = self.contents_among(keys)
         found: list[Key] = []
@@ -86,14 +86,14 @@ class QueueMemory:
         return found
 
     def settle_again(self, keys: Collection[Key]) -> None:
-        """Record that contents left open have come and are settled."""
+        """Record that contents left open were redelivered and settled."""
         self._memory.came.update(map(bytes, self._digests(keys)))
 
     def hold(self, keys: Collection[Key]) -> Any:
         """Hold the IDs of received messages.
 
         Returns:
-            their digests; None, with nothing done, if one is known or held, is no ID, or is there twice.
+            their digests; None, with nothing done, if a key is known or held, is not an ID, or occurs twice.
         """
         if parted(keys)[1]:
             return None
@@ -106,7 +106,7 @@ class QueueMemory:
         return digests
 
     def hold_only(self, digests: Sequence[Any]) -> None:
-        """Hold only these from now on."""
+        """Hold only these IDs from now on."""
         self._held = Batches()
         self._held.pile(np.concatenate([from_bytes(b""), *digests]))
 
@@ -114,7 +114,7 @@ class QueueMemory:
         """Record that messages of an epoch are committed.
 
         Args:
-            digests: their digests, if all were held; they are held until :meth:`hold_only`.
+            digests: their digests, if all were held; they stay held until :meth:`hold_only`.
         """
         self._memory.commit(epoch, self._queue, keys, np.concatenate(digests) if digests else None)
 

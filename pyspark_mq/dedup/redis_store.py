@@ -1,7 +1,8 @@
 """Committed IDs in Redis: shared by queries, and safe from the loss of a checkpoint.
 
-Each queue or topic has a sorted set; members are keys, scores the order of commits. A set keeps `window` members; every
-call is one round trip for a whole epoch. A member is one type byte and the key, so that text and digests cannot mix.
+Each queue or topic has a sorted set: its members are keys, its scores the order of commits. A set keeps `window`
+members; every call is one round trip for a whole epoch. A member is one type byte and the key, so that text and digests
+cannot mix.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 _TIMEOUT_S = 5.0
 _RETRIES = 3
-#: Members in one command, to bound a request to some hundred kilobytes.
+#: Most members in one command; it bounds a request to a few hundred kilobytes.
 _CHUNK = 10_000
 
 
@@ -57,7 +58,7 @@ class RedisStore(SeenStore):
                 retry=Retry(ExponentialBackoff(cap=2.0, base=0.1), _RETRIES),
             )
         except ValueError:
-            raise OptionError("dedupStore", "is not a Redis URL; accepted is redis://host:port/db") from None
+            raise OptionError("dedupStore", "is not a Redis URL; use redis://host:port/db") from None
         self._hide = hide
         self._name = f"pyspark-mq:seen:{source}"
         self._window = max(1, window)

@@ -1,4 +1,4 @@
-"""Batches in the order of arrival: what to forget next, and what becomes one part. Pure."""
+"""Batches in order of arrival: which to forget next, and which to join into a part. Pure."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterable
 
 __all__ = ["Shelf"]
 
-#: Bounds of a part: this share of the maximum, and this many digests, as one plan writes it.
+#: A part absorbs earlier ones up to an eighth of the maximum, and up to this many digests, as one plan writes it.
 _SHARE, _PART_MAX = 8, 262_144
 
 
 class Shelf:
-    """Batches in the order of arrival, and their files.
+    """Batches in order of arrival, and their files.
 
     Attributes:
         maximum: a batch is forgotten after this many newer digests.
-        sizes: number of a batch -> its digests, the oldest first.
-        parts: file and batch of each part, the oldest first.
+        sizes: number of a batch -> number of its digests, oldest first.
+        parts: file and batch of each part, oldest first.
     """
 
     def __init__(self, maximum: int) -> None:
@@ -41,7 +41,7 @@ class Shelf:
         return size
 
     def take_over(self) -> dict[int, int]:
-        """Remove the oldest batches without which there are still `maximum` digests; return their sizes."""
+        """Remove the oldest batches, while more than `maximum` digests remain; return their sizes."""
         over: dict[int, int] = {}
         while self.sizes:
             oldest = next(iter(self.sizes))
@@ -52,7 +52,7 @@ class Shelf:
         return over
 
     def to_join(self) -> list[int]:
-        """Find the batches to join into a part: those after the parts, and small parts before them."""
+        """Find the batches to join into a part: those after the last part, and small parts before them."""
         there = {number for _, number in self.parts}
         joined = [number for number in self.sizes if number not in there]
         size = sum(self.sizes[number] for number in joined)

@@ -1,4 +1,4 @@
-"""Contract of a store of committed IDs besides the checkpoint.
+"""Contract of a store of committed IDs in addition to the checkpoint.
 
 The checkpoint alone makes a query exactly-once. A shared store adds IDs that a checkpoint cannot know: those committed
 by another query on the same queue, or by this one before its checkpoint was lost.
@@ -34,10 +34,10 @@ class SeenStore(ABC):
 
 
 class CheckpointOnly(SeenStore):
-    """`dedupStore=checkpoint`: nothing beyond the offsets."""
+    """`dedupStore=checkpoint`: no store beyond the checkpoint."""
 
     def known(self, keys: Iterable[Key]) -> set[Key]:  # noqa: ARG002
-        """Know none, without consuming any."""
+        """Return none, without consuming any."""
         return set()
 
     def remember(self, keys: Iterable[Key]) -> None:

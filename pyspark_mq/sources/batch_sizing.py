@@ -3,14 +3,14 @@
 An epoch takes what arrived while the one before ran, like Spark's Kafka source. Every trigger has a fixed cost, so
 while a backlog flows in at full speed an epoch may grow up to half of the window; a trickle is not delayed. After a
 short silence the epoch is planned as it is: brokers pause while they process the acknowledgement of an epoch, and
-waiting for half of a window then cost 20 % of throughput on quorum queues. The first epoch of a process waits in any
-case: a process that keeps dying after it returns a whole window, and every message that it did not take has one
-delivery more. A bounded run (`Trigger.AvailableNow`) also has an end for each queue, and returns no empty answer before
-all are reached, as that ends the query.
+waiting for half of a window then cost 20 % of throughput on quorum queues. The first epoch of a process always waits: a
+process that keeps dying after its first epoch returns a whole window, and each message not taken has one more delivery.
+A bounded run (`Trigger.AvailableNow`) also has an end for each queue, and gives no empty answer before all ends are
+reached, as that ends the query.
 
 A window is cut into equal epochs: alternating large and small ones cost 10 % of throughput, as the broker processes the
-acknowledgement of the large one while the small one runs. Several queues share an epoch; what one does not need goes to
-the others.
+acknowledgement of the large one while the small one runs. Several queues share an epoch; what one does not need is left
+to the others.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BatchSizing:
         self._ends: dict[QueueReader, EndOfRun] | None = None
         self._awaited = False
         self._planned_s = -math.inf
-        #: Which queue comes first, where not all can.
+        #: Which queue comes first if not all can.
         self._turn = 0
 
     def planned(self) -> None:
@@ -61,11 +61,11 @@ class BatchSizing:
         """Wait for the messages of the next epoch.
 
         Args:
-            limit: how many it may take; None for all that there are.
-            once: it is the one epoch of a run (`Trigger.Once`).
+            limit: most messages it may take; None for all.
+            once: whether it is the only epoch of a run (`Trigger.Once`).
 
         Returns:
-            messages it takes of each queue; empty if there is nothing to plan now.
+            messages it takes from each queue; empty if there is nothing to plan now.
         """
         if limit is not None:
             limit = self._equal(limit)
@@ -91,13 +91,13 @@ class BatchSizing:
             self._wait(self._timing.idle_s if step_s is None else step_s)
 
     def await_sessions(self) -> None:
-        """Wait until every supervisor is connected; one that gives up ends this with its error."""
+        """Wait until every supervisor is connected; if one gives up, raise its error."""
         self._wait_while(lambda: not self._queues.complete, math.inf)
 
     def await_first_messages(self) -> None:
-        """Spark runs the first batch of a new query even if it is empty: better with messages in it.
+        """Wait for messages for the first batch of a new query, which Spark runs even if it is empty.
 
-        It also shows whether the broker accepts login and queue. Once is enough.
+        This also shows whether the broker accepts login and queue. Only the first call waits.
         """
         if self._awaited:
             return
@@ -112,13 +112,13 @@ class BatchSizing:
     # -- a bounded run
 
     def bound(self) -> None:
-        """From now on take only what the queues hold at this moment."""
+        """From now on, take only what the queues hold at this moment."""
         self.await_sessions()
         deadline = self._runtime.monotonic_s() + self._timing.leader_s
         while (
             empty := [queue for queue in self._queues if queue.view.ready_at_first == 0]
         ) and self._runtime.monotonic_s() < deadline:
-            # A quorum queue that has no leader at the moment says that it is empty.
+            # A quorum queue without a leader reports itself empty.
             for queue in empty:
                 queue.refresh_depth()
             self._wait(self._timing.idle_s)
@@ -133,7 +133,8 @@ class BatchSizing:
             self._queues.drain_events()
             views = {queue: queue.view for queue in ends}
             for queue in ends.keys() - unread:
-                # Producers may never stop. What it holds takes room from others, and goes back when the run ends.
+                # Producers may never stop. Messages held past its end take room from other queues, and are returned
+                # when the run ends.
                 if views[queue].received and not views[queue].has_open_epochs and not ends[queue].awaits_confirmation():
                     queue.disconnect()
                     ends[queue].finish()
@@ -156,9 +157,9 @@ class BatchSizing:
         """Wait while messages arrive and the epoch is smaller than it should be.
 
         Args:
-            limit: how many it may take; None for all that there are.
+            limit: most messages it may take; None for all.
             left: messages a bounded run may still take; infinity if unknown.
-            once: it is the one epoch of a run.
+            once: whether it is the only epoch of a run.
         """
         timing, queues = self._timing, self._queues
         now_s = came_s = self._runtime.monotonic_s()
@@ -173,7 +174,7 @@ class BatchSizing:
             until_s, patient = now_s + timing.first_fill_s, left != math.inf
         else:
             until_s = self._planned_s + timing.fill_s
-            # Polling lifts a share of bytes that nobody else needs.
+            # Polling raises a share of bytes by what no other queue needs.
             patient = queues.paused
             flows = self._flows(queues.buffered, now_s - self._planned_s)
         most = min(bound for bound in (enough, limit, left) if bound is not None)
@@ -201,7 +202,7 @@ class BatchSizing:
 
     @staticmethod
     def _has_more(queue: QueueReader) -> bool:
-        """Whether the broker says that more waits, and may hand it out."""
+        """Whether the broker reports more messages, and may deliver them."""
         queue.refresh_depth()
         return not queue.view.blocked and any(queue.view.depths)
 
@@ -212,7 +213,7 @@ class BatchSizing:
     # -- how many
 
     def _equal(self, limit: int) -> int:
-        """The size of epochs when a window is cut into the fewest equal ones of at most `limit` messages."""
+        """Return the size of epochs if a window is cut into the fewest equal ones of at most `limit` messages."""
         if self._settings.guarantee.acknowledges_first:
             return limit
         window = sum(queue.settings.window for queue in self._queues)
@@ -220,11 +221,11 @@ class BatchSizing:
         return min(limit, max(equal, self._settings.min_messages))
 
     def _sizes(self, limit: int | None, buffered: Mapping[QueueReader, int]) -> dict[QueueReader, int]:
-        """Share the next epoch: messages of each queue, at least one if there is any.
+        """Divide the next epoch among the queues; it has at least one message if there are any.
 
         Args:
             limit: messages over all queues; None for no limit.
-            buffered: buffered messages of each.
+            buffered: buffered messages of each queue.
         """
         names = list(buffered)
         turn = self._turn % len(names) if names else 0
@@ -252,7 +253,7 @@ class BatchSizing:
             self._waiting_since_s = now
         if (
             size >= self._settings.min_messages
-            or size < self._queues.buffered  # as many bytes as an epoch may have
+            or size < self._queues.buffered  # it has as many bytes as an epoch may have
             or now - self._waiting_since_s >= self._settings.max_delay_s
             or self._queues.paused
             or limit is None
@@ -281,9 +282,9 @@ def _fitting(queue: QueueReader, maximum: int, max_bytes: int) -> int:
 
 
 def fair_shares(total: int, wants: Sequence[int]) -> list[int]:
-    """Share `total` so that none gets more than it wants, and one that gets less gets at least as much as any other.
+    """Divide `total` so that none gets more than it wants, and any that gets less gets at least as much as the others.
 
-    A remainder of less than one each goes to the first that want it. (Max-min fairness:
+    A remainder too small for one each goes to the first that want it. (Max-min fairness:
     Bertsekas and Gallager, Data Networks, section 6.5.2.)
     """
     shares = [0] * len(wants)

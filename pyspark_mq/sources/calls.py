@@ -1,16 +1,16 @@
 """Spark's calls: whether one may come now, and what it does. Two coupled tables, call x state. Pure.
 
-Two rules for this file. Everything that decides what a call does is in ``SHOWING`` and ``EPOCHS``; and nothing here
-knows about queues, files or time. :class:`.EpochSource` does what the tables say, and
-``tests/unit/test_call_mutations.py`` has each change of a row noticed.
+Two rules for this file: only ``SHOWING`` and ``EPOCHS`` decide what a call does, and nothing here knows about queues,
+files or time. :class:`.EpochSource` does what the tables say, and ``tests/unit/test_call_mutations.py`` checks that
+each change of a row is noticed.
 
 Theory
 ------
 Spark never reports what it has done; its calls prove it. Two things are known at any moment, and each has a table.
 
-*The committed offset.* A process begins without knowing what is committed. A call with a position shows it, and the
-source then learns what a former process left; only WITHOUT_START has none. A bounded run keeps to the queues it began
-with. ``SHOWING`` says what a call does first.
+*The committed offset.* A process starts without knowing what is committed. A call with a position shows it, and the
+source then learns what a former process left; only WITHOUT_START has no position. A bounded run keeps to the queues it
+began with. ``SHOWING`` says what a call does first.
 
 *The place of the call's epoch.* For PAYLOAD and COMMIT that is the epoch at their position, for the others the last one
 here. ``EPOCHS`` says what happens to it. If the epoch is elsewhere, PAYLOAD is a replay and COMMIT does nothing: a
@@ -19,8 +19,8 @@ process acknowledges only what it has run (rule 16).
 LATEST commits its position first, as Spark writes the commit log before it asks for the next offset. ``EPOCHS`` has
 three kinds of it, depending on how that position relates to the last epoch here.
 
-From Spark 4.2 on an epoch is planned, begun and committed before the next is planned. Before, the next is planned while
-one runs: so WITHOUT_START plans while an epoch is begun, and LATEST cannot meet one.
+From Spark 4.2 on, an epoch is planned, begun and committed before the next is planned. Before 4.2, the next is planned
+while one runs: so WITHOUT_START plans while an epoch is begun, and LATEST never meets a begun one.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
@@ -52,7 +52,7 @@ class Call(Enum):
     """A call of Spark."""
 
     BOUND = "bound"  #: `prepareForTriggerAvailableNow`
-    LATEST = "latest"  #: `latestOffset(start)`; for an epoch, from the last one here
+    LATEST = "latest"  #: `latestOffset(start)`; in ``EPOCHS``, from the last epoch here
     BEHIND = "latest, from an earlier epoch"
     BEYOND = "latest, from a later epoch"
     WITHOUT_START = "latest, without a start"  #: before Spark 4.2
@@ -78,15 +78,15 @@ class First(Flag):
 
 
 class EpochPlace(Enum):
-    """The place of an epoch, seen from this process."""
+    """The place of an epoch, as seen from this process."""
 
     ELSEWHERE = "elsewhere"  #: of a former process, acknowledged, or none
-    PLANNED = "planned"  #: here, and Spark has not asked for its payload
+    PLANNED = "planned"  #: here, but Spark has not asked for its payload
     BEGUN = "begun"  #: Spark has had its payload, and may ask for it again
 
 
 class Act(Enum):
-    """An act upon the epoch that a call is about."""
+    """What to do with the epoch that a call is about."""
 
     NOTHING = "nothing"  #: repeat the previous answer: an epoch stays as it was written
     PLAN = "plan"  #: the next one, if there is something for it
@@ -97,7 +97,7 @@ class Act(Enum):
 
 _BOTH = First.FIND | First.LEARN
 
-#: (call, shown) -> what comes first, and what is shown then.
+#: (call, what is known) -> the first steps, and what is known after them.
 SHOWING: Mapping[tuple[Call, Committed], tuple[First, Committed]] = MappingProxyType(
     {
         (Call.BOUND, Committed.UNKNOWN): (First.FIND, Committed.BOUNDED),
@@ -123,7 +123,7 @@ SHOWING: Mapping[tuple[Call, Committed], tuple[First, Committed]] = MappingProxy
     }
 )
 
-#: (call, where its epoch is) -> what is done. A pair that is left out cannot come.
+#: (call, place of its epoch) -> what to do. Pairs that are left out cannot occur.
 EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
     {
         (Call.LATEST, EpochPlace.ELSEWHERE): Act.PLAN,
@@ -138,7 +138,7 @@ EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
         (Call.PAYLOAD, EpochPlace.PLANNED): Act.BEGIN,
         (Call.PAYLOAD, EpochPlace.BEGUN): Act.NOTHING,
         (Call.COMMIT, EpochPlace.ELSEWHERE): Act.NOTHING,
-        # Committed and never begun: this process has emitted none of its rows.
+        # Committed but never begun: this process has emitted none of its rows.
         (Call.COMMIT, EpochPlace.PLANNED): Act.NOTHING,
         (Call.COMMIT, EpochPlace.BEGUN): Act.ACKNOWLEDGE,
     }
@@ -146,21 +146,21 @@ EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
 
 
 class IllegalCallError(InternalError):
-    """A call that the table does not have for an epoch in that state."""
+    """A call that the table does not have for an epoch in that place."""
 
 
 def latest_at(start: int, last: int) -> Call:
-    """Return the kind of a LATEST, by the epoch that it goes on from and the last one here."""
+    """Return the kind of a LATEST call, by the epoch that it continues from and the last one here."""
     return Call.LATEST if start == last else Call.BEHIND if start < last else Call.BEYOND
 
 
 def show(call: Call, shown: Committed) -> tuple[First, Committed]:
-    """Return what a call does first, and what is shown then."""
+    """Return the first steps of a call, and what is known after them."""
     return SHOWING[call, shown]
 
 
 def step(call: Call, epoch: EpochPlace) -> Act:
-    """Return what a call does about its epoch.
+    """Return what a call does with its epoch.
 
     Raises:
         IllegalCallError: the table has no such pair.
@@ -168,4 +168,4 @@ def step(call: Call, epoch: EpochPlace) -> Act:
     try:
         return EPOCHS[call, epoch]
     except KeyError:
-        raise IllegalCallError(f"'{call.value}' cannot come for an epoch that is '{epoch.value}'") from None
+        raise IllegalCallError(f"Spark cannot call '{call.value}' for an epoch that is '{epoch.value}'") from None

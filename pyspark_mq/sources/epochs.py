@@ -1,16 +1,16 @@
 """Epochs: the protocol between Spark's checkpoint and the broker, without Spark.
 
 One micro-batch is one epoch of a two-phase commit. :class:`EpochSource` maps Spark's calls to three acts, plan, replay
-and acknowledge, by the tables of :mod:`.calls`. Each queue has a :class:`.QueueReader`, which takes in the events of
-its sessions and has an in-flight table. An epoch spans all queues, and :class:`.BatchSizing` decides its size. All of
-it runs on Spark's thread. Supervisors work in the background, so receiving and heartbeats go on while Spark is busy.
+and acknowledge, by the tables of :mod:`.calls`. Each queue has a :class:`.QueueReader`, which processes the events of
+its sessions and owns an in-flight table. An epoch spans all queues, and :class:`.BatchSizing` decides its size. All of
+it runs on Spark's thread. Supervisors work in the background, so receiving and heartbeats continue while Spark is busy.
 
-Guarantee: with `exactly-once`, every message is in exactly one committed epoch, and an epoch that
-is asked for again after a crash has the same messages in the same order.
+Guarantee: with `exactly-once`, every message is in exactly one committed epoch, and an epoch that Spark asks for again
+after a crash has the same messages in the same order.
 
-The queues of a query may change over a restart. A new queue begins empty. The committed IDs of a removed queue stay in
-the journal, so that it may come back and nothing is emitted twice. An open epoch with messages of a removed queue
-cannot be replayed, so the source refuses to go on (rule 9).
+The queues of a query may change over a restart. A new queue starts without committed IDs. Those of a removed queue stay
+in the journal: if it is read again, nothing is emitted twice. An open epoch with messages of a removed queue cannot be
+replayed, so the source refuses it (rule 9).
 
 Rules cited by number are in docs/how-it-works.md#the-rules.
 """
@@ -59,10 +59,10 @@ class EpochSource:
     """Plans, replays and acknowledges epochs for one query. Not thread-safe.
 
     Args:
-        make_store: makes the store in which a queue's committed IDs are shared beyond the checkpoint.
+        make_store: makes the store that shares a queue's committed IDs beyond the checkpoint.
         list_queues: lists the broker's queues, for option `queuePattern`.
-        ask_depth: asks how many messages wait in a queue, where no session learns it; None without management.
-        files: files of the journal; needed where messages have IDs.
+        ask_depth: asks how many messages wait in a queue, if no session learns it; None without management.
+        files: files of the journal; required if the guarantee uses IDs.
         check: finds warnings about a queue, for the log.
     """
 
@@ -104,7 +104,7 @@ class EpochSource:
         self._last = Position(0)
         #: The highest epoch number so far.
         self._highest = 0
-        #: Epochs whose payload Spark has asked for and that are not committed, with their queues in order.
+        #: Uncommitted epochs whose payload Spark has asked for, with their queues in order.
         self._begun: dict[int, list[str]] = {}
         #: The newest epoch noted as synced.
         self._synced: int | None = None
@@ -119,20 +119,20 @@ class EpochSource:
     # -- Spark's calls, in its order -----------------------------------------------------------
 
     def initial(self) -> Position:
-        """The position of a new query. It opens nothing and proves nothing: Spark 4.0 asks at restarts too."""
+        """Return the position of a new query. This opens and proves nothing: Spark 4.0 asks after restarts, too."""
         return Position(0)
 
     def bound(self) -> None:
-        """Take only what the queues hold at this moment from now on (`Trigger.AvailableNow`)."""
+        """From now on, take only what the queues hold at this moment (`Trigger.AvailableNow`)."""
         self._show(Call.BOUND, Position(0))
         self._queues.start()
         self._batch_sizing.bound()
 
     def latest(self, start: Position | None, limit: int | None) -> Position:
-        """Phase two of the epoch that ends at `start`, then phase one of the next.
+        """Run phase two of the epoch that ends at `start`, then phase one of the next.
 
         Args:
-            start: the last committed position; None where Spark does not pass it (:mod:`.without_start`).
+            start: the last committed position; None if Spark does not pass it (:mod:`.without_start`).
             limit: the most messages to take; None for all available now.
 
         Returns:
@@ -142,7 +142,7 @@ class EpochSource:
         self._show(Call.WITHOUT_START if start is None else Call.LATEST, start or Position(0))
         if start is None:
             for queue in self._queues:
-                queue.take()  # only a first call of Spark may come before that
+                queue.take()  # only Spark's first call may precede this
             call = Call.WITHOUT_START
         else:
             self._do(Call.COMMIT, _Asked(start, start))
@@ -153,13 +153,13 @@ class EpochSource:
         return self._last
 
     def payload(self, start: Position, end: Position) -> list[Run]:
-        """The deliveries of the epoch from `start` to `end`, in planned order.
+        """Return the deliveries of the epoch from `start` to `end`, in planned order.
 
-        For an epoch of a former process this waits until the broker has redelivered exactly the planned messages.
+        For an epoch of a former process, this waits until the broker has redelivered exactly the planned messages.
 
         Raises:
             CheckpointError: it has messages of a queue that the query does not read.
-            DataLossError: they do not all come within `replayTimeout`, and `failOnDataLoss` is on.
+            DataLossError: not all are redelivered within `replayTimeout`, and `failOnDataLoss` is on.
         """
         former = step(Call.PAYLOAD, self._where(end)) is Act.REPLAY
         self._show(Call.PAYLOAD, start, end, open_=end if former else None)
@@ -168,7 +168,7 @@ class EpochSource:
         return [Run(queue.name, rows) for queue in queues if (rows := queue.emitted(end.epoch))]
 
     def commit(self, end: Position) -> None:
-        """Phase two of all epochs up to `end`: Spark has committed them."""
+        """Run phase two of all epochs up to `end`: Spark has committed them."""
         self._show(Call.COMMIT, end)
         self._do(Call.COMMIT, _Asked(end, end))
 
@@ -178,14 +178,14 @@ class EpochSource:
             self._backlog.stop()
         self._queues.stop()
 
-    # -- what comes first ----------------------------------------------------------------------
+    # -- first steps ----------------------------------------------------------------------
 
     def _show(self, call: Call, *known: Position, open_: Position | None = None) -> None:
         """Take the first steps of a call.
 
         Args:
             known: positions of the checkpoint, the first one committed.
-            open_: the end of an epoch that a former process planned and did not see committed.
+            open_: the end of an epoch that a former process planned but did not see committed.
         """
         first, shown = show(call, self._committed_offset)
         if First.FIND in first:
@@ -199,7 +199,7 @@ class EpochSource:
             self._learn(known[0], open_)
 
     def _learn(self, start: Position, open_: Position | None) -> None:
-        self._sync(start)  # a former process may have reported data that no disk has yet
+        self._sync(start)  # a former process may have reported data that is not on disk yet
         self._highest = max(self._highest, start.epoch)
         if self._last.epoch == 0:
             self._last = start
@@ -207,9 +207,8 @@ class EpochSource:
         if names and self._settings.pattern is None and not any(map(self._queues.get, names)):
             # Queues come and go, but not all named ones at once.
             raise CheckpointError(
-                f"{self._destination}: the checkpoint was written for queues {', '.join(map(repr, names))}, and the "
-                "query now reads none of them. Use a checkpointLocation of its own for each queue, or correct the "
-                "options"
+                f"{self._destination}: the checkpoint was written for queues {', '.join(map(repr, names))}, but the "
+                "query now reads none of them. Give each queue a checkpointLocation of its own, or correct the options"
             )
         self._queues.adopt(self._memory.adopt(start, open_), start.broker_id)
 
@@ -225,15 +224,13 @@ class EpochSource:
             self._files.forget_synced()
         elif self._files.lost_power(newest.epoch):
             raise CheckpointError(
-                f"{self._destination}: epoch {newest.epoch} is in Spark's logs, and the machine has been started anew "
-                "before it was known that everything of it is on the disks. Run 'pyspark-mq repair' with the "
-                "checkpointLocation, and --sink with the folder of a file sink: then it is run again. Nothing of it "
-                "was acknowledged"
+                f"{self._destination}: epoch {newest.epoch} is in Spark's logs, but the machine was restarted before "
+                "all of its data was known to be on disk. Run 'pyspark-mq repair' with the checkpointLocation, and "
+                "--sink with the folder of a file sink; the epoch is then rerun. None of it was acknowledged"
             )
 
     def _sync(self, committed: Position) -> None:
-        """Sync the disks (option `settleAfter=synced`), so that after a loss of power the logs cover everything that
-        rests on them.
+        """Sync the disks (option `settleAfter=synced`), so that a loss of power takes no logs that later steps rely on.
 
         Args:
             committed: the newest position whose commit and sink output have been written.
@@ -256,13 +253,13 @@ class EpochSource:
         """Carry out a call on its epoch.
 
         Raises:
-            InternalError: the call cannot come now.
+            InternalError: the call is not possible now.
         """
         try:
             act = step(call, self._where(asked.end))
         except IllegalCallError:
             raise InternalError(
-                f"{self._destination}: Spark goes on from epoch {asked.start.epoch}, the last here is "
+                f"{self._destination}: Spark continues from epoch {asked.start.epoch}, but the last here is "
                 f"{self._last.epoch}"
             ) from None
         self._act[act](asked)
@@ -277,7 +274,7 @@ class EpochSource:
         self._batch_sizing.await_first_messages()
         self._queues.drain_events()
         if self._backlog is not None:
-            # Queues whose depth no session learns.
+            # Only queues whose depth no session learns.
             self._backlog.begin([queue.name for queue in self._queues if not queue.view.depths])
         limit = asked.limit
         if asked.without_start:
@@ -311,7 +308,7 @@ class EpochSource:
                 queue.acknowledge(epoch)
 
     def _begin(self, asked: _Asked) -> None:
-        self._sync(asked.start)  # emitted messages are planned durably
+        self._sync(asked.start)  # emit only messages that are planned durably
         if asked.start.epoch == 0:
             self._open_wide()
         self._hold(asked.end)
@@ -336,7 +333,7 @@ class EpochSource:
 
     def _acknowledge(self, asked: _Asked) -> None:
         """Acknowledge an epoch and those before it (phase two)."""
-        self._sync(asked.end)  # acknowledged messages are committed and written by the sink durably
+        self._sync(asked.end)  # acknowledge only messages that are committed and in the sink durably
         for epoch in sorted(epoch for epoch in self._begun if epoch <= asked.end.epoch):
             del self._begun[epoch]
             self._memory.begin_commit(epoch)
@@ -347,7 +344,7 @@ class EpochSource:
     # -- counters and times ----------------------------------------------------------------
 
     def counters(self) -> Counters:
-        """Counters for the query's progress (rule 8)."""
+        """Return the counters for the query's progress (rule 8)."""
         memory = self._memory
         others = self._queues.ended_counters + Counters(forgotten=memory.forgotten, remembered=memory.remembered)
         return sum(map(self._counters_of, self._queues), others)
@@ -359,5 +356,5 @@ class EpochSource:
         return replace(counters, backlog=self._backlog.seen(queue.name))
 
     def report(self) -> dict[str, Any]:
-        """Counters and times of the last epochs, under their documented names."""
+        """Return counters and the times of the last epochs, under their documented names."""
         return {"reads": self._destination, **self.counters().report(), **self._timings.report()}

@@ -27,8 +27,8 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: Bytes of the secret for digests.
 _SECRET_BYTES = 32
-#: Parts that are kept of an epoch besides its file: the memory when it was about to run, if it was planned without a
-#: start offset; that it is acknowledged; and numbered records of abandoned messages.
+#: Parts of an epoch next to its file: the memory when it was about to run, if it was planned without a start offset; a
+#: note that it is acknowledged; and numbered records of abandoned messages.
 _BESIDE, _ACKNOWLEDGED, _ABANDONED = "beside", "acknowledged", "abandoned"
 
 
@@ -38,7 +38,7 @@ class LeftOpen(NamedTuple):
     Attributes:
         counts: how many, by queue.
         keys: keys of the last committed epoch, by queue: the store of IDs may lack them.
-        coming: contents that surely come again, as no process has acknowledged them.
+        coming: contents that will certainly be redelivered, as no process has acknowledged them.
     """
 
     counts: Mapping[str, int]
@@ -72,13 +72,13 @@ def file_of(files: JournalFiles, name: str, *, complete: bool = False) -> EpochF
 
 
 def _abandoned(files: JournalFiles, name: str, kept: Iterable[str], first: int | None = None) -> ByQueue:
-    """Look up abandoned messages (rule 15), in the first records or in all. Each includes those before it."""
+    """Look up abandoned messages (rule 15), in the first records or in all. Each record includes those before it."""
     records = [part for part in kept if part.startswith(_ABANDONED)][:first]
     return files.read(name, records[-1]).planned if records else {}
 
 
 def _without(keys: Sequence[Key], gone: Mapping[Key, int]) -> list[Key]:
-    """Remove keys. Of equal contents the last ones go, as redeliveries take the first places."""
+    """Remove keys; of equal contents the last ones, as redeliveries take the first places."""
     counts = Counter(gone)
     kept: list[Key] = []
     for key in reversed(keys):
@@ -93,7 +93,7 @@ def planned_in(files: JournalFiles, name: str) -> dict[str, list[Key]]:
     """Read the keys of an epoch: queue -> keys in order, without the abandoned ones.
 
     Args:
-        name: of its file; empty for none.
+        name: name of its file; empty for none.
 
     Raises:
         CheckpointError: they cannot be read.
@@ -104,10 +104,10 @@ def planned_in(files: JournalFiles, name: str) -> dict[str, list[Key]]:
 
 
 def remembered_in(files: JournalFiles, name: str) -> dict[str, int]:
-    """Count the IDs that are remembered besides an epoch, by kind.
+    """Count the IDs that are remembered besides those of an epoch, by kind.
 
     Args:
-        name: of its file; empty for none.
+        name: name of its file; empty for none.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -140,12 +140,12 @@ class Journal:
 
     @property
     def forgotten(self) -> int:
-        """Messages that were forgotten although they may come again."""
+        """Number of messages forgotten although they may be redelivered."""
         return self.memory.forgotten
 
     @property
     def remembered(self) -> int:
-        """Committed messages that are known."""
+        """Number of known committed messages."""
         return len(self.memory)
 
     def poll(self, until_s: float, *, connected: bool) -> None:
@@ -221,7 +221,7 @@ class Journal:
         without = sum(part.startswith(_ABANDONED) for part in kept)
         self._files.put(replace(file, without=without), end.file, _BESIDE)
         self._written(end.file, file)
-        if self._repeating(planned):  # that may be known since a message came for the epoch
+        if self._repeating(planned):  # a message redelivered for the epoch may have shown it
             self._to_note.add(end.file)
 
     def _compose(
@@ -246,11 +246,11 @@ class Journal:
         )
         if self.forgotten > forgotten:
             _LOG.warning(
-                "%s: the IDs of %d messages that ends of connections had left open are forgotten, as %s others were "
-                "left after them. If redelivered, they count as new",
+                "%s: the IDs of %d messages left open when connections ended are forgotten, as %s others were left "
+                "after them. If redelivered, they count as new",
                 self._destination, self.forgotten - forgotten, f"{memory.left.maximum:,}",
             )  # fmt: skip
-        # A begun epoch's file goes by this list, too: the next process may load this file, and knows no other list.
+        # A begun epoch's file is removed by this list, too: the next process may load this file, and has no other list.
         gone, going = memory.forget_files({*self._named, *self._files.left_by_crashes()}, file.names)
         self._files.remove(gone)
         return replace(file, gone=going)
@@ -265,14 +265,14 @@ class Journal:
         """Record the commit of an epoch; its queues then record its messages and acknowledge them."""
         file = self._open.pop(epoch, "")
         if file in self._to_note:
-            # The next process must know whether several equal messages can come again.
+            # The next process must know whether several equal messages may be redelivered.
             self._to_note.discard(file)
             self._files.put(EpochFile(), file, _ACKNOWLEDGED)
 
     # -- restart
 
     def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:  # noqa: ARG002
-        """Read the keys of the epoch between two positions: of each queue in order, without the abandoned ones.
+        """Read the keys of the epoch between two positions, by queue and in order, without the abandoned ones.
 
         Raises:
             CheckpointError: they cannot be read.
@@ -307,8 +307,8 @@ class Journal:
 
         Args:
             start: the first known committed position.
-            open_: end of an epoch that it planned and did not see committed. Its file has the memory as it was planned,
-                if the committed offset was known then.
+            open_: end of an epoch that it planned but did not see committed. Its file has the memory as of the plan, if
+                the committed offset was known then.
 
         Raises:
             CheckpointError: a file cannot be read.
@@ -323,7 +323,7 @@ class Journal:
             return LeftOpen({}, {}, {})
         counts = self.memory.load(name, self._file, committed=committed)
         file, keys = self._file(name), planned_in(self._files, start.file)
-        # Either the repeats were known when the epoch was planned, or nobody noted whether it is acknowledged.
+        # Either the repeats were known when the epoch was planned, or there is no note whether it is acknowledged.
         since = frozenset() if name == start.file else frozenset(map(bytes, file.repeating))
         coming = self._repeating(keys, since)
         if coming and _ACKNOWLEDGED in self._files.parts(start.file):
@@ -381,7 +381,7 @@ class NoJournal:
         """Note nothing."""
 
     def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:
-        """Abandon all messages of an epoch, which is run empty: they come again in later epochs.
+        """Abandon all messages of an epoch, which runs empty; later epochs emit them.
 
         Otherwise, if the guarantee is raised again, its file would count them as committed.
 
@@ -394,9 +394,9 @@ class NoJournal:
             guarantee = self._settings.guarantee.value
             raise CheckpointError(
                 f"{self._destination}: epoch {end.epoch} was planned with guarantee 'exactly-once' and is not "
-                f"committed. '{guarantee}' runs it empty, and there is no place to write that down: set "
-                "'checkpointLocation' (or 'idLog') at the source, or run the query with 'exactly-once' until the epoch "
-                "is committed. Nothing was acknowledged"
+                f"committed. '{guarantee}' runs it empty, but has no place to record that: set 'checkpointLocation' "
+                "(or 'idLog') on the source, or run the query with 'exactly-once' until the epoch is committed. "
+                "Nothing was acknowledged"
             )
         # An epoch planned without a start offset needs its complete file for later processes.
         journal = Journal(self._settings, self._files)
@@ -414,11 +414,11 @@ class NoJournal:
         return []
 
     def adopt(self, start: Position, open_: Position | None) -> LeftOpen:  # noqa: ARG002
-        """Warn about IDs that are not used."""
+        """Warn about unused IDs."""
         if start.file:
             _LOG.warning(
-                "%s: the checkpoint has message IDs, and guarantee '%s' does not use them: messages the former query "
-                "had committed but not acknowledged come again",
+                "%s: the checkpoint has message IDs, but guarantee '%s' does not use them: messages that the former "
+                "query committed but did not acknowledge are emitted again",
                 self._destination, self._settings.guarantee.value,
             )  # fmt: skip
         return LeftOpen({}, {}, {})

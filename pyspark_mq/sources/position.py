@@ -60,7 +60,7 @@ class JournalFiles(Protocol):
         """Remove files of epochs and their parts. A file that cannot be removed does no harm."""
 
     def left_by_crashes(self) -> list[str]:
-        """List, once each, files that no offset names and no process will name any more."""
+        """List, once each, the files that no offset names and no process will name again."""
 
     def note_synced(self, epoch: int) -> None:
         """Record durably that this machine's disks have everything up to the commit of an epoch."""
@@ -69,7 +69,7 @@ class JournalFiles(Protocol):
         """Remove the record: from now on epochs are acknowledged that it does not cover."""
 
     def lost_power(self, epoch: int) -> bool:
-        """Whether the machine was restarted since the last record, and that was of another epoch."""
+        """Whether the machine was restarted since the last record, which was of another epoch."""
 
 
 def shortened(text: str, maximum: int = _TEXT_MAX) -> str:

@@ -1,7 +1,7 @@
-"""The replay of an epoch that a former process planned and Spark did not commit.
+"""The replay of an epoch that a former process planned but Spark did not commit.
 
-It reads from top to bottom: check that the epoch can be replayed here, expect its messages, wait until all were
-redelivered, and abandon those that do not come (rule 9). Guarantee: the epoch is emitted with exactly the planned
+Its steps, from top to bottom: check that the epoch can be replayed here, expect its messages, wait until all are
+redelivered, and abandon those that are not (rule 9). Guarantee: the epoch is emitted with exactly the planned
 messages in their order, or without messages that were recorded as abandoned before (rule 15).
 """
 
@@ -33,7 +33,7 @@ _IDS_SHOWN = 10
 
 
 class Replay:
-    """Replays epochs for one query. Called by the query's thread, which waits here for as long as `replayTimeout`."""
+    """Replays epochs for one query. Called by the query's thread, which waits here for up to `replayTimeout`."""
 
     def __init__(self, settings: Settings, queues: QueueGroup, runtime: Runtime, memory: Journal | NoJournal) -> None:
         self._settings = settings
@@ -45,8 +45,8 @@ class Replay:
         """Restore the epoch between two positions in the in-flight tables, as one planned epoch.
 
         Raises:
-            CheckpointError: it was planned at another broker, or has messages of a queue that the query does not read.
-            DataLossError: they do not all come within `replayTimeout`, and `failOnDataLoss` is on.
+            CheckpointError: it was planned with another broker, or has messages of a queue that is not read.
+            DataLossError: not all are redelivered within `replayTimeout`, and `failOnDataLoss` is on.
         """
         self._check_broker(end)
         planned = self._memory.planned(start, end)
@@ -68,7 +68,7 @@ class Replay:
             if known and end.broker_id and end.broker_id != known:
                 raise CheckpointError(
                     f"{self._settings.destination}: the checkpoint was written with broker '{known}', except for "
-                    f"its open epoch, which was planned at broker '{end.broker_id}' by a query that then failed. "
+                    f"its open epoch, which was planned with broker '{end.broker_id}' by a query that then failed. "
                     "Nothing of that epoch was emitted: correct 'url' if it still names that broker, and delete the "
                     "newest file in the folder 'offsets' of the checkpoint"
                 )
@@ -81,20 +81,20 @@ class Replay:
             return
         those = ", ".join(f"{len(keys)} of queue '{name}'" for name, keys in gone.items())
         text = (
-            f"{self._settings.destination}: epoch {end.epoch} was planned and not committed, and has messages of "
-            f"queues that the query does not read any more: {those}. "
+            f"{self._settings.destination}: epoch {end.epoch} was planned but not committed, and has messages of "
+            f"queues that the query no longer reads: {those}. "
         )
         why = self._may_go_on(end)
         if why is None:
             raise CheckpointError(
-                f"{text}Read them again until that epoch is committed, then drop them; or go on without "
+                f"{text}Read these queues until that epoch is committed, then drop them; or continue without "
                 f"those messages: {_WAYS_ON}"
             )
         self._memory.abandon(end, gone)
-        _LOG.error("%sGoing on without them, as %s", text, why)
+        _LOG.error("%sContinuing without them, as %s", text, why)
 
     def _await(self, end: Position, awaited: Sequence[Awaited]) -> None:
-        """Wait until every planned message was redelivered, for `replayTimeout` of connected time."""
+        """Wait until every planned message is redelivered, for up to `replayTimeout` of connected time."""
         timeout_s = self._settings.replay_timeout_s
         said = -math.inf
         while True:
@@ -140,8 +140,8 @@ class Replay:
         why = self._may_go_on(end)
         if why is None:
             advice = (
-                "The messages that are there were not acknowledged and stay in the queue. Return the "
-                f"missing ones to the queue, or go on without them: {_WAYS_ON}"
+                "The other messages were not acknowledged and stay in the queue. Return the missing ones to "
+                f"the queue, or continue without them: {_WAYS_ON}"
             )
             where = ", ".join(one.queue.destination for one in awaited)
             raise DataLossError(where, epoch, [key for keys in texts.values() for key in keys], text + advice)
@@ -149,10 +149,10 @@ class Replay:
         self._memory.abandon(end, {one.queue.name: keys for one, keys in missing.items()})
         for one in awaited:
             one.abandon()
-        _LOG.error("%sGoing on without them, as %s", text, why)
+        _LOG.error("%sContinuing without them, as %s", text, why)
 
     def _may_go_on(self, end: Position) -> str | None:
-        """The reason why an epoch may run without its missing messages; None if it may not."""
+        """Return the reason why an epoch may run without its missing messages; None if it may not."""
         if end.released:
             return "the epoch was released"
         return None if self._settings.fail_on_data_loss else "'failOnDataLoss' is 'false'"

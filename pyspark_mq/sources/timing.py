@@ -1,4 +1,4 @@
-"""Every wait of Spark's calls that no option sets, on one page."""
+"""Every wait in Spark's calls that no option sets, in one place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Timing"]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Durations in seconds, and two counts that decide with them.
+    """Durations in seconds, and two counts that go with them.
 
     Options set other waits: `connectTimeout` and `reconnectTimeout` bound the wait for connections,
     `maxTriggerDelay` that for `minMessagesPerTrigger`, `settleGrace` when an answer settles.
@@ -18,9 +18,9 @@ class Timing:
     #: Wait of an idle call for the first message. Otherwise Spark asks again at once, some ninety times a second, and
     #: passes the whole offset each time.
     idle_s: float = 0.1
-    #: Interval at which the depth is asked for.
+    #: Interval of requests for the depth.
     depth_s: float = 5.0
-    #: A bounded run verifies an empty queue for this long: one without a leader reports that it is empty.
+    #: A bounded run checks an empty queue for this long: a queue without a leader reports itself empty.
     leader_s: float = 1.0
     #: Wait for the first messages of a queue that is not empty.
     first_s: float = 2.0
@@ -31,44 +31,45 @@ class Timing:
     first_fill_s: float = 3.0
     #: Interval of polls meanwhile: each takes the interpreter from the receiving thread.
     fill_step_s: float = 0.05
-    #: Messages in one poll from which on a backlog flows in.
+    #: A backlog flows in if one poll finds at least this many messages.
     fill_step_messages: int = 100
-    #: With nothing else to do: wait for confirmations, and interval of polls.
+    #: With nothing else to do: longest wait for confirmations, and interval of polls.
     confirm_s: float = 5.0
     confirm_step_s: float = 0.005
 
-    #: A bounded run: an emptied queue has to stay empty for this long to count as read to its end ...
+    #: A bounded run: an emptied queue must stay empty for this long to count as read to its end ...
     empty_s: float = 0.3
     #: ... and without a depth from the broker: nothing may come for this long.
     quiet_s: float = 3.0
-    #: Longest wait of a run of one epoch for more messages.
+    #: Longest wait for more messages in a run of one epoch.
     once_s: float = 10.0
     #: How long a queue at its end waits for confirmations without being read.
     bounded_confirm_s: float = 1.0
-    #: After this long it gives up messages that the broker reports and does not deliver: a paused queue, another active
-    #: consumer.
+    #: After this long, the run gives up messages that the broker reports but does not deliver: a paused queue, another
+    #: active consumer.
     withheld_s: float = 60.0
-    #: Messages of unknown age no longer come from a backlog once fewer than this many a second came, for this long,
-    #: with room for more. A broker delivers a backlog faster.
+    #: Messages of unknown age no longer count as a backlog once fewer than this many per second arrived, for this
+    #: long, with room for more. A broker delivers a backlog faster.
     backlog_per_s: int = 100
     trickle_s: float = 30.0
-    #: After this long a run takes no more of them, however fast they come.
+    #: After this long a run takes no more of them, however fast they arrive.
     unknown_age_s: float = 600.0
 
     #: A replay whose windows are full of other messages for this long doubles them; next time after twice as long, and
-    #: so on. Its messages may come after any number of others (priorities) or be delayed: so the window grows with the
-    #: time waited, and no faster.
+    #: so on. Its messages may follow any number of others (priorities) or be delayed: so the window grows with the time
+    #: waited, and no faster.
     gap_s: float = 1.0
     #: Wait for the confirmation of a replayed epoch before its session may be ended.
     take_back_s: float = 5.0
     #: Interval at which a waiting replay logs that it waits.
     replay_log_s: float = 10.0
-    #: Interval of retries when the first look-up of queues by a pattern failed.
+    #: Interval of retries if the first look-up of queues by a pattern failed.
     pattern_retry_s: float = 1.0
 
     #: A broker with messages and an open window delivers within this time, or its session is renewed.
     silence_s: float = 30.0
-    #: A confirmation comes within this time: some ten thousand messages take seconds on a slow link.
+    #: A confirmation arrives within this time, or a warning is logged: some ten thousand messages take seconds on a
+    #: slow link.
     confirmation_s: float = 60.0
     #: Age after which a depth is outdated.
     old_depth_s: float = 60.0

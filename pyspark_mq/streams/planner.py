@@ -1,7 +1,7 @@
 """The driver's side: starts and ends of epochs, and the ranges of their tasks. No payload passes here.
 
-:func:`.resume` decides what became of a place since it was read: of the start of an epoch, of its logged end, and in
-batches. An epoch ends at the end of a committed chunk; its offset has the chunk's identity, and the tasks compare it.
+:func:`.resume` decides what became of a place since it was read: the start of an epoch, its logged end, or the bound of
+a run. An epoch ends at the end of a committed chunk; its offset has the chunk's identity, and the tasks compare it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _TOPOLOGY_S = 1.0
 _SOON_S = 10.0
 #: Planning attempts if a stream disappears meanwhile.
 _TRIES = 3
-#: Log lines about a place, by the offset to go on from, the one before it, and the place's own.
+#: Log lines about a place. They take the offset to continue from, the one before it, and the place's own.
 _TEXTS = {
-    Outcome.GONE: "offsets {2} to {1} are gone: retention has taken them before they were read",
-    Outcome.OTHER: "it was read up to offset {2}, and was deleted and made again since: it begins at offset {0}",
-    Outcome.CUT: "it was read up to offset {2}, and chunks from offset {0} on are others now: its end was rewritten",
-    Outcome.AGAIN: "it was read up to offset {2}, and its end was rewritten, from where is unknown: "
+    Outcome.GONE: "offsets {2} to {1} are gone: retention removed them before they were read",
+    Outcome.OTHER: "it was read up to offset {2}, but has been deleted and recreated since: it begins at offset {0}",
+    Outcome.CUT: "it was read up to offset {2}, but chunks from offset {0} on differ now: its end was rewritten",
+    Outcome.AGAIN: "it was read up to offset {2}, but its end was rewritten from an unknown offset on: "
     "rows from offset {0} on may repeat",
-    Outcome.NOT_YET: "no member has offset {1}, which was committed once. It is waited for; if it is lost, that shows "
-    "as soon as somebody publishes",
+    Outcome.NOT_YET: "no member has offset {1}, which was committed before. The query waits for it; if it is lost, "
+    "that shows with the next published message",
 }
 
 
@@ -103,7 +103,7 @@ class Planner:
         if time.monotonic() - self._looked_s < _TOPOLOGY_S:
             return
         limit_s = self._settings.endpoint.connect_timeout_s if self._access is None else None
-        # Read secret files again, so that tasks get the newest.
+        # Read secret files again, so that tasks get the newest secrets.
         self._access = make_access(self._settings.endpoint)
         found = {name: self._located(self._access, name, limit_s) for name in self._settings.streams}
         for partition in self._partitions.values():
@@ -117,7 +117,7 @@ class Planner:
     def _located(self, access: Access, name: str, limit_s: float | None) -> dict[str, list[Member]]:
         known = [partition for partition in self._partitions.values() if partition.of == name]
         members = [member for partition in known if partition.there for member in partition.members]
-        # Do not wait again for one that is gone already.
+        # Do not wait again for a stream that is already gone.
         absent_s = 0.0 if known and not members else None
         try:
             return persistently(
@@ -139,7 +139,7 @@ class Planner:
                 return plan()
             except NoStream as missing:
                 gone, self._looked_s = missing.stream, float("-inf")
-        text = "its nodes say that it exists, and when they are asked about it that it does not"
+        text = "its nodes list it, but when asked about it they say that it does not exist"
         raise loss(gone, text, fails=self._settings.fail_on_loss)
 
     def _ask(self, partition: _Partition, ask: Callable[[StreamConnection], T], limit_s: float | None = None) -> T:
@@ -165,7 +165,7 @@ class Planner:
                     copies = ([Copy(one, partition.name) for one in connections] for _ in range(2))
                     found, again = (resume(place, some) for some in copies)
                     if found[:2] != again[:2]:
-                        text = f"what became of offset {place.next} differs between two reads"
+                        text = f"two reads disagree about what became of offset {place.next}"
                         raise StreamLost(f"stream '{partition.name}': {text}")
             partition.seen = place, copy.end, found
             return found
@@ -175,7 +175,7 @@ class Planner:
         return found
 
     def _end(self, partition: _Partition) -> StreamPosition:
-        """The committed end of an unread partition; the furthest one, if all members are reached soon."""
+        """Return the committed end of an unread partition; the furthest one, if all members are reached soon."""
 
         def furthest(connection: StreamConnection) -> StreamPosition:
             assert self._access is not None
@@ -191,14 +191,14 @@ class Planner:
     # -- starts
 
     def initial(self) -> dict[str, Any]:
-        """The offset of a new query."""
+        """Return the offset of a new query."""
         places = self._steadily(lambda: self._resolved("startingOffsets", self._settings.starting))
         for name, place in places.items():
             self._at(name).furthest = place
         return encode(self._settings.of, places)
 
     def batch(self) -> list[Range]:
-        """The tasks of a batch from `startingOffsets` to `endingOffsets`."""
+        """Return the tasks of a batch from `startingOffsets` to `endingOffsets`."""
         return self._steadily(self._batch)
 
     def _batch(self) -> list[Range]:
@@ -210,7 +210,7 @@ class Planner:
         names = [partition.name for partition in self._there()]
         for name in (*(where.offsets or {}), *(where.times_ms or {})):
             if name not in names:
-                problem = f"names partition '{name}', which is none of {', '.join(names)}"
+                problem = f"names partition '{name}', which is not one of {', '.join(names)}"
                 raise OptionError(option, f"{problem}; correct it")
         return {
             partition.name: self._ask(partition, partial(self._resolve, partition, option, where))
@@ -231,7 +231,7 @@ class Planner:
                 end = copy.end_after(None)
             if copy.is_cut:
                 self._note_loss(
-                    partition, f"the last chunk is damaged: what comes after offset {end.next - 1} is left out", 0
+                    partition, f"the last chunk is damaged: messages after offset {end.next - 1} are left out", 0
                 )
         since_ms = (where.times_ms or {}).get(name, where.since_ms)
         offset = (where.offsets or {}).get(name, where.offset)
@@ -240,8 +240,8 @@ class Planner:
             if end.last.timestamp_ms >= since_ms:
                 offset = chunk_with(connection, name, since_ms=since_ms).first
         if offset > end.next:
-            there = f"which is {end.next}" if end.last else "which has nothing yet"
-            raise OptionError(option, f"{offset} is behind the end of stream '{name}', {there}; correct it")
+            there = f"which is {end.next}" if end.last else "which is still empty"
+            raise OptionError(option, f"{offset} is past the end of stream '{name}', {there}; correct it")
         if offset == LATEST or end.first is None:
             return end
         first = end.first.chunk
@@ -249,7 +249,7 @@ class Planner:
             with everywhere(self._access, connection.members(name)) as connections:
                 first = min(Copy(one, name).low for one in connections)
         if 0 <= offset < first:
-            text = f"offsets {offset} to {first - 1} of '{option}' are gone: retention took them"
+            text = f"offsets {offset} to {first - 1} of '{option}' are gone: retention removed them"
             self._tell(partition, StreamPosition(offset), Outcome.GONE, text, first)
         if offset <= first:
             return StreamPosition(first, None, end.first)
@@ -266,7 +266,7 @@ class Planner:
         self._bounded = True
 
     def latest(self, start: dict[str, Any] | None, *, limited: bool = True) -> dict[str, Any]:
-        """The end of the next epoch; `start` itself if there is nothing to read.
+        """Return the end of the next epoch, or `start` itself if there is nothing to read.
 
         Args:
             start: None before Spark 4.2; then it is the furthest place of this process.
@@ -310,7 +310,7 @@ class Planner:
         return encode(self._settings.of, before | after)
 
     def _bound_of(self, partition: _Partition, found: Found) -> StreamPosition:
-        """The end of a bounded run; a bound that the stream no longer has is fixed anew."""
+        """Return the end of a bounded run; replace a bound that the stream no longer has."""
         assert partition.bound is not None
         is_kept = found.outcome in {Outcome.SAME, Outcome.NOT_YET}
         if is_kept and partition.bound.next < found.end.next:
@@ -337,7 +337,7 @@ class Planner:
     def _judged(
         self, partition: _Partition, place: StreamPosition, found: Found, end: int | None = None, gone: int = 0
     ) -> int:
-        """Report the fate of a place and return the offset to go on from; a DataLossError if that is not accepted.
+        """Report the fate of a place, with a DataLossError unless loss is accepted; return the offset to continue from.
 
         Args:
             end: end of an epoch; later losses to retention count with the next one.
@@ -372,7 +372,7 @@ class Planner:
         if self._settings.fail_on_loss:
             raise loss(partition.name, text)
         self._lost += count
-        _log.warning("stream '%s': %s; the query goes on, as 'failOnDataLoss' is false", partition.name, text)
+        _log.warning("stream '%s': %s; the query continues, as 'failOnDataLoss' is false", partition.name, text)
 
     # -- tasks
 
@@ -400,7 +400,7 @@ class Planner:
         return self._split(planned)
 
     def _logged(self, partition: _Partition, start: StreamPosition, end: StreamPosition) -> tuple[int, StreamPosition]:
-        """Return start and end of an epoch that only the log has."""
+        """Return start and end of an epoch that is only in Spark's log."""
         found = self._see(partition, start)
         begin = self._judged(partition, start, found, end.next)
         partition.furthest = end
@@ -430,7 +430,7 @@ class Planner:
         return found
 
     def report(self) -> dict[str, Any]:
-        """Counters for the query's progress, named as those of queues."""
+        """Return the counters for the query's progress, named as those of queues."""
         backlog = {partition.name: partition.backlog for partition in self._there()}
         return {
             "reads": self._settings.of,

@@ -179,11 +179,11 @@ class _RangeReader:
         """Leave a member that has sent no useful chunk for too long; the next one may take longer."""
         if time.monotonic() - since_s > self._wait_s:
             self._wait_s = max(_WAIT_S, min(2 * self._wait_s, self._attempts.left_s))
-            raise StreamLost(f"{text}; if the end of the stream was lost, that shows as soon as somebody publishes")
+            raise StreamLost(f"{text}; if the end of the stream was lost, that shows with the next published message")
 
     def _gap(self, connection: StreamConnection, chunk: Chunk) -> str:
         if connection.stats(self._wanted.stream)["first_chunk_id"] > self._next:
-            return "retention has taken them"
+            return "retention removed them"
         return f"no member has them, and all have offset {chunk.first}"
 
     def _lacks(self, connection: StreamConnection, after: int, reason: str) -> NoReturn:
@@ -209,7 +209,7 @@ class _RangeReader:
     def _prove(self, connection: StreamConnection, chunk: Chunk, proof: ChunkIdentity) -> None:
         """Compare the chunk at the end with the planned one."""
         if chunk.first > proof.chunk:
-            self._lacks(connection, chunk.first, "retention has taken the end")
+            self._lacks(connection, chunk.first, "retention removed the end")
         if chunk.identity != proof:
             self._differs(f"is {chunk.identity} instead of {proof}")
         self._proved = True
@@ -219,6 +219,6 @@ class _RangeReader:
         self._others += 1
         if self._others >= _TRIES * max(1, len(self._wanted.members)):
             text = f"a chunk from offset {self._next} on is not the planned one: it {text}"
-            reason = "the stream was deleted and made again, or its end was rewritten"
+            reason = "the stream was deleted and recreated, or its end was rewritten"
             raise loss(self._wanted.stream, f"{text}: {reason}", fails=self._wanted.fail_on_loss)
         raise StreamLost(text)

@@ -183,7 +183,7 @@ def run(seed: int, *, fails: bool, log: pytest.LogCaptureFixture | None = None) 
         assert found == true[: len(found)], context
         if not chaos.errors:
             assert len(found) >= len(true) // 2 or len(chaos.lies.told) > 5, context
-    elif log is not None and "made again" not in log.text:
+    elif log is not None and "recreated" not in log.text:
         assert set(found) <= set(true), context
         assert [offset for offset, _ in found] == sorted({offset for offset, _ in found}), context
         through = found[-1][0] if found else -1

@@ -56,7 +56,7 @@ def test_files_that_are_put_back_cost_what_they_lack_and_double_nothing(
     forget_connections()
     strict.look_again()
     lenient.look_again()
-    with pytest.raises(DataLossError, match="chunks from offset 4500 on are others now: its end was rewritten"):
+    with pytest.raises(DataLossError, match="chunks from offset 4500 on differ now: its end was rewritten"):
         strict.epoch()
     assert lenient.bodies() == [b"behind", *numbered(9_000, 9_700)]
     assert lenient.planner.report()["lost"] == 0

@@ -104,7 +104,7 @@ def test_a_query_begins_at_a_time(node: RabbitNode, stream: str) -> None:
 
 def test_an_offset_behind_the_end_is_refused(node: RabbitNode, stream: str) -> None:
     publish(node.stream_port, stream, numbered(0, 10))
-    with pytest.raises(OptionError, match="11 is behind the end"):
+    with pytest.raises(OptionError, match="11 is past the end"):
         StreamQuery(node.stream_url(), stream, startingOffsets=f'{{"{stream}": 11}}').epoch()
 
 
@@ -233,7 +233,7 @@ def test_retention_between_plan_and_read_is_an_error_with_the_offsets(node: Rabb
     _, _, tasks = query.plan()
     _, _, lenient_tasks = lenient.plan()
     fill(node, stream)
-    with pytest.raises(DataLossError, match="offsets 0 to 999 are gone: retention has taken them"):
+    with pytest.raises(DataLossError, match="offsets 0 to 999 are gone: retention removed them"):
         query.read(tasks)
     assert lenient.read(lenient_tasks) == []
 
@@ -256,7 +256,7 @@ def test_retention_while_a_reader_is_paused_is_an_error_with_the_offsets(
         for part in parts:
             offsets.extend(range(part.chunk.first, part.chunk.end))
 
-    with pytest.raises(DataLossError, match=r"offsets \d+ to 1499 are gone: retention has taken them") as lost:
+    with pytest.raises(DataLossError, match=r"offsets \d+ to 1499 are gone: retention removed them") as lost:
         go_on()
     assert offsets == [*range(len(offsets))]
     assert f"offsets {len(offsets)} to" in str(lost.value)
@@ -314,7 +314,7 @@ def test_a_stream_that_was_made_again_is_an_error(node: RabbitNode, stream: str,
     publish(node.stream_port, stream, numbered(1_000, 1_000 + count))
     query.look_again()
     lenient.look_again()
-    with pytest.raises(DataLossError, match="deleted and made again"):
+    with pytest.raises(DataLossError, match="deleted and recreated"):
         query.epoch()
     assert lenient.bodies() == numbered(1_000, 1_000 + count)
 

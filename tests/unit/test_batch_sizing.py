@@ -171,7 +171,7 @@ def test_a_bounded_run_ends_where_the_broker_keeps_what_it_reports(
     query.bound()
     assert query.trigger() == 0
     assert 60 <= world.now_s - began < 80
-    assert "handed out none" in caplog.text
+    assert "delivered none" in caplog.text
 
 
 def test_epochs_fit_into_the_interval_that_a_user_has_chosen(world: World) -> None:

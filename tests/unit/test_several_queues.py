@@ -295,7 +295,7 @@ def test_a_queue_with_planned_messages_cannot_be_left_away() -> None:
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
     scene.restart(NAMES[0], NAMES[2])
-    with pytest.raises(CheckpointError, match=r"10 of queue 'orders-2'.*Read them again.*'failOnDataLoss'"):
+    with pytest.raises(CheckpointError, match=r"10 of queue 'orders-2'.*Read these queues.*'failOnDataLoss'"):
         scene.query.trigger()
     scene.restart(*NAMES)
     scene.assert_exactly_once()
@@ -476,7 +476,7 @@ def test_more_queues_than_connections_are_left_and_said(caplog: pytest.LogCaptur
         scene.publish(f"orders-{number}", 1)
     scene.query.trigger()
     assert len(scene.query.source._queues) == 4
-    assert "6 match, and 4 are read" in caplog.text
+    assert "6 match, but only 4 are read" in caplog.text
 
 
 def test_a_query_with_names_goes_on_by_a_pattern_and_back() -> None:

@@ -18,7 +18,7 @@ _LOG = logging.getLogger("pyspark_mq")
 class EndOfRun:
     """The end of a bounded run in one queue: the messages that it held when the run began, as far as known.
 
-    If the broker reports the depth, the run takes that many, and no fewer when messages of other consumers come back
+    If the broker reports the depth, the run takes that many, and no fewer if other consumers return messages
     meanwhile. Otherwise the run ends at the first message with a later timestamp, or after three seconds without
     messages. Messages without a timestamp, or with one from the future, are of unknown age: they are taken while a
     backlog flows, for at most ten minutes.
@@ -47,7 +47,7 @@ class EndOfRun:
         self.begin()
 
     def begin(self) -> None:
-        """Start the next epoch: later messages do not count."""
+        """Start the next epoch, or restart the wait for its messages."""
         self._began_s = self._runtime.monotonic_s()
         self._empty_since_s: float | None = None
         if self._view.unacked + self._taken >= self._view.window or self._view.paused:
@@ -58,7 +58,7 @@ class EndOfRun:
         """Messages still to be read; infinity if unknown, 0 or less at the end."""
         if self._finished:
             return 0
-        # Planned messages of an ended session come again and are dropped: they do not count.
+        # Planned messages of an ended session are redelivered and dropped: they do not count.
         return self._wanted + self._extra - self._done
 
     @property
@@ -77,7 +77,7 @@ class EndOfRun:
     def awaits_confirmation(self) -> bool:
         """Whether to wait for a confirmation.
 
-        It may come after messages for which there is no room; then the next run waits for it.
+        It may be queued after messages for which there is no room; then the next run waits for it.
         """
         now_s = self._runtime.monotonic_s()
         if not self._view.unconfirmed:
@@ -92,7 +92,7 @@ class EndOfRun:
         self._finished = True
 
     def reached(self) -> None:
-        """Record that no more can come."""
+        """Record that nothing more can come."""
         self._wanted = self._done - self._extra
 
     def fitting(self, size: int) -> int:
@@ -132,8 +132,8 @@ class EndOfRun:
         if not self._said:
             self._said = True
             _LOG.warning(
-                "%s: the broker does not report how many messages wait, and those that come have no timestamp or one "
-                "from the future; after %.0f s the run takes no more of them, and leaves the rest to the next",
+                "%s: the broker does not report how many messages wait, and messages have no timestamp or one from the "
+                "future; after %.0f s the run takes no more of these, and leaves the rest to the next run",
                 self._queue.destination, now_s - self._run_began_s,
             )  # fmt: skip
         return False
@@ -154,9 +154,9 @@ class EndOfRun:
             return
         if now_s - max(queue.last_activity_s, self._began_s) > self._timing.withheld_s:
             _LOG.warning(
-                "%s: the broker reports messages and has handed out none for %.0f s; the run ends without them. It "
-                "reports %d other consumer(s): one that is exclusive, or the single active one, gets all. Or the queue "
-                "is paused, or its messages are meant for another consumer",
+                "%s: the broker reports messages but has delivered none for %.0f s; the run ends without them. It "
+                "reports %d other consumer(s): an exclusive or single active one gets all messages. Or the queue is "
+                "paused, or its messages are meant for another consumer",
                 queue.destination, self._timing.withheld_s, queue.view.other_consumers,
             )  # fmt: skip
             self.reached()

@@ -1,4 +1,4 @@
-"""The part of one queue in a replay."""
+"""One queue's part in a replay."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Awaited:
 
     @property
     def planned(self) -> int:
-        """Messages of the epoch in this queue."""
+        """Number of messages of the epoch in this queue."""
         return len(self.queue.planned(self._epoch))
 
     @property
     def missing(self) -> int:
-        """Messages that have not come."""
+        """Number of messages that have not been redelivered."""
         return self.queue.count_missing(self._epoch)
 
     def missing_ids(self) -> list[Key]:

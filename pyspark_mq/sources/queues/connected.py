@@ -34,7 +34,7 @@ class Connected:
         ever: whether there has been a session.
         ready_at_first: messages the broker had at the first report; None without one.
         delay_s: delay of redeliveries, as the broker reports it.
-        seconds: connected so far.
+        seconds: connected time so far.
     """
 
     def __init__(self, settings: Settings, check: CheckFacts) -> None:
@@ -50,7 +50,7 @@ class Connected:
         """Record the broker's greeting to a new session.
 
         Raises:
-            CheckpointError: it is another broker.
+            CheckpointError: it is not the expected broker.
         """
         self._agree(self.broker_id, shortened(greeting.broker_id), f"{greeting.url}")
         if self.ready_at_first is None and greeting.depth is not None:
@@ -72,8 +72,8 @@ class Connected:
             logging.WARNING if late else logging.INFO,
             "%s: the queue delays redeliveries by up to %.0f s%s",
             settings.endpoint.destination, delay_s,
-            f". That is not below replayTimeout={settings.replay_timeout_s:g}s: raise it, or a restart may fail with "
-            "a DataLossError although nothing is lost" if late else "",
+            f". That is not below replayTimeout={settings.replay_timeout_s:g}s: raise the option, or a restart may "
+            "fail with a DataLossError although nothing is lost" if late else "",
         )  # fmt: skip
 
     def expect_broker(self, broker_id: str) -> None:
@@ -89,7 +89,7 @@ class Connected:
         if expected and found and expected != found:
             raise CheckpointError(
                 f"{self._settings.endpoint.destination}: the checkpoint was written with broker '{expected}', but "
-                f"{where} is broker '{found}'. Its messages would be mistaken for others. Correct 'url', or "
+                f"{where} is broker '{found}'. Messages of one would be mistaken for the other's. Correct 'url', or "
                 f"{START_ANEW}. If both are nodes of one cluster, name several of them in 'url'"
             )
         self.broker_id = expected or found
@@ -98,7 +98,7 @@ class Connected:
         """Record whether all connections are up.
 
         Args:
-            until_s: up to when everything that had come was reported.
+            until_s: time up to which everything received was reported.
         """
         if up and self._seen_s is not None:
             self.seconds += max(0.0, until_s - self._seen_s)
@@ -106,10 +106,10 @@ class Connected:
 
 
 def half_open_s(settings: Settings) -> float:
-    """The longest time in seconds that a broker takes a dead connection for alive."""
+    """Return the longest time in seconds for which a broker considers a dead connection alive."""
     endpoint = settings.endpoint
     most_s = endpoint.broker.half_open_s.get(endpoint.protocol, 0.0)
     if endpoint.clustered:
-        # The queue's node may take a hanging node, and its clients, for alive.
+        # The queue's node may consider a hung node, and its clients, alive.
         most_s = max(most_s, endpoint.broker.node_lost_s)
     return max(settings.settle_grace_s, _HALF_OPEN_HEARTBEATS * endpoint.heartbeat_s, most_s)

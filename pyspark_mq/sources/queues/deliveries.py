@@ -1,4 +1,4 @@
-"""Takes deliveries into the in-flight table of their queue."""
+"""Puts deliveries into the in-flight table of their queue."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: Kept rows of a block are copied if they are less than this fraction of its bytes.
 _KEPT_PARTS = 2
-#: Smaller blocks are merged once this many have come: each has a fixed cost of kilobytes.
+#: Smaller blocks are merged once there are this many: each has a fixed cost of kilobytes.
 _SMALL_ROWS = 64
 _SMALL_BYTES = 64 << 10
 _SMALL_BLOCKS = 64
 _NOTES = {
-    OnMissing.CONTENT: "Their contents identify them; of equal ones some may be duplicated when a "
-    "connection or a process ends. An ID that the producer sets is better",
+    OnMissing.CONTENT: "Their contents identify them; some of those with equal contents may be duplicated when a "
+    "connection or process ends. An ID set by the producer is better",
     OnMissing.ROW: "They are emitted at each delivery",
     OnMissing.REJECT: "They are refused for good",
     OnMissing.FAIL: "Unreadable ones are identified by their bytes",
@@ -42,17 +42,17 @@ _NOTES = {
 
 
 class Deliveries:
-    """Takes in the deliveries of one queue's sessions: identifies each message, and lets the in-flight table decide.
+    """Receives the deliveries of one queue's sessions: identifies each message, and lets the in-flight table decide.
 
     Args:
         settings: the query's, with this queue as its endpoint.
-        store: where committed IDs are shared, beyond the checkpoint.
+        store: shares committed IDs beyond the checkpoint.
         acknowledge: sends acknowledgements.
-        matcher: distinguishes messages that have no ID; None where none are distinguished.
+        matcher: distinguishes messages without an ID; None if they are not distinguished.
         take_back_s: how long to wait for confirmations before requesting skipped deliveries again.
 
     Attributes:
-        taken_in: how many deliveries came in each open session.
+        taken_in: number of deliveries received in each open session.
         counted: counts kept only here, by the names of :class:`.Counters`.
     """
 
@@ -76,12 +76,12 @@ class Deliveries:
         self._acknowledge = acknowledge
         self._matcher = matcher
         self._take_back_s = take_back_s
-        #: It was said that there are messages without an ID.
+        #: Whether to skip the warning about messages without an ID.
         self._noted = settings.id_source.kind == "content"
         self._serial = 1
         #: Small blocks received, and their rows with the keys: those still held are merged.
         self._small: list[tuple[ref[Block], list[tuple[Any, int]]]] = []
-        #: The same of runs.
+        #: The same for runs.
         self._small_runs: list[ref[MessageRun[Any, Row]]] = []
         #: Deliveries skipped by a replay, by session.
         self._skipped: dict[int, int] = {}
@@ -97,17 +97,17 @@ class Deliveries:
         self._skipped.pop(session, None)
 
     def skipped_in(self, session: int) -> int:
-        """Return how many deliveries of a session were not taken in, and are not acknowledged."""
+        """Return how many deliveries of a session were skipped, and are not acknowledged."""
         return self._skipped.get(session, 0)
 
     def enter(self, event: Delivered, *, over_limit: bool) -> None:
         """Have the in-flight table decide about deliveries.
 
         Args:
-            over_limit: nothing new is to be held.
+            over_limit: whether to hold no new messages.
 
         Raises:
-            MissingMessageIdError: one has no ID, and that is to fail the query.
+            MissingMessageIdError: a message has no ID, and `onMissingMessageId` is `fail`.
         """
         session, metadata, block = event.session, event.metadata, event.block
         self.taken_in[session] += len(block)
@@ -131,7 +131,7 @@ class Deliveries:
         if self._exact:
             if over_limit:
                 tags, keys, rows = self._only_known(session, tags, keys, rows, elsewhere)
-            # Unknown here, and committed by another query.
+            # Unknown here, but committed by another query.
             others = self._store.known(key for key in self._in_flight.unseen(keys) if not is_content(key))
             elsewhere = {*elsewhere, *others} if elsewhere else others
         in_flight = self._in_flight
@@ -147,7 +147,7 @@ class Deliveries:
                 )
             kept = [(keys[place], rows[place]) for place in places]
             if _KEPT_PARTS * sum(block.sizes[row] for _, (_, row) in kept) < sum(block.sizes):
-                # The rest would stay in memory with them.
+                # Otherwise the rest of the block would stay in memory with them.
                 self._join(kept)
                 if taken == len(keys) and in_flight.received.runs:
                     run = in_flight.received.runs[-1]
@@ -156,7 +156,7 @@ class Deliveries:
         self._join_small(block, keys, rows)
 
     def _join_small(self, block: Block, keys: Sequence[Any], rows: Sequence[Row]) -> None:
-        """Note a small block; merge them once there are many."""
+        """Note a small block; merge small blocks once there are many."""
         in_flight = self._in_flight
         if len(block) >= _SMALL_ROWS or block.batch.nbytes >= _SMALL_BYTES:
             return
@@ -171,25 +171,26 @@ class Deliveries:
                 self._join([(key, (held, row)) for one, pairs in small if (held := one()) for key, row in pairs])
 
     def _note_reused(self, keys: Sequence[Any], elsewhere: Collection[Any]) -> None:
-        """Note first deliveries of messages that were dropped for their IDs.
+        """Count first deliveries that were dropped because of their IDs.
 
         Args:
-            keys: of deliveries that were dropped, and that the broker has not marked as redelivered.
-            elsewhere: IDs that somebody else has committed.
+            keys: keys of the dropped deliveries that the broker did not flag as redelivered.
+            elsewhere: keys that are committed elsewhere, which are not counted.
         """
         in_flight, passed = self._in_flight, set(elsewhere)
         if not self._settings.endpoint.broker.proves_new:
-            # One without the flag may be a redelivery, unless the first was settled or is held here and not planned.
+            # A delivery without the flag may be a redelivery, unless the first one was settled, or is held here but not
+            # planned.
             passed |= in_flight.left_among(keys) | {key for key in keys if key in in_flight.planned}
         ids = [key for key in keys if key not in passed and not is_content(key)]
         if not ids:
             return
         if not self.counted["reused_ids"]:
             _LOG.warning(
-                "%s: %d messages were dropped that the broker handed out for the first time, as messages with their "
-                "IDs came before, the first: %s. A scheduler that repeats messages, or a tool that redrives dead "
+                "%s: %d messages were dropped that the broker delivered for the first time, as messages with their "
+                "IDs came before; the first: %s. A scheduler that repeats messages, or a tool that redrives dead "
                 "letters, reuses IDs. If they are new messages, set 'messageIdFrom' to 'content' or to a property that "
-                "distinguishes them, with a new checkpointLocation; counter reusedIds goes on counting",
+                "distinguishes them, with a new checkpointLocation. Counter reusedIds counts further ones",
                 self._destination, len(ids), key_text(ids[0]),
             )  # fmt: skip
         self.counted["reused_ids"] += len(ids)
@@ -230,10 +231,10 @@ class Deliveries:
         self._in_flight.received.join(small, _joined)
 
     def _refused(self, event: Delivered) -> dict[int, str]:
-        """Rows that are rejected, and why.
+        """Reject messages that have no ID or cannot be decoded, if the options say so; return their rows, and why.
 
         Raises:
-            MissingMessageIdError: one has no ID, and that is to fail the query.
+            MissingMessageIdError: a message has no ID, and `onMissingMessageId` is `fail`.
         """
         tags, keys, unreadable = event.metadata.tags, event.metadata.keys, event.metadata.unreadable
         refused: dict[int, str] = {}
@@ -267,8 +268,8 @@ class Deliveries:
             return tags, keys, rows
         if not self._skipped:
             _LOG.warning(
-                "%s: more than %d bytes came that the replay does not need; anything else before its messages "
-                "is asked for again later, which counts as a delivery",
+                "%s: more than %d bytes arrived that the replay does not need; further messages before its own are "
+                "skipped and requested again later, which counts as a delivery",
                 self._destination, self._settings.max_bytes,
             )  # fmt: skip
         self._in_flight.pass_over(session, tags[min(places)])
@@ -278,17 +279,17 @@ class Deliveries:
         return _without(places, tags, keys, rows)
 
     def take_back(self, now_s: float) -> None:
-        """Get skipped deliveries redelivered, as the replay is acknowledged or about to be.
+        """Have skipped deliveries redelivered, as the replay is acknowledged or about to be.
 
-        Only the end of a session does that on every broker.
+        Only ending the session does that on every broker.
         """
         if not self._skipped:
             self._unconfirmed_since_s = None
             return
         if self._unconfirmed_since_s is None:
             self._unconfirmed_since_s = now_s
-        # Under load something is always unconfirmed; and over STOMP RabbitMQ confirms nothing after what was skipped
-        # over.
+        # Under load something is always unconfirmed; and over STOMP, RabbitMQ confirms nothing after a skipped
+        # delivery.
         if self._in_flight.settling.unconfirmed() and now_s - self._unconfirmed_since_s < self._take_back_s:
             return
         for session, number in list(self._skipped.items()):
@@ -297,7 +298,7 @@ class Deliveries:
 
 
 def _joined(runs: Sequence[MessageRun[Any, Row]]) -> MessageRun[Any, Row]:
-    """Make one run of neighbours."""
+    """Merge adjacent runs into one."""
     keys = joined([run.keys for run in runs])
     return MessageRun(
         runs[0].session,

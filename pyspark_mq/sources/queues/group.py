@@ -1,4 +1,4 @@
-"""All queues of a query together: what they hold, what they share, and one signal for all.
+"""All queues of a query together: their messages, their shared limits, and one signal for all.
 
 Limits apply to all queues together. They share the remaining bytes equally at any moment, so a full queue leaves room
 for others.
@@ -27,8 +27,8 @@ __all__ = ["QueueGroup"]
 
 #: Most bytes held, as a multiple of `maxBytesPerTrigger`: one epoch runs while the next one is filled.
 _BYTES_HELD_EPOCHS = 2
-#: A session paused for bytes goes on once less than this multiple is held: the next epoch has arrived, and the one
-#: after it is to arrive while that runs.
+#: A session paused for bytes resumes once less than this multiple is held: the next epoch has arrived, and the one
+#: after it can arrive while that runs.
 _BYTES_RESUMED_EPOCHS = 1.5
 
 
@@ -69,11 +69,11 @@ class QueueGroup:
         return len(self._queues)
 
     def get(self, name: str) -> QueueReader | None:
-        """The reader of a queue or topic, even of an ended one with an open epoch."""
+        """Return the reader of a queue or topic, even of an ended one with an open epoch."""
         return self._queues.get(name) or self._ended.get(name)
 
     def with_ended(self) -> list[QueueReader]:
-        """All readers that may have an open epoch."""
+        """Return all readers that may have an open epoch."""
         return [*self._queues.values(), *self._ended.values()]
 
     def _add(self, settings: Settings) -> QueueReader:
@@ -100,7 +100,7 @@ class QueueGroup:
         """
 
     def _may_end(self, queue: QueueReader, error: BrokerError) -> bool:  # noqa: ARG002
-        """Whether the query can go on without a queue that is gone or not permitted."""
+        """Whether the query can continue without a queue that is gone or not permitted."""
         return False
 
     def adopt(self, recent: LeftOpen, broker_id: str) -> None:
@@ -143,7 +143,7 @@ class QueueGroup:
         """Process all events since the last call.
 
         Raises:
-            MqError: a supervisor has given up, a message has no ID, or the broker is another one.
+            MqError: a supervisor has given up, a message has no ID, or the broker is not the expected one.
         """
         for queue in list(self):
             try:
@@ -170,7 +170,7 @@ class QueueGroup:
     # -- what they hold
 
     def is_open(self, epoch: int) -> bool:
-        """Whether an epoch is planned and not committed."""
+        """Whether an epoch is planned but not committed."""
         return any(queue.is_open(epoch) for queue in self.with_ended())
 
     @property
@@ -189,12 +189,12 @@ class QueueGroup:
 
     @property
     def buffered(self) -> int:
-        """Messages received and not planned."""
+        """Messages received but not planned."""
         return sum(queue.view.received for queue in self)
 
     @property
     def buffered_bytes(self) -> int:
-        """Their bytes."""
+        """Bytes of the buffered messages."""
         return sum(queue.view.size_bytes for queue in self)
 
     @property
@@ -204,11 +204,11 @@ class QueueGroup:
 
     @property
     def full(self) -> bool:
-        """Whether epochs that are not acknowledged hold too many bytes for any session to go on."""
+        """Whether epochs that are not acknowledged hold too many bytes for any session to resume."""
         return self.paused and not self.buffered and not self._resumes
 
     def unconfirmed(self) -> bool:
-        """Whether the confirmation of an acknowledgement can still come."""
+        """Whether an acknowledgement may still be confirmed."""
         return any(queue.view.unconfirmed for queue in self)
 
     @property

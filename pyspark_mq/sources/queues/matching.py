@@ -50,7 +50,7 @@ class MatchingQueues(QueueGroup):
         else:
             names = self._watch.begin()
             if not names:
-                _LOG.warning("%s: none matches yet; looking again every %g s", destination,
+                _LOG.warning("%s: no queue matches yet; looking again every %g s", destination,
                              self._settings.pattern_interval_s)  # fmt: skip
         if not self._shown and len(names) > most:
             begun = {name for position in known for name in self._memory.queues(position)}
@@ -64,19 +64,19 @@ class MatchingQueues(QueueGroup):
         for name in new[:room]:
             queue = self._add(self._settings.of_queue(name, len(names)))
             if self._shown:
-                _LOG.info("%s: '%s' is read from now on", destination, name)
+                _LOG.info("%s: now reading '%s'", destination, name)
                 queue.adopt(LeftOpen({}, {}, {}), self.broker_id)
         over_limit = len(new) > room
         if over_limit and not self._over_limit:
             _LOG.error(
-                "%s: %d match, and %d are read: more connections than that are not opened. Narrow the pattern, "
-                "or use several queries; the others wait in their queues",
+                "%s: %d match, but only %d are read, as no more connections are opened. Narrow the pattern, or use "
+                "several queries; messages of the other queues wait",
                 destination, len(names), most,
             )  # fmt: skip
         self._over_limit = over_limit
 
     def _may_end(self, queue: QueueReader, error: BrokerError) -> bool:
-        """Release a queue that was deleted; or one that appeared later and is not permitted."""
+        """Whether to release a queue: it was deleted, or it appeared later and is not permitted."""
         try:
             listed = queue.name in self._watch.poll()
         except BrokerError:
@@ -88,8 +88,8 @@ class MatchingQueues(QueueGroup):
         if queue.view.was_connected or queue.view.expected or not any(one.view.was_connected for one in self):
             return False
         self._refused.add(queue.name)
-        _LOG.error("%s: %s. It is skipped, and the others are read. It is retried when the query restarts, or "
-                   "when it reappears", destination, error.text)  # fmt: skip
+        _LOG.error("%s: %s. The queue is skipped, and the others are read. It is retried when the query "
+                   "restarts, or when it reappears", destination, error.text)  # fmt: skip
         return True
 
     def stop(self) -> None:

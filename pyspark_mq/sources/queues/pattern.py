@@ -59,7 +59,7 @@ class QueueWatch:
 
         Raises:
             BrokerUnavailableError: no answer in time.
-            RefusedError: the broker answers and does not list queues.
+            RefusedError: the broker answers but does not list queues.
         """
         give_up_s = self._runtime.monotonic_s() + self._patience_s
         while True:
@@ -74,7 +74,7 @@ class QueueWatch:
         return names
 
     def seen(self) -> list[str]:
-        """The names that matched at the last poll.
+        """Return the names that matched at the last poll.
 
         Raises:
             MqError: polling has ended.

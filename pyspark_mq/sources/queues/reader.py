@@ -1,8 +1,8 @@
 """One queue of a query: its connections, its in-flight table, and its part in each epoch.
 
 Each queue of a query has a :class:`QueueReader`: faults of one queue say nothing about another, and the same ID in two
-queues is two messages, as a fanout exchange makes them. :class:`~pyspark_mq.sources.epochs.EpochSource` takes all
-readers from epoch to epoch together.
+queues means two messages, such as copies from a fanout exchange. :class:`~pyspark_mq.sources.epochs.EpochSource` moves
+all readers from epoch to epoch together.
 
 One thread calls all methods, and only :meth:`QueueReader.stop` blocks, for a moment. :meth:`QueueReader.drain_events`
 alone processes background events, in order: opened and ended sessions, deliveries, confirmations. The in-flight table
@@ -11,8 +11,8 @@ decides, and the reader sends the acknowledgements it makes due. :meth:`~QueueRe
 restart the reader first learns the commits of the former process (:meth:`~QueueReader.adopt`) and its open epoch
 (:meth:`~QueueReader.begin_replay`).
 
-The journal, which has what :meth:`~QueueReader.plan` returns, and the store of seen IDs survive a crash. Guarantee: a
-message is acknowledged only after the commit of its epoch, or as a duplicate of a committed ID.
+The journal, which has the IDs that :meth:`~QueueReader.plan` returns, and the store of seen IDs survive a crash.
+Guarantee: a message is acknowledged only after the commit of its epoch, or as a duplicate of a committed ID.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class QueueView:
 
     @property
     def received(self) -> int:
-        """Messages that are received and not planned."""
+        """Messages received but not planned."""
         return len(self._queue.in_flight.received)
 
     @property
     def size_bytes(self) -> int:
-        """Their bytes."""
+        """Bytes of those messages."""
         return self._queue.in_flight.received.size_bytes
 
     @property
@@ -77,12 +77,12 @@ class QueueView:
 
     @property
     def unconfirmed(self) -> bool:
-        """Whether an acknowledgement is under way whose confirmation can still come."""
+        """Whether an acknowledgement may still be confirmed."""
         return self._queue.in_flight.settling.unconfirmed()
 
     @property
     def has_open_epochs(self) -> bool:
-        """Whether anything is planned or emitted that is not committed."""
+        """Whether an epoch is planned or emitted but not committed."""
         return self._queue.has_open_epochs
 
     @property
@@ -97,7 +97,7 @@ class QueueView:
 
     @property
     def blocked(self) -> bool:
-        """Whether no more can come."""
+        """Whether no more messages can come."""
         return self._queue.windows.blocked
 
     @property
@@ -127,7 +127,7 @@ class QueueView:
 
     @property
     def depths(self) -> list[int]:
-        """Messages waiting at the broker, by its last report to each connection; empty without reports."""
+        """Messages waiting at the broker, as last reported to each connection; empty without reports."""
         return list(self._queue.connections.depths())
 
     @property
@@ -172,10 +172,10 @@ class QueueReader:
     Attributes:
         view: the queue as others see it. `in_flight`, `connections` and `connected` are its own.
         ended: whether the queue is gone.
-        taking: whether deliveries are taken. Before the committed offset is known, new and old look alike.
+        taking: whether deliveries are taken. Before the committed offset is known, new and old ones look alike.
         last_activity_s: time of the last delivery or confirmation; flush markers without acknowledgements do not count.
-        coming_again: planned and committed messages that ends of sessions left open. They may be redelivered, unless
-            the broker took the acknowledgement.
+        coming_again: number of planned and committed messages left open when sessions ended. They may be redelivered,
+            unless the broker took the acknowledgement.
     """
 
     def __init__(
@@ -208,11 +208,11 @@ class QueueReader:
         )
         self.windows = Windows(settings, self.in_flight, self.connections, self._deliveries)
         self._watches = QueueWatches(settings, self.in_flight.settling, self.connections, self.windows, runtime.timing)
-        #: Rows of epochs that Spark has asked for and not committed, as it may ask again.
+        #: Rows of epochs that Spark has asked for but not committed, as it may ask again.
         self._emitted: dict[int, BlockRows] = {}
         self._retained_bytes = 0
         self._bytes_max = float(settings.max_bytes)
-        #: Whether only planned messages are wanted. Others are skipped when they take too much.
+        #: Whether only planned messages are wanted. Others are skipped if they take too many bytes.
         self._replaying = False
         self.ended = self.taking = False
         self.view = QueueView(self)
@@ -235,7 +235,7 @@ class QueueReader:
         self.connections.start()
 
     def ask_to_stop(self) -> None:
-        """Close the connections; :meth:`stop` waits for that."""
+        """Start closing the connections; :meth:`stop` waits for that."""
         self.connections.ask_to_stop()
 
     def apply_trigger(self, trigger: Trigger) -> None:
@@ -243,7 +243,7 @@ class QueueReader:
         self.windows.enter(trigger)
 
     def expect_broker(self, broker_id: str) -> None:
-        """Refuse another broker than that one."""
+        """Refuse any other broker."""
         self.connected.expect_broker(broker_id)
 
     def disconnect(self) -> None:
@@ -256,7 +256,7 @@ class QueueReader:
         self._store.close()
         self.ended |= ended
         for session in self.in_flight.sessions if ended else ():
-            self._lose(session)  # nobody reads the events of a queue that is gone
+            self._lose(session)  # events of a queue that is gone are not read
 
     def take(self) -> None:
         self.taking = True
@@ -267,7 +267,7 @@ class QueueReader:
         """Process all events since the last call.
 
         Raises:
-            MqError: a supervisor has given up, a message has no ID, or the broker is another one.
+            MqError: a supervisor has given up, a message has no ID, or the broker is not the expected one.
         """
         for event in self.connections.news(taking=self.taking):
             now_s = self._runtime.monotonic_s()
@@ -275,7 +275,7 @@ class QueueReader:
                 self.last_activity_s = now_s
                 self._deliveries.enter(event, over_limit=self._replaying and self.held_bytes >= self._bytes_max)
             elif isinstance(event, Confirmed):
-                if event.number > 0:  # and not a flush marker alone
+                if event.number > 0:  # not just a flush marker
                     self.last_activity_s = now_s
                     self._watches.confirmed()
                 self.in_flight.confirm(event.number, event.session, now_s)
@@ -286,7 +286,7 @@ class QueueReader:
         now_s = self._runtime.monotonic_s()
         up = self.connections.complete and self.taking
         self.connected.poll(self.connections.progress_s, up=up and not self.connections.broke_off)
-        if self.in_flight.settling.asks(now_s):  # the grace has ended with no question open, and an answer settles
+        if self.in_flight.settling.asks(now_s):  # the grace has ended and no request is open: ask, as an answer settles
             self._last_flush_marker -= 1
             self.in_flight.settling.asked(self._last_flush_marker, self.connections.windows, now_s)
             self.connections.send_flush_markers(self._last_flush_marker)
@@ -317,11 +317,11 @@ class QueueReader:
         """Bound the bytes that current and future sessions may buffer.
 
         Args:
-            most: bytes that may be held here, including those received and not taken in.
-            resumes: whether a session paused for bytes may go on.
+            most: bytes that may be held here, including those received but not processed.
+            resumes: whether a session paused for bytes may resume.
         """
         self._bytes_max = most
-        # The messages of a replay may come after any others: then no session pauses, and the excess is skipped here.
+        # The messages of a replay may follow any others: so no session pauses, and the excess is skipped here.
         left = most if self._replaying else max(0.0, most - self.held_bytes)
         self.connections.bound_bytes(left, resume=resumes or self._replaying)
 
@@ -330,7 +330,7 @@ class QueueReader:
         self.connections.refresh_depth(age_max_s)
 
     def recount_ready(self) -> None:
-        """Take the current depth for the first one."""
+        """Use the current depth as the first one."""
         self.connected.ready_at_first = self.connections.untaken + (self.connections.newest_depth or 0)
 
     # -- phase one
@@ -346,11 +346,11 @@ class QueueReader:
 
     @property
     def has_open_epochs(self) -> bool:
-        """Whether anything is planned or emitted here that is not committed."""
+        """Whether an epoch is planned or emitted here but not committed."""
         return bool(self._emitted) or len(self.in_flight.planned.epochs) > 0
 
     def is_open(self, epoch: int) -> bool:
-        """Whether an epoch is planned here and not committed."""
+        """Whether an epoch is planned here but not committed."""
         return epoch in self.in_flight.planned.epochs
 
     def hold(self, epoch: int) -> None:
@@ -359,13 +359,13 @@ class QueueReader:
             self._emitted[epoch] = BlockRows.of(*self.in_flight.planned.parts(epoch))
 
     def emitted(self, epoch: int) -> BlockRows:
-        """The rows kept of an epoch, in planned order."""
+        """Return the rows kept of an epoch, in planned order."""
         return self._emitted.get(epoch, BlockRows([]))
 
     # -- phase two
 
     def commit(self, epoch: int) -> Callable[[], bool]:
-        """Acknowledge an epoch; return whether a confirmation can still come."""
+        """Acknowledge an epoch; return a function that tells whether it may still be confirmed."""
         self._store.remember(key for key in self.in_flight.planned.keys(epoch) if not is_content(key))
         self.windows.enter(Trigger.COMMITTED)
         self._emitted.pop(epoch, None)
@@ -373,7 +373,7 @@ class QueueReader:
         return lambda: number is not None and self.in_flight.settling.unconfirmed(number)
 
     def acknowledge(self, epoch: int) -> int | None:
-        """Acknowledge an epoch, with guarantee `none` before Spark runs it; return the request's number, if any."""
+        """Acknowledge an epoch (with guarantee `none`, before Spark runs it); return the request's number, if any."""
         due = self.in_flight.commit(epoch)
         gone = [rows for emitted, rows in self._emitted.items() if not self.is_open(emitted)]
         self._retained_bytes = sum(rows.size_bytes for rows in gone)
@@ -407,7 +407,7 @@ class QueueReader:
         self.windows.enter(Trigger.UNPROVEN)
 
     def begin_replay(self, epoch: int, planned: Sequence[Key]) -> None:
-        """Expect the messages of an epoch that a former process planned and Spark did not commit, by IDs in order.
+        """Expect the messages of an epoch that a former process planned but Spark did not commit, by IDs in order.
 
         A guarantee without IDs expects none: its messages are unknown and come in later epochs.
         """
@@ -421,7 +421,7 @@ class QueueReader:
         return self.in_flight.planned.keys(epoch)
 
     def missing(self, epoch: int) -> list[Key]:
-        """Return the IDs of an open epoch that have not come, in order."""
+        """Return the IDs of an open epoch whose messages are missing, in order."""
         return self.in_flight.planned.missing(epoch)
 
     def count_missing(self, epoch: int) -> int:
@@ -443,7 +443,7 @@ class QueueReader:
     # -- counters
 
     def counters(self) -> Counters:
-        """Counters for the query's progress (rule 8)."""
+        """Return the counters for the query's progress (rule 8)."""
         in_flight = self.in_flight
         return replace(
             in_flight.counters,

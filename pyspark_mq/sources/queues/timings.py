@@ -9,7 +9,7 @@ from pyspark_mq.sources.runtime import Runtime
 
 __all__ = ["Timings"]
 
-#: The most committed epochs whose confirmation is awaited.
+#: Most committed epochs whose confirmation is awaited.
 _EPOCHS_KEPT = 16
 
 
@@ -30,7 +30,7 @@ class Timings:
         self._asked_at_ms = self._runtime.utc_us() // 1000
 
     def gathered(self) -> None:
-        """Record that its messages are here, and which epochs are confirmed."""
+        """Record that the epoch's messages are here, and which epochs are confirmed."""
         self._gathered_s = self._runtime.monotonic_s()
         while self._committed and not any(waits() for waits in self._committed[0][2]):
             epoch, since_s, _ = self._committed.popleft()
@@ -41,7 +41,7 @@ class Timings:
             }
 
     def planned(self, epoch: int, messages: int, size: int) -> None:
-        """Record that it is cut, and the bytes of its bodies."""
+        """Record that the epoch is cut, and the bytes of its bodies."""
         self._epoch = {
             "epoch": epoch,
             "messages": messages,
@@ -52,15 +52,15 @@ class Timings:
         }
 
     def committed(self, epoch: int, under_way: Sequence[Callable[[], bool]]) -> None:
-        """Record that Spark has committed it and that it is acknowledged.
+        """Record that Spark has committed an epoch and that it is acknowledged.
 
         Args:
-            under_way: whether its confirmations can still come, for each queue.
+            under_way: for each queue, whether a confirmation may still come.
         """
         self._committed.append((epoch, self._runtime.monotonic_s(), under_way))
 
     def report(self) -> dict[str, dict[str, int] | None]:
-        """The two epochs' times under their documented names."""
+        """Return the two epochs' times under their documented names."""
         return {"lastPlanned": self._epoch, "lastConfirmed": self._confirmed}
 
 

@@ -1,4 +1,4 @@
-"""Watches what deliveries do not show of a queue: its depth, other consumers, silence."""
+"""Watches what deliveries do not show about a queue: its depth, other consumers, silence."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _OTHERS, _UNCONFIRMED = "others", "unconfirmed"
 
 
 class BacklogWatch:
-    """Depths of queues by the broker's management, as of the last poll, where no session reports them.
+    """Depths of queues that no session reports: from the broker's management, as of the last poll.
 
-    For the counter `backlog` alone: a depth polled every few seconds is too old to plan by.
+    Only for the counter `backlog`: a depth polled every few seconds is too old to plan by.
 
     Args:
         ask: asks how many messages wait in a queue; None without an answer.
@@ -49,13 +49,13 @@ class BacklogWatch:
         self._silent = False
 
     def begin(self, queues: Sequence[str]) -> None:
-        """Poll these from now on, in the background. May be called again."""
+        """Poll these queues from now on, in the background. May be called again."""
         self._queues = queues
         if self._task is None and queues:
             self._task = self._runtime.spawn("pyspark-mq backlog", self._life(), self._stopping)
 
     def seen(self, queue: str) -> int | None:
-        """The depth at the last poll; None if unknown or too old.
+        """Return the depth at the last poll; None if unknown or too old.
 
         Raises:
             MqError: polling has ended.
@@ -77,13 +77,13 @@ class BacklogWatch:
                 # An old number would pass for a new one.
                 self._seen = {}
                 if not self._silent:
-                    _LOG.warning("%s; counter 'backlog' is not known meanwhile", error)
+                    _LOG.warning("%s; counter 'backlog' is unknown meanwhile", error)
                 self._silent = True
             yield self._interval_s
 
 
 def other_consumers(count: int) -> str:
-    """The warning about other consumers."""
+    """Return the warning about other consumers."""
     return (
         f"the broker reports {count} other consumer(s). Messages delivered to them are missing here; a query that "
         "reads a queue twice, as a self-join does, sees each message on one side only. Give each reader a queue of "
@@ -92,13 +92,13 @@ def other_consumers(count: int) -> str:
 
 
 class QueueWatches:
-    """Watches what deliveries do not show of one queue, and logs each problem once.
+    """Watches what deliveries do not show about one queue, and logs each problem once.
 
-    * Other consumers: each gets a part of the queue. For a while it may be a dead connection of our own.
+    * Other consumers: each gets a part of the messages. For a while, one may be a dead connection of our own.
     * Acknowledgements that the broker does not confirm.
     * Sessions that receive nothing although messages are ready. A cluster node that is cut off from the majority may
-      report messages and deliver none; from RabbitMQ 4.3 on it goes on to serve clients. If there are other nodes, an
-      empty session is ended, which costs nothing.
+      report messages and deliver none; from RabbitMQ 4.3 on, it continues to serve clients. If there are other nodes,
+      an empty session is ended, which costs nothing.
 
     Args:
         settings: the query's, with this queue as its endpoint.
@@ -143,15 +143,15 @@ class QueueWatches:
             ready = 0 if depth is None or self._windows.unacked_in(session) else depth.ready
             if self._lasts(session, now_s, self._timing.silence_s, so=ready > 0):
                 self.forget(session)
-                why = f"{ready} messages wait by the broker's word, and none came for {self._timing.silence_s:.0f} s"
+                why = f"the broker reports {ready} messages, but delivered none for {self._timing.silence_s:.0f} s"
                 self._connections.replace_session(session, why)
         if self._lasts(_UNCONFIRMED, now_s, self._timing.confirmation_s, so=self._settling.unconfirmed()):
             self._warn(
                 _UNCONFIRMED,
-                f"messages were acknowledged, and the broker has confirmed none for {self._timing.confirmation_s:.0f} "
-                "s. Until it does their IDs are kept in the checkpoint, and they come again if the connection ends. "
-                "Look for the reason in the broker's log; where the link is slow, lower 'prefetch', as a confirmation "
-                "comes after all messages delivered before it",
+                f"messages were acknowledged, but the broker has confirmed none for {self._timing.confirmation_s:.0f} "
+                "s. Until it does, their IDs stay in the checkpoint, and they are redelivered if the connection ends. "
+                "Look for the reason in the broker's log; if the link is slow, lower 'prefetch', as a confirmation "
+                "arrives after all messages delivered before it",
             )
 
     def _lasts(self, what: str | int, now_s: float, most_s: float, *, so: bool) -> bool:

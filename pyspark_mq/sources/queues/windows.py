@@ -1,7 +1,7 @@
 """The windows of a queue: how many unacknowledged messages each session may hold. One table decides.
 
-Each end of a session counts towards the delivery limit of all its messages. A job that keeps crashing at once must not
-use up the limit of its whole queue, so it starts with a slow window until an epoch is committed.
+Each end of a session counts towards the delivery limit of all its messages. A job that keeps crashing early must not
+use up the limit of its whole queue, so it keeps a slow window until an epoch is committed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["EPOCHS_IN_WINDOW", "WINDOWS", "Trigger", "Window", "Windows", "windo
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Epochs that share a window, and its least size: one epoch runs or waits for its acknowledgement while the next is
+#: Epochs that share a window, and its minimum size: one epoch runs or waits for its acknowledgement while the next is
 #: filled.
 EPOCHS_IN_WINDOW = 2
-#: Window until the first epoch after a restart is committed, besides expected redeliveries.
+#: Window until the first epoch after a restart is committed, in addition to expected redeliveries.
 _FEW = 2_000
-#: Window of a replay besides its epoch, for messages in between.
+#: Window of a replay in addition to its epoch, for messages in between.
 _REPLAY_SPARE = 100
 
 
@@ -49,14 +49,14 @@ class Trigger(Enum):
     WITHOUT_START = "without_start"  #: Spark before 4.2 plans an epoch before it shows that the one before is committed
 
 
-#: Trigger -> the window of new sessions, and the least window of open ones. None leaves it.
+#: Trigger -> the window of new sessions, and the minimum window of open ones. None leaves it unchanged.
 WINDOWS: Mapping[Trigger, tuple[Window | None, Window | None]] = MappingProxyType(
     {
-        # An open session has enough to begin with: redeliveries are acknowledged on sight.
+        # An open session has enough to start with: redeliveries are acknowledged on sight.
         Trigger.UNPROVEN: (Window.SLOW, None),
         Trigger.REPLAY: (Window.SLOW, Window.SLOW),
         Trigger.NO_CRASH_LOOP: (Window.WIDE, Window.WIDE),
-        # Before acknowledgements make room: if a wider window is a new consumer, nothing is on its way yet.
+        # Widen before acknowledgements make room: if that takes a new consumer, nothing is on its way yet.
         Trigger.COMMITTED: (None, Window.WIDE),
         Trigger.WITHOUT_START: (None, Window.SHARED),
     }
@@ -68,9 +68,9 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
 
     Args:
         planned: messages of open epochs, of all sessions.
-        expected: the same with those acknowledged and not settled.
-        replays: whether an epoch of a former process is open. Until its commit a session gets what that epoch needs, or
-            a few, and not both: repeated failures must use up the delivery limit of little else.
+        expected: the same, plus messages acknowledged but not settled.
+        replays: whether an epoch of a former process is open. Until its commit, a session gets what that epoch needs
+            or a few messages, not both: repeated failures must use up the delivery limit of few other messages.
     """
     if size is Window.SHARED:
         return EPOCHS_IN_WINDOW
@@ -150,10 +150,10 @@ class Windows:
 
     @property
     def blocked(self) -> bool:
-        """Whether no more can come.
+        """Whether no more messages can come.
 
         Every window is full; or some are, messages may wait, and no other session ever received any: next to a single
-        active consumer the others get nothing.
+        active consumer, the others get nothing.
         """
         taken = self._taken()
         others = self._connections.windows.keys() - taken
@@ -165,7 +165,7 @@ class Windows:
         taken = self._taken()
         for session, window in taken.items():
             _LOG.warning(
-                "%s: %d planned messages are not among the first %d handed out; asking for more",
+                "%s: %d planned messages are not among the first %d delivered; asking for more",
                 self._settings.endpoint.destination, missing, window,
             )  # fmt: skip
             self._connections.set_window(session, 2 * window, strictly=True)
