@@ -174,7 +174,7 @@ def test_what_is_not_committed_is_in_no_epoch_until_it_is(cluster: RabbitCluster
         assert persistently(access, [place], lambda one: Copy(one, stream)).end.next == 2
         at_once(*(member.start for member in others))
         cluster.wait_together()
-        assert poll(lambda: published(others[0], stream), 90, interval_s=1.0)
+        assert poll(lambda: published(others[0], stream), 240, interval_s=1.0)
 
     asyncio.run(publish_in_between(lambda: [member.kill() for member in others]))
     found: list[bytes] = []

@@ -531,7 +531,7 @@ def test_spark_calls_in_the_order_the_test_engine_does(spark: Any, tmp_path: Pat
     spark.dataSource.register(Source)
     query = spark.readStream.format("call_order").load().writeStream.format("noop")
     query = query.option("checkpointLocation", str(tmp_path / "c")).start()
-    assert poll(lambda: log.exists() and "partitions 2 3" in log.read_text(), 60)
+    assert poll(lambda: log.exists() and "partitions 2 3" in log.read_text(), 180)
     query.stop()
     calls = list(dict.fromkeys(log.read_text().splitlines()))
     expected = ["latest 0", "partitions 0 1", "latest 1", "commit 1", "partitions 1 2"]

@@ -115,7 +115,7 @@ OPTIONS = {
     "managementUrl": Row(
         lambda o: o.management,
         None,
-        refused={"host:15672": "such as http://host:15672", "ftp://host/": "such as http://host:15672"},
+        refused={"host:15672": "for example, http://host:15672", "ftp://host/": "for example, http://host:15672"},
     ),
     "managementInterval": Row(lambda o: o.settings.management_interval_s, 5.0, refused={"5": TIME, "999ms": "from 1s"}),
     "topic": Row(lambda o: o.settings.endpoint.topic, None),
