@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
 import re
@@ -107,3 +108,49 @@ def test_an_error_is_the_same_in_another_process(error: MqError, again: object) 
 def test_a_missing_library_is_an_import_error_with_a_short_name() -> None:
     with pytest.raises(ImportError, match=r"^\[mq:missing-extra\] protocol"):
         raise MissingExtraError("protocol 'stomp' needs 'stomp'")
+
+
+# -- what the page quotes ----------------------------------------------------------------------
+
+PACKAGE = Path(__file__).parents[2] / "pyspark_mq"
+#: Where a text has a value: a field of an f-string, or one of the logger's.
+_VALUE = "\0"
+_LOGGED = re.compile(r"%(?:\.\d)?[sdrfg]|\{\w*\}")
+
+
+def texts_of(source: str) -> list[str]:
+    """All texts of a module, with a mark in place of each value."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            found.append("".join(part.value if isinstance(part, ast.Constant) else _VALUE for part in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(_LOGGED.sub(_VALUE, node.value))
+    return found
+
+
+def quoted() -> list[str]:
+    """Log lines and errors of the package that the page quotes."""
+    page = PAGE.read_text("utf-8")
+    lines = page[page.index("## Log lines") :]
+    example = " ".join(page[page.index("DataLossError: [") : page.index(" …\n```")].split())
+    return [*re.findall(r"`(<queue>: [^`]+)`", lines), re.sub(r"\d+|'\w+'", "<value>", example.partition("] ")[2])]
+
+
+def parts_of(quotation: str) -> list[str]:
+    """What is said between its values."""
+    parts = re.split(r"<\w+>s?|…", quotation)
+    return [part.strip(" :,=") for part in parts if re.search(r"[a-z]{4}", part)]
+
+
+@pytest.mark.parametrize("quotation", quoted())
+def test_what_the_page_quotes_is_what_the_code_says(quotation: str) -> None:
+    texts = [text for module in PACKAGE.rglob("*.py") for text in texts_of(module.read_text("utf-8"))]
+    missing = [part for part in parts_of(quotation) if not any(part in text for text in texts)]
+    assert missing == []
+
+
+def test_a_quotation_that_is_stale_is_found() -> None:
+    texts = texts_of('raise E(f"queue {name}: {count} messages did not come back")')
+    assert any(part in texts[0] for part in parts_of("<queue>: <n> messages did not come back …"))
+    assert not any(part in texts[0] for part in parts_of("<queue>: <n> messages never came back …"))
