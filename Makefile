@@ -36,7 +36,7 @@ demo-cluster: ready-demo ## The same on a standalone cluster of Spark: two worke
 RERUNS := --reruns 1 --only-rerun "Timed out while waiting for the Python worker to connect back"
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder $(RERUNS)
 
-test: ready ## Run every test once, against brokers of their own: each contract test on each protocol, in minutes
+test: ready ## Run the tests against brokers of their own: all units, each contract test on each protocol, Spark with each kind of call
 	$(PYTEST) $(ARGS)
 
 test-all: ready ## Run every test on every broker and protocol; ARGS="--third 2": a third of what `make test` leaves out

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import fcntl
 import json
 import os
 import platform
@@ -81,14 +82,20 @@ def spark_python(version: str) -> Path:
         NodeError: it cannot be made, for example as PyPI cannot be reached.
     """
     version = next((known for known in VERSIONS if f"{known}.".startswith(f"{version}.")), version)
-    folder, spark = _WORK / version, f"pyspark=={version}"
+    _WORK.mkdir(parents=True, exist_ok=True)
+    # Another run of this checkout, or another test of this run, may be making it.
+    with (_WORK / f"{version}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _made(_WORK / version, f"pyspark=={version}")
+
+
+def _made(folder: Path, spark: str) -> Path:
     python = folder / "bin" / "python"
     # Written last, so it says as well that the rest is there.
     others = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}), "others.pth")
     wanted = "\n".join([sysconfig.get_path("purelib"), str(_ROOT), str(_ROOT / "dev")])
     if others.exists() and others.read_text("utf-8") == wanted:
         return python
-    _WORK.mkdir(parents=True, exist_ok=True)
     _install(sys.executable, "-m", "venv", "--without-pip", "--clear", str(folder))
     try:
         # As set-up does, and for its reasons.
