@@ -33,7 +33,8 @@ demo-cluster: ready-demo ## The same on a standalone cluster of Spark: two worke
 
 # Spark gives a Python worker 10 s to start, and has no setting for it (PythonWorkerFactory.createSimpleWorker): that alone
 # is tried again.
-RERUNS := --reruns 1 --only-rerun "Timed out while waiting for the Python worker to connect back"
+RERUNS := --reruns 1 --only-rerun "Timed out while waiting for the Python worker to connect back" \
+	--only-rerun "Python worker failed to connect back"
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder $(RERUNS)
 
 test: ready ## Run the tests against brokers of their own: all units, each contract test on each protocol, Spark with each kind of call

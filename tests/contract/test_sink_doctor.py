@@ -61,7 +61,7 @@ def test_a_name_that_looks_misspelt_is_told_and_not_made(entry: LiveEntry) -> No
     assert isinstance(entry.node, JavaNode)
     assert text.startswith("write warning: there is no such queue")
     assert f"did you mean '{entry.queue}'?" in text
-    assert "write unknown: not asked" in told(entry, queue=name, managementUrl="")
+    assert "write unknown: not checked" in told(entry, queue=name, managementUrl="")
     assert "write warning: there is no such queue" in told(entry, queue=name), "it was made by asking"
 
 
