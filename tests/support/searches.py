@@ -32,7 +32,7 @@ SEARCHES = {
     "latency": r"Half a second|minMessagesPerTrigger|0\.44",
     "merge": r"messageId",
     "oauth token": r"passwordFile",
-    "ordering": r"order of the queue",
+    "ordering": r"queue order",
     "poison message": r"onUnreadableMessage",
     "prefetch": r"unacknowledged",
     "prometheus": r"9464",

@@ -169,7 +169,7 @@ def run_cuts(settle_after: str, cuts: int, seed: int, say: Callable[[str], None]
         settle_after,
         cuts,
         sum(line.endswith(": empty") for line in removed),
-        sum("was started anew" in line for line in removed),
+        sum("the machine restarted" in line for line in removed),
         refused,
         unreadable,
         told,
