@@ -29,7 +29,7 @@ from typing import Any
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.distributions import find_java
 from testbed.process import NodeError
-from testbed.spark.versions import VERSIONS, settles_at_once
+from testbed.spark.versions import VERSIONS
 from tests.support.spark_driver import POINTS, DriverMatrix
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -143,7 +143,7 @@ def run_driver(_version: str, python: Path) -> dict[str, Any]:
         queue = f"driver-{uuid.uuid4().hex[:8]}"
         node.declare(queue)
         options = {"broker": "rabbitmq", "url": node.url(), "queue": queue}
-        matrix = DriverMatrix(python, node, queue, Path(folder), options, settles_at_once=settles_at_once(python))
+        matrix = DriverMatrix(python, node, queue, Path(folder), options)
         try:
             matrix.run()
         except AssertionError as wrong:

@@ -14,7 +14,6 @@ EXTENDS Memory
 CONSTANTS
   Slots,      \* connections of the source, <<queue, n>>
   Odd,        \* copies that cannot be decoded
-  Shows,      \* Spark shows the committed offset when it plans: from 4.2 on
   Mode,       \* "stream", or runs that end: "available" (Trigger.AvailableNow), "once" (Trigger.Once)
   Faults,     \* kind of fault -> how often it may happen
   Window,     \* messages that a session may be handed, unacknowledged
@@ -93,17 +92,14 @@ Known    == IdsOf(mem)
 Owed     == {Id(o[1]) : o \in {d \in UNION Range(owes) : ~d[2]}}
 ReliedOn == {Id(c) : c \in {d \in Copies : at[d] = Acked /\ \A r \in recent : r[1] # d}}
 
-(* The memory and the promise after a plan. In the file an epoch that was begun is committed, too. *)
-Compose(number) ==
-  LET m == Composed(mem, number, Owed, stray)
-  IN IF Keep("begun files go") \/ Shows \/ pc # "gather" THEN m ELSE [m EXCEPT !.gone = @ \ {start.file}]
+(* The promise after a plan. *)
 Promise == PromisedBy(mem, promise, Owed, ReliedOn)
-Written(m, begun) ==
+Written(m) ==
   IF ~Keep("5") THEN Nothing     \* rule 5: what may come again is in the next file, which the next offset names
-  ELSE [m EXCEPT !.unsettled = IF begun = {} THEN @ ELSE Append(@, begun), !.named = {}]
+  ELSE [m EXCEPT !.named = {}]
 
-(* A process reads one file: that of the open epoch if it has a memory, else that of the committed one. *)
-FromEnd  == end # None /\ end.file # 0 /\ ~Lacks(end)
+(* A process reads one file: that of the open epoch, else that of the committed one. *)
+FromEnd  == end # None /\ end.file # 0
 Restored == IF FromEnd /\ Keep("file of the end") THEN Loaded(end, ~Keep("end is open"), disk)
             ELSE Loaded(start, TRUE, disk)
 PromiseThere == IF FromEnd THEN end.promise ELSE start.promise
@@ -144,20 +140,22 @@ Send(due, again) ==
 Proven == {i \in Planned(start) :
             IF i \in start.gaveUp THEN ~Keep("given up") /\ life[i] = "unseen" ELSE life[i] = "planned"}
 
-(* Spark shows `start`, so its epoch is committed. A process that was shown nothing before takes in all that it loads;
-   what it has received of that is a duplicate. The wanted messages are those of an epoch to replay. A planned message
-   that turns out to be committed and has no handle was left by the end of a session. *)
+(* Spark shows `start`, so its epoch is committed. A process that was shown nothing before takes in all that it loads:
+   it has received nothing by then. The wanted messages are those of an epoch to replay. A planned message that turns out
+   to be committed and has no handle was left by the end of a session.
+
+   Before Spark 4.2 `latestOffset` has no start. Spark shows one all the same: at a restart it first asks for the
+   partitions between the newest offset of its log and itself. So if it has shown nothing, the log is empty. *)
 Learn(more, wanted) ==
-  LET m    == IF ~adopted THEN Restored
+  LET m    == IF ~adopted THEN IF Keep("shown first") \/ pc # "idle" THEN Restored ELSE Nothing
               ELSE IF Proven = {} THEN mem ELSE [mem EXCEPT !.unsettled = Append(@, Proven)]
       ids  == (IF adopted THEN Proven ELSE IdsOf(m)) \cup more
       void == IF Keep("no handle") THEN {i \in ids : life[i] = "planned" /\ ~Handled(i)} ELSE {}
   IN /\ Send(Due(ids), ~adopted)
      /\ mem' = [m EXCEPT !.loose = @ \cup void]
      /\ life' = [i \in Ids |-> IF i \in ids THEN "unseen"
-                               ELSE IF i \in wanted /\ life[i] = "unseen" THEN "awaited"
-                               ELSE IF i \in wanted /\ life[i] = "received" THEN "planned" ELSE life[i]]
-     /\ buffer' = Without(ids \cup wanted)
+                               ELSE IF i \in wanted THEN "awaited" ELSE life[i]]
+     /\ buffer' = Without(ids)
      /\ adopted' = TRUE /\ promise' = (IF adopted THEN promise ELSE PromiseThere)
 
 -----------------------------------------------------------------------------
@@ -311,73 +309,54 @@ HoldBack(s, c) ==
 (* A process begins; what is in the offset log and not committed is run first. *)
 Start ==
   /\ pc = "down"
-  /\ pc' = IF end = None \/ (~Shows /\ Mode # "stream") THEN "idle" ELSE "open"
+  /\ pc' = IF end = None THEN "idle" ELSE "open"
   /\ note' = "" /\ UNCHANGED <<broker, links, source, journal, sink, output, still, budget>>
 
 (* latestOffset.
-   rule 2: that Spark shows `start` proves that it is committed. Before 4.2 it does not show it. *)
+   rule 2: that Spark shows `start` proves that it is committed. *)
 Latest ==
   /\ Up /\ pc = "idle" /\ next = None
   /\ pc' = "gather" /\ taking' = TRUE /\ note' = ""
-  /\ IF ~Shows \/ (adopted /\ ~Keep("2")) THEN UNCHANGED <<handles, acks, life, buffer, memory>> ELSE Learn({}, {})
+  /\ IF adopted /\ ~Keep("2") THEN UNCHANGED <<handles, acks, life, buffer, memory>> ELSE Learn({}, {})
   /\ UNCHANGED <<broker, open, alive, next, journal, sink, output, still, budget>>
 
 (* Phase one: the oldest of each queue become an epoch. Its file is kept for good before Spark gets the offset that
-   names it. One without messages is planned before 4.2 alone: to make room, as an epoch is settled after the next is
-   planned; and as the first answer of a process, as Spark compares that with an offset which the process has not been
-   shown. *)
-NeedsEmpty == /\ ~Shows
-              /\ \/ ~adopted
-                 \/ /\ \E i \in Ids : life[i] = "planned"
-                    /\ Kept >= Room \/ \E s \in Slots : Cardinality(Held(s)) >= Window
-
-(* Before 4.2 the last epoch that was begun is committed when this one is in the offset log. *)
-Begun == IF ~Shows /\ adopted /\ end = None /\ Keep("begun") THEN {i \in Ran(start) : life[i] = "planned"} ELSE {}
+   names it. *)
 NewFile ==
-  LET used == disk \cup mem.gone \cup UNION {IF e = None \/ Lacks(e) THEN {} ELSE e.memory.gone : e \in {start, end}}
+  LET used == disk \cup mem.gone \cup UNION {IF e = None THEN {} ELSE e.memory.gone : e \in {start, end}}
   IN CHOOSE k \in 1..Cardinality(used) + 1 : k \notin used /\ 1..k - 1 \subseteq used
 
 Plan(sizes) ==
   LET planned == [q \in Queues |-> SubSeq(buffer[q], 1, sizes[q])]
       ids     == UNION {Range(planned[q]) : q \in Queues}
       k       == NewFile
-      m       == Compose(k)
-      removed == IF adopted THEN Removed(mem, k) ELSE IF Keep("removal while blind") THEN {} ELSE disk
+      m       == Composed(mem, k, Owed, stray)
   IN /\ Up /\ pc = "gather"
      /\ Cardinality(ids) <= EpochMax
-     /\ ids # {} \/ NeedsEmpty
+     /\ ids # {}
      /\ life' = [i \in Ids |-> IF i \in ids THEN "planned" ELSE life[i]]
      /\ buffer' = [q \in Queues |-> SubSeq(buffer[q], sizes[q] + 1, Len(buffer[q]))]
-     /\ disk' = (disk \cup {k}) \ removed
-     /\ IF adopted
-        THEN mem' = m /\ promise' = Promise /\ next' = Epoch(k, planned, Written(m, Begun), Promise)
-        ELSE next' = Epoch(k, planned, None, NoneYet) /\ UNCHANGED <<mem, promise>>
-     /\ pc' = IF end = None THEN "filed" ELSE "open"
+     /\ disk' = (disk \cup {k}) \ Removed(mem, k)
+     /\ mem' = m /\ promise' = Promise /\ next' = Epoch(k, planned, Written(m), Promise)
+     /\ pc' = "filed"
      /\ IF Keep("1") THEN UNCHANGED <<acks, handles, owes>> ELSE Send(Due(ids), FALSE)  \* rule 1: not before the commit
      /\ note' = IF All(mem.left) \subseteq All(mem'.left) THEN "" ELSE "forgotten"
      /\ UNCHANGED <<broker, open, alive, taking, adopted, stray, start, end, sink, output, still, budget>>
 
-(* Nothing is new; a bounded run ends there, once it was handed what is ready. Before 4.2 a process that has been shown
-   no offset must not answer so: Spark makes a batch of the beginning, which has no memory. *)
+(* Nothing is new; a bounded run ends there, once it was handed what is ready. *)
 NothingNew ==
   /\ Up /\ pc = "gather" /\ buffer = Empty
-  /\ Shows \/ adopted \/ ~Keep("first answer")
   /\ Mode # "stream" => open = Slots /\ \A c \in Copies : at[c] # Ready
-  /\ IF ~Keep("first answer") /\ ~adopted /\ end = None /\ start.file # 0
-     THEN end' = Beginning /\ pc' = "logged"
-     ELSE /\ pc' = IF end # None THEN "open" ELSE IF Mode = "stream" THEN "idle" ELSE "over"
-          /\ UNCHANGED end
-  /\ note' = "" /\ UNCHANGED <<broker, links, source, disk, stray, start, sink, output, still, budget>>
+  /\ pc' = IF Mode = "stream" THEN "idle" ELSE "over"
+  /\ note' = "" /\ UNCHANGED <<broker, links, source, journal, sink, output, still, budget>>
 
-(* The offset log. A file with a memory says what crashes have left. *)
+(* The offset log. A file says what crashes have left. *)
 Log ==
-  /\ Up /\ pc \in {"filed", "idle"} /\ next # None
-  /\ end' = next /\ next' = None /\ pc' = "logged" /\ note' = ""
-  /\ stray' = IF Lacks(next) THEN stray ELSE {}
+  /\ Up /\ pc = "filed"
+  /\ end' = next /\ next' = None /\ pc' = "logged" /\ stray' = {} /\ note' = ""
   /\ UNCHANGED <<broker, links, taking, life, buffer, memory, disk, start, sink, output, still, budget>>
 
-(* commit(start), then partitions(start, end), of an epoch that was planned here. Before 4.2 `start` is shown only now:
-   what it says is committed is taken out of the epoch.
+(* commit(start), then partitions(start, end), of an epoch that was planned here.
    rule 16: only what Spark has said is committed is settled, whatever else is planned *)
 Run ==
   /\ Up /\ pc = "logged" /\ pc' = "run" /\ note' = ""
@@ -392,16 +371,6 @@ Replay ==
 
 Awaited == {i \in Planned(end) : life[i] = "awaited"}
 Whole   == Keep("9") => Awaited = {}
-
-(* The memory is written next to the file of an epoch that was planned blindly, before the epoch is emitted. *)
-WriteNext ==
-  /\ Up /\ pc = "run" /\ Whole /\ Lacks(end) /\ Keep("next to it")
-  /\ LET m == Compose(end.file)
-     IN /\ mem' = m /\ promise' = Promise
-        /\ end' = [end EXCEPT !.memory = Written(m, {}), !.promise = Promise]
-        /\ disk' = disk \ Removed(mem, end.file) /\ stray' = {}
-        /\ note' = IF All(mem.left) \subseteq All(m.left) THEN "" ELSE "forgotten"
-  /\ UNCHANGED <<broker, links, waiting, adopted, owes, start, spark, still, budget>>
 
 (* 'pyspark-mq release', for one epoch, while no query runs *)
 Release ==
@@ -423,20 +392,15 @@ GiveUp ==
    killed before it comes to the commit log. All of the epoch is given up first. *)
 Lower ==
   /\ pc = "down" /\ end # None /\ sink = None /\ end.file # 0 /\ May("lower") /\ Spend("lower")
-  /\ LET gaveUp == [end EXCEPT !.gaveUp = Planned(end)]
-         whole  == IF ~Lacks(end) THEN gaveUp
-                   ELSE [gaveUp EXCEPT !.memory = Written(Composed(Restored, end.file, {}, stray), {}),
-                                       !.promise = PromisedBy(Restored, PromiseThere, {}, ReliedOn)]
-         kept   == IF Keep("lower guarantee") THEN whole ELSE end
+  /\ LET kept == IF Keep("lower guarantee") THEN [end EXCEPT !.gaveUp = Planned(end)] ELSE end
      IN \/ start' = kept /\ end' = None
         \/ end' = kept /\ UNCHANGED start
-  /\ IF Lacks(end) THEN disk' = disk \ Removed(Restored, end.file) /\ stray' = {} ELSE UNCHANGED <<disk, stray>>
-  /\ note' = "" /\ UNCHANGED <<broker, links, source, spark, still>>
+  /\ note' = "" /\ UNCHANGED <<broker, links, source, disk, stray, spark, still>>
 
 (* The batch goes to the sink, which skips one that it has. *)
 Batch == [q \in Queues |-> SelectSeq(InOrder(end)[q], LAMBDA i : life[i] = "planned")]
 Emit ==
-  /\ Up /\ pc = "run" /\ Whole /\ ~(Lacks(end) /\ Keep("next to it"))
+  /\ Up /\ pc = "run" /\ Whole
   /\ pc' = "sunk" /\ note' = ""
   /\ IF sink # None THEN UNCHANGED <<sink, output>>
      ELSE /\ sink' = Batch
@@ -481,7 +445,7 @@ Weather ==
 Planning == /\ pc = "gather"
             /\ \E sizes \in [Queues -> 0..EpochMax] :
                  (\A q \in Queues : sizes[q] <= Len(buffer[q])) /\ Plan(sizes)
-Calls    == Start \/ Latest \/ Planning \/ NothingNew \/ Log \/ Run \/ Replay \/ WriteNext \/ Emit \/ CommitLog
+Calls    == Start \/ Latest \/ Planning \/ NothingNew \/ Log \/ Run \/ Replay \/ Emit \/ CommitLog
             \/ Finish
 Hands(c) == \E s \in Slots : Deliver(s, c) \/ DeliverLate(s, c) \/ DeliverOdd(s, c)
 Opens(s) == Open(s) \/ (s \notin alive /\ Cut(s))

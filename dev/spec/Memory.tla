@@ -26,18 +26,15 @@ Nothing ==
 IdsOf(m) == All(m.unsettled) \cup All(m.window) \cup All(m.left) \cup m.loose
 
 (* An epoch, as its offset and its file have it. The file has the whole memory. (In the code it has what has changed
-   since other files, which it names: tests/property/test_memory.py.) An epoch that was planned blindly, before Spark
-   had shown what is committed, has none: that is written next to its file before the epoch is emitted. *)
+   since other files, which it names: tests/property/test_memory.py.) *)
 NoneYet == [left |-> [i \in Ids |-> {}], settled |-> [i \in Ids |-> {}]]
 Epoch(number, planned, m, promise) ==
-  [file |-> number, planned |-> planned, memory |-> m, blind |-> m = None, promise |-> promise,
-   gaveUp |-> {}, released |-> FALSE]
+  [file |-> number, planned |-> planned, memory |-> m, promise |-> promise, gaveUp |-> {}, released |-> FALSE]
 Empty      == [q \in Queues |-> <<>>]
 Beginning  == Epoch(0, Empty, Nothing, NoneYet)
 InOrder(e) == [q \in Queues |-> SelectSeq(e.planned[q], LAMBDA i : i \notin e.gaveUp)]
 Planned(e) == UNION {Range(e.planned[q]) : q \in Queues}
 Ran(e)     == IF Keep("given up") THEN Planned(e) \ e.gaveUp ELSE Planned(e)
-Lacks(e)   == e.memory = None
 
 (* IDs go from the old end only: the oldest, once enough others came after them. *)
 RECURSIVE Size(_)
@@ -68,7 +65,7 @@ Removed(m, number) == IF Keep("a plan later") THEN m.gone ELSE m.named \ {number
 
 (* A load reads a file; its own epoch may be committed too. What was unsettled at the end of a process is left. *)
 Loaded(e, committed, disk) ==
-  LET m   == IF Lacks(e) THEN Nothing ELSE e.memory
+  LET m   == e.memory
       own == IF committed /\ Keep("own file") THEN Ran(e) ELSE {}
   IN [m EXCEPT !.unsettled = IF Keep("ends of processes") THEN <<>> ELSE IF own = {} THEN @ ELSE Append(@, own),
                !.loose = IF Keep("ends of processes") THEN All(m.unsettled) \cup own ELSE {},

@@ -19,18 +19,18 @@ NothingTwice == \A i \in Ids : output[i] <= 1
 SameBatch ==
   pc = "run" /\ Whole =>
     /\ sink # None => Batch = sink
-    /\ ~end.blind => Batch = InOrder(end)
+    /\ Batch = InOrder(end)
     /\ Awaited = {}
 
 (* Both offsets, of which a restart begins with one or both. *)
 Offsets  == {start} \cup (IF end = None THEN {} ELSE {end})
-Memories == {e.memory : e \in {d \in Offsets : ~Lacks(d)}}
+Memories == {e.memory : e \in Offsets}
 
 (* What a file remembers is committed, and is not planned in the same file. *)
 NamedIsCommitted ==
-  \A e \in Offsets : Lacks(e) \/
+  \A e \in Offsets :
     /\ \A i \in IdsOf(e.memory) : Committed(i)
-    /\ e.blind \/ IdsOf(e.memory) \cap Ran(e) = {}
+    /\ IdsOf(e.memory) \cap Ran(e) = {}
 
 (* The file that an offset names is there. *)
 NamedIsThere == \A e \in Offsets : e.file \in disk \cup {0}
@@ -73,8 +73,6 @@ Counted == [][note' = "" => ~Silently]_vars
 
 Good(c) == at[c] # Dead
 Emitted    == <>[](\A c \in Copies : Good(c) => output[Id(c)] > 0)
-(* Before 4.2 the last epoch of an idle queue waits for the next. *)
-Last(i)    == ~Shows /\ i \in Planned(start)
-AllSettled == <>[](\A c \in Copies : Good(c) => at[c] = Acked \/ Last(Id(c)))
+AllSettled == <>[](\A c \in Copies : Good(c) => at[c] = Acked)
 AllAnswered == Mode = "stream" => <>[](\A s \in Slots : owes[s] = {})
 =============================================================================

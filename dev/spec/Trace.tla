@@ -25,7 +25,7 @@ Step ==
   \/ Is("latest")  /\ Latest
   \/ Is("plan")    /\ \A one \in Queues : Len(Event[2][one]) <= Len(buffer[one])
                    /\ Plan([q \in Queues |-> Len(Event[2][q])])
-                   /\ next'.planned = Event[2] /\ next'.blind = Event[3]
+                   /\ next'.planned = Event[2]
   (* It may wait for more messages than one. *)
   \/ Is("nothing") /\ Up /\ pc = "gather" /\ pc' = "idle" /\ note' = ""
                    /\ UNCHANGED <<broker, links, source, journal, sink, output, still, budget>>
@@ -45,14 +45,13 @@ Step ==
   \/ Is("depart")  /\ Depart(Event[2])
   \/ Is("return")  /\ Return(Event[2])
 
-(* The copy of the next event is still where the broker has not noticed an end; messages are given up; or
-   the memory is written next to a blind file. *)
+(* The copy of the next event is still where the broker has not noticed an end; or messages are given up. *)
 Unseen ==
   LET c == IF Is("deliver") THEN Event[3] ELSE Event[2]
   IN \/ (Is("deliver") \/ Is("depart")) /\ at[c] = Ghost /\ Notice(c)
      \/ (Is("deliver") \/ Is("depart")) /\ at[c] \in Slots /\ Silence(at[c])
      \/ Is("deliver") /\ at[c] = Away /\ Event[2] \in alive /\ Silence(Event[2])
-     \/ Is("sink") /\ (GiveUp \/ WriteNext)
+     \/ Is("sink") /\ GiveUp
 
 TraceInit == Init /\ trace \in DOMAIN Traces /\ place = 1
 (* What was planned is in the offset log; what is not, is in no trace. *)

@@ -20,7 +20,6 @@ _FEW = (
     "AcknowledgedIsCommitted", "NothingTwice", "SameBatch", "NamedIsCommitted", "NamedIsThere", "NothingIsLeftOver",
     "MayComeAgainIsKnown", "MemoryIsBounded",
 )  # fmt: skip
-_BEFORE_42 = MappingProxyType({"Shows": False})
 
 #: Checked by the tests too: each kind of fault, each order of calls, each way that things come about.
 QUICK = (
@@ -40,13 +39,9 @@ QUICK = (
     Model("several crashes", _TWO, {"crash": 3}),
     Model("Trigger.Once", {**_EACH, "Mode": "once"}, {"crash": 1, "cut": 1}),
     Model("Trigger.AvailableNow", {**_EACH, "Mode": "available"}, {"crash": 1, "cut": 1}),
-    Model("Spark 4.0", {**_TWO, **_BEFORE_42}, {"crash": 1, "cut": 1}),
-    Model("Spark 4.0, bounded runs", {**_ONE, **_BEFORE_42, "Mode": "available"}, {"crash": 1}),
-    Model("Spark 4.0, a broker that forgets", {**_ONE, **_BEFORE_42}, {"crash": 2, "broker": 1, "forget": 1}),
     Model("comes about", _TWO, {"crash": 1}, LASTING),
     Model("comes about: Trigger.Once", {**_ONE, "Mode": "once"}, {}, LASTING),
     Model("comes about: given up", {**_ONE, "GivesUp": True}, {"crash": 1, "away": 1}, LASTING),
-    Model("comes about: Spark 4.0", {**_ONE, **_BEFORE_42}, {"crash": 1}, LASTING),
 )  # fmt: skip
 #: What `make spec` adds.
 MODELS = (
@@ -60,7 +55,6 @@ LONG = (
     Model("two connections, longer", {"Copies": "OneQueue", "Slots": "TwoSlots"},
           {"crash": 1, "cut": 1, "silence": 1}, _FEW),
     Model("three messages, the oldest are forgotten", {**_THREE, **_NOTHING}, {"crash": 2, "cut": 1}, _FEW),
-    Model("Spark 4.0, longer", {**_TWO, **_BEFORE_42}, {"crash": 2, "cut": 1}, _FEW),
     Model("five messages, directed", _FIVE, {"crash": 2, "cut": 1}, _FEW, among="Untaken"),
     Model("two queues, all that ends sessions", {}, {"crash": 2, "cut": 1, "silence": 1, "broker": 1, "forget": 1},
           _FEW),
@@ -87,7 +81,7 @@ RULES: Mapping[str, Model] = MappingProxyType(
                     ["NothingCounted"]),
         "14": Model("what was dropped takes room", {**_TWO, "Room": 1}, {}, ["Emitted"]),
         "15": Model("given up without a record", {**_ONE, "GivesUp": True}, {"crash": 2}, ["AcknowledgedIsCommitted"]),
-        "16": Model("all that is planned is settled", {**_TWO, **_BEFORE_42}, {}, ["AcknowledgedIsCommitted"]),
+        "16": Model("all that is planned is settled", _TWO, {}, ["AcknowledgedIsCommitted"]),
         "17": Model("a message is read as the one before", _TWO, {}, ["AcknowledgedIsCommitted"]),
         "18": Model("the time of a stopped process is a grace", {**_THREE, **_NOTHING},
                     {"still": 1, "broker": 1, "forget": 1}, ["NothingTwice"], among="Directed"),
@@ -121,16 +115,8 @@ SAFEGUARDS: Mapping[str, Model] = MappingProxyType(
         "a plan later": Model("a file is removed by the plan that is the first not to name it", _TWO, {},
                               ["NamedIsThere"]),
         "strays": Model("what a crash has left is not removed", _ONE, {"crash": 1}, ["NothingIsLeftOver"]),
-        "removal while blind": Model("Spark 4.0: files are removed before it has shown an offset",
-                                     {**_TWO, **_BEFORE_42}, {"crash": 1}, ["NamedIsThere"]),
-        "begun files go": Model("Spark 4.0: the file of an epoch that was begun is on no list of files to remove",
-                                {**_TWO, **_BEFORE_42}, {"crash": 1}, ["NothingIsLeftOver"]),
-        "begun": Model("Spark 4.0: the epoch before is not named", {**_TWO, **_BEFORE_42}, {"crash": 1},
-                       ["NothingTwice"]),
-        "next to it": Model("Spark 4.0: no memory is written next to a blind file", {**_ONE, **_BEFORE_42},
-                            {"crash": 2}, ["NothingTwice"]),
-        "first answer": Model("Spark 4.0: an idle restart answers with the offset of the beginning",
-                              {**_ONE, **_BEFORE_42}, {"crash": 2}, ["NothingTwice"]),
+        "shown first": Model("before Spark 4.2: an epoch is asked for before the log's newest offset is shown", _TWO,
+                             {"crash": 1}, ["NothingTwice"]),
         "given up": Model("given up, and committed with its epoch", {**_ONE, "GivesUp": True}, {"crash": 1},
                           ["AcknowledgedIsCommitted"]),
         "lower guarantee": Model("a lower guarantee runs an open epoch without a record", _ONE,

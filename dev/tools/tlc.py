@@ -67,7 +67,6 @@ _USUAL: Mapping[str, object] = MappingProxyType(
         "Copies": "TwoQueues",
         "Slots": "SlotEach",
         "Odd": "Nobody",
-        "Shows": True,
         "Mode": "stream",
         "Window": 2,
         "Room": 4,

@@ -206,23 +206,8 @@ class ContentMatcher:
                 self._waiting.pop(key[:_DIGEST], None)
             self._coming[key[:_DIGEST]] += 1
 
-    def recognise(self, keys: Sequence[Any]) -> set[Any]:
-        """Find the committed messages among those received before the committed offset was known."""
-        contents = [key for key in _contents(keys) if not self._proves or key in self._unproved]
-        return {*self._memory.recognise(contents, self._coming)}
-
-    def restore(self, keys: Sequence[Any], held: Iterable[Any], lookup: Lookup) -> list[Any]:
-        """Make keys for the contents of an epoch that a former process planned.
-
-        Before Spark 4.2, its messages may be delivered and planned again before Spark shows that epoch.
-
-        Args:
-            keys: keys in its file.
-            held: received and planned messages, oldest first.
-        """
-        there: dict[bytes, list[bytes]] = {}
-        for key in _contents(held):
-            there.setdefault(key[:_DIGEST], []).append(key)
+    def restore(self, keys: Sequence[Any], lookup: Lookup) -> list[Any]:
+        """Make keys for the contents of an epoch that a former process planned, from those in its file."""
         digests = {key for key in keys if type(key) is bytes and len(key) == _DIGEST}
         known, _, repeats = self._memory.contents_among(digests)
         every: list[Any] = []
@@ -230,8 +215,6 @@ class ContentMatcher:
         for key in keys:
             if key not in digests:
                 every.append(key)
-            elif some := there.get(key):
-                every.append(some.pop(0))
             else:
                 first = key + _FIRST
                 if first in used or key in known or not lookup.all_unseen({first}):

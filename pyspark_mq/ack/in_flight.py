@@ -36,7 +36,7 @@ P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 
 
 #: Actions that move a message into another container even if its state stays the same.
-_REPLACING = frozenset({Action.FORGET, Action.REPLAN})
+_REPLACING = frozenset({Action.FORGET})
 
 
 class InFlightTable(Generic[K, P]):
@@ -82,7 +82,6 @@ class InFlightTable(Generic[K, P]):
             Action.NOTHING: (Group, lambda _: None),
             Action.KEEP: (DeliveredGroup, self._hold),
             Action.BIND: (DeliveredGroup, self._bind),
-            Action.REPLAN: (Assigned, lambda _: None),
             Action.UNBIND: (Ended, self._unbind),
             Action.LEAVE: (Group, self._leave),
             Action.FORGET: (Group, self._forget),
@@ -269,45 +268,15 @@ class InFlightTable(Generic[K, P]):
         return keys
 
     def restore_planned(self, epoch: int, keys: Sequence[K]) -> None:
-        """Expect an epoch that a former process planned but Spark did not commit.
-
-        IDs committed meanwhile are left out. Messages that are buffered, or planned here for a later epoch, become a
-        part of this one.
-        """
-        self._spread()
+        """Expect an epoch that a former process planned but Spark did not commit."""
         planned: Epoch[K, P] = Epoch(epoch)
         if self._matcher is not None:
-            keys = self._matcher.restore(keys, [*self.received.order, *self.planned.all_keys()], self)
-        groups: dict[State, dict[K, None]] = {}
-        state_of = self.states(keys)
-        for key in keys:
-            groups.setdefault(state_of(key), {})[key] = None
-        self._meet(Event.RESTORE_PLANNED, {state: Assigned(groups[state], planned) for state in groups})
-        if len(groups) > 1:
-            planned.payloads = {key: planned.payloads[key] for key in keys if key in planned.payloads}
+            keys = self._matcher.restore(keys, self)
+        self._meet(Event.RESTORE_PLANNED, {State.UNSEEN: Assigned(keys, planned)})
         self.planned.epochs[epoch] = planned
         self._count["replays"] += 1
         if self._matcher is not None:
             self._matcher.wait(self.planned.missing(epoch))
-
-    def restore_committed(self) -> Acknowledgements | None:
-        """Commit the received and planned messages that the memory has learned to be committed.
-
-        Returns:
-            their acknowledgements, or None.
-        """
-        if self._memory is None:
-            return None
-        self._spread()
-        here = {State.RECEIVED: list(self.received.order), State.PLANNED: self.planned.all_keys()}
-        groups: dict[State, Group[K]] = {}
-        for state, keys in here.items():
-            known = self._memory.among(keys)
-            if self._matcher is not None:
-                known |= self._matcher.recognise(keys)
-            if known:
-                groups[state] = Group([key for key in keys if key in known])
-        return self._meet(Event.RESTORE_COMMITTED, groups)
 
     def abandon(self, epoch: int) -> None:
         """Abandon the missing messages of an epoch (rule 9)."""
@@ -403,7 +372,7 @@ class InFlightTable(Generic[K, P]):
                 due.append((group, taken))
                 continue
             needs, act = self._act[action]
-            if not isinstance(group, needs) or (action is Action.REPLAN and target is not state):
+            if not isinstance(group, needs):
                 raise InternalError(
                     f"event '{event.value}' has no data for action '{action.value}' in state '{state.value}'"
                 )

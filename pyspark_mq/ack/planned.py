@@ -84,10 +84,6 @@ class Planned(Generic[K, P]):
             return ()
         return joined([run.keys for run in found.runs]) if found.runs else tuple(found.payloads)
 
-    def all_keys(self) -> list[K]:
-        """Return all single messages."""
-        return list(self._epoch_of)
-
     def parts(self, epoch: int) -> list[Sequence[P]]:
         """Return the payloads that an epoch emits, in planned order: one part for each run, or one for all messages."""
         found = self.epochs[epoch]

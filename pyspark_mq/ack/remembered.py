@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -42,9 +41,6 @@ class Remembered(Protocol[K]):
 
     def emit_again(self, key: Any) -> bool:
         """Record the emission of a message that may be one left open; return whether one with its content was."""
-
-    def recognise(self, keys: Sequence[Any], coming: Counter[Any]) -> list[Any]:
-        """Find the committed messages among these, and remove those that were expected from `coming`."""
 
     def settle_again(self, keys: Collection[Any]) -> None:
         """Record that messages which were left open were redelivered and settled."""

@@ -23,9 +23,9 @@ The coordinator of the two-phase commit is Spark's checkpoint:
   with the ID of a committed message is acknowledged again.
 
 A crash is not an event. The next process finds the IDs of committed epochs in files: these are COMMITTED from the
-beginning. Messages received or planned before the files were read meet RESTORE_COMMITTED, those of the open epoch
-RESTORE_PLANNED. The loss of a session (LOSE) voids handles and leaves PLANNED and COMMITTED as they are. A message that
-is only RECEIVED is forgotten, because the broker redelivers it, perhaps to another consumer.
+beginning, and those of the open epoch meet RESTORE_PLANNED. The loss of a session (LOSE) voids handles and leaves
+PLANNED and COMMITTED as they are. A message that is only RECEIVED is forgotten, because the broker redelivers it,
+perhaps to another consumer.
 
 The memory decides for many IDs at once how long they are remembered (:mod:`pyspark_mq.dedup.memory`); no event of a
 single message does.
@@ -65,7 +65,6 @@ class Event(Enum):
     LOSE = "lose"  #: its handle is gone with its session; a received message has no other
     ABANDON = "abandon"  #: it was not redelivered for its replay (rule 9), and the query continues without it
     RESTORE_PLANNED = "restore planned"  #: found as planned in the file of an open epoch
-    RESTORE_COMMITTED = "restore committed"  #: found in the file of a committed epoch
 
 
 class Action(Enum):
@@ -75,7 +74,6 @@ class Action(Enum):
     KEEP = "keep"  #: hold payload and handle
     BIND = "bind"  #: hold one more handle, and the payload if there is none yet
     ACKNOWLEDGE = "acknowledge"  #: acknowledge every handle of the message
-    REPLAN = "replan"  #: move it from the epoch it is in to the one that was planned first
     UNBIND = "unbind"  #: drop the handle; keep the rest
     LEAVE = "leave"  #: its acknowledgement was cut off by the end of the session; it may be redelivered
     FORGET = "forget"  #: drop everything known
@@ -102,24 +100,15 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, Action]] = MappingProxyTy
         (_S.RECEIVED, _E.DELIVER): (_S.RECEIVED, _A.BIND),
         (_S.RECEIVED, _E.PLAN): (_S.PLANNED, _A.NOTHING),
         (_S.RECEIVED, _E.LOSE): (_S.UNSEEN, _A.FORGET),
-        # Spark 4.0 and 4.1 show the committed offset only after an epoch was planned.
-        (_S.RECEIVED, _E.RESTORE_COMMITTED): (_S.COMMITTED, _A.ACKNOWLEDGE),
         (_S.PLANNED, _E.DELIVER): (_S.PLANNED, _A.BIND),
         (_S.PLANNED, _E.COMMIT): (_S.COMMITTED, _A.ACKNOWLEDGE),
         (_S.PLANNED, _E.LOSE): (_S.PLANNED, _A.UNBIND),
-        # Spark 4.0 plans the end of a bounded run before it shows the open epoch of a former process: the open epoch
-        # comes first and takes its messages back.
-        (_S.RECEIVED, _E.RESTORE_PLANNED): (_S.PLANNED, _A.NOTHING),
-        (_S.PLANNED, _E.RESTORE_PLANNED): (_S.PLANNED, _A.REPLAN),
         # This epoch never emits it, so it counts as new if it is redelivered after all: a message declared lost and
         # then dropped would be lost twice.
         (_S.PLANNED, _E.ABANDON): (_S.UNSEEN, _A.FORGET),
-        (_S.PLANNED, _E.RESTORE_COMMITTED): (_S.COMMITTED, _A.ACKNOWLEDGE),
         # Rule 4: a dropped duplicate is acknowledged, or it would fill the prefetch window.
         (_S.COMMITTED, _E.DELIVER): (_S.COMMITTED, _A.ACKNOWLEDGE),
         (_S.COMMITTED, _E.LOSE): (_S.COMMITTED, _A.LEAVE),
-        # Planned before the committed offset was known: not emitted again.
-        (_S.COMMITTED, _E.RESTORE_PLANNED): (_S.COMMITTED, _A.NOTHING),
     }
 )
 

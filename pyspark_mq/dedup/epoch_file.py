@@ -42,7 +42,6 @@ class EpochFile:
         epoch: its number.
         queues: names of the queues that were read.
         planned: keys of the epoch, in order.
-        without_start: whether Spark (before 4.2) had not shown the committed offset: a complete file is next to it.
         connected_s: seconds for which every connection of the query was up, over all its processes.
         left_so_far: number of messages left, over all processes.
         settled: epochs settled since the previous file.
@@ -58,14 +57,13 @@ class EpochFile:
         contents: contents left by then; `repeats`: those known to repeat.
         gone: files no longer named, grouped by the last plan that named them, oldest first.
         state: state of Spark's log, in the first file of a process.
-        without: number of records of abandoned messages when this was written; the file excludes those messages.
         secret: secret of all digests (:class:`.Digester`), in hexadecimal. Files that name each other share it.
+        start: number of the epoch that it was planned from; -1 if that is unknown.
     """
 
     epoch: int = 0
     queues: Sequence[str] = ()
     planned: ByQueue = field(default_factory=dict)
-    without_start: bool = False
     connected_s: float = 0.0
     left_so_far: int = 0
     settled: Sequence[int] = ()
@@ -85,8 +83,8 @@ class EpochFile:
     repeats: Any = field(default_factory=lambda: from_bytes(b""))
     gone: Sequence[Sequence[str]] = ()
     state: str = ""
-    without: int = 0
     secret: str = ""
+    start: int = -1
 
     @property
     def names(self) -> set[str]:

@@ -245,14 +245,11 @@ class Memory:
 
     # -- files
 
-    def compose(
-        self, epoch: int, queues: Sequence[str], planned: ByQueue, held: Collection[int], begun: Mapping[int, ByQueue]
-    ) -> EpochFile:
+    def compose(self, epoch: int, queues: Sequence[str], planned: ByQueue, held: Collection[int]) -> EpochFile:
         """Settle, forget, and make the file of an epoch. Call :meth:`written` once the file is written.
 
         Args:
             held: epochs with an unsettled acknowledgement.
-            begun: keys of epochs that will be committed before this file is read.
         """
         self._repeated = self._left = None
         settled = self.settle([one for one in self._unsettled if one not in held])
@@ -272,7 +269,7 @@ class Memory:
             unsettled = [
                 Snapshot(one, self.ids.get([its.contents]), self.ids.get([its.ids]), dict(its.queues))
                 for one, its in self._unsettled.items()
-            ] + [self._snapshot(one, keys) for one, keys in begun.items()]
+            ]
             self._join_contents()
             remembered = [
                 Snapshot(left_s, self.ids.get([one]), so_far=so_far) for one, (left_s, so_far) in self.contents.items()
@@ -304,11 +301,6 @@ class Memory:
             repeats=repeats,
             secret=self.digester.secret.hex(),
         )
-
-    def _snapshot(self, epoch: int, planned: ByQueue) -> Snapshot:
-        digests = [(_NOTHING, _NOTHING), *(self._digests(queue, keys) for queue, keys in planned.items())]
-        ids, contents = map(np.concatenate, zip(*digests, strict=True))
-        return Snapshot(epoch, contents, ids, {queue: len(keys) for queue, keys in planned.items()})
 
     def _join(self, shelf: Shelf, numbers: Sequence[int], into: int) -> Any:
         numbers = [number for number in numbers if number in shelf.sizes]

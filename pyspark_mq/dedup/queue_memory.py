@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -65,25 +64,6 @@ class QueueMemory:
             return False
         repeats[text] -= 1
         return True
-
-    def recognise(self, keys: Sequence[Key], coming: Counter[Key]) -> list[Key]:
-        """Find the committed messages among those received before the committed offset was known.
-
-        Args:
-            coming: committed messages that will certainly be redelivered; those found are removed.
-        """
-        _, left, repeats = self.contents_among(keys)
-        found: list[Key] = []
-        counts = Counter(filed(keys))
-        for key, content in zip(keys, filed(keys), strict=True):
-            if coming[content] > 0:
-                coming[content] -= 1
-                found.append(key)
-            elif key in left and key not in repeats and counts[content] == 1:
-                found.append(key)
-            elif key in left:
-                self.repeat(key)
-        return found
 
     def settle_again(self, keys: Collection[Key]) -> None:
         """Record that contents left open were redelivered and settled."""

@@ -26,7 +26,6 @@ from pyspark_mq.sources.connections.block import BlockRows
 from pyspark_mq.sources.queues.available_now import EndOfRun
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.reader import QueueReader
-from pyspark_mq.sources.queues.windows import EPOCHS_IN_WINDOW
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
@@ -34,6 +33,8 @@ __all__ = ["BatchSizing", "fair_shares"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
+#: One epoch takes half of a window; the other half fills while the epoch runs.
+_EPOCHS_IN_WINDOW = 2
 #: Rows measured at a time while an epoch of limited bytes is sized.
 _SIZING_ROWS = 1_000
 
@@ -165,7 +166,7 @@ class BatchSizing:
         now_s = came_s = self._runtime.monotonic_s()
         windows = sum(queue.view.window for queue in queues)
         # The rest of the window fills while the epoch runs.
-        enough = windows // (1 if once or self._settings.guarantee.acknowledges_first else EPOCHS_IN_WINDOW)
+        enough = windows // (1 if once or self._settings.guarantee.acknowledges_first else _EPOCHS_IN_WINDOW)
         flows = False
         if once:
             until_s, patient = now_s + timing.once_s, True

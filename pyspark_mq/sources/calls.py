@@ -9,8 +9,8 @@ Theory
 Spark never reports what it has done; its calls prove it. Two things are known at any moment, and each has a table.
 
 *The committed offset.* A process starts without knowing what is committed. A call with a position shows it, and the
-source then learns what a former process left; only WITHOUT_START has no position. A bounded run keeps to the queues it
-began with. ``SHOWING`` says what a call does first.
+source then learns what a former process left. A bounded run keeps to the queues it began with. ``SHOWING`` says what a
+call does first.
 
 *The place of the call's epoch.* For PAYLOAD and COMMIT that is the epoch at their position, for the others the last one
 here. ``EPOCHS`` says what happens to it. If the epoch is elsewhere, PAYLOAD is a replay and COMMIT does nothing: a
@@ -19,8 +19,7 @@ process acknowledges only what it has run (rule 16).
 LATEST commits its position first, as Spark writes the commit log before it asks for the next offset. ``EPOCHS`` has
 three kinds of it, depending on how that position relates to the last epoch here.
 
-From Spark 4.2 on, an epoch is planned, begun and committed before the next is planned. Before 4.2, the next is planned
-while one runs: so WITHOUT_START plans while an epoch is begun, and LATEST never meets a begun one.
+An epoch is planned, begun and committed before the next is planned, so LATEST never meets a begun one.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
@@ -55,7 +54,6 @@ class Call(Enum):
     LATEST = "latest"  #: `latestOffset(start)`; in ``EPOCHS``, from the last epoch here
     BEHIND = "latest, from an earlier epoch"
     BEYOND = "latest, from a later epoch"
-    WITHOUT_START = "latest, without a start"  #: before Spark 4.2
     PAYLOAD = "payload"  #: `partitions(start, end)`
     COMMIT = "commit"  #: `commit(end)`
 
@@ -108,10 +106,6 @@ SHOWING: Mapping[tuple[Call, Committed], tuple[First, Committed]] = MappingProxy
         (Call.LATEST, Committed.BOUNDED): (_BOTH, Committed.CLOSED),
         (Call.LATEST, Committed.KNOWN): (First.FIND, Committed.KNOWN),
         (Call.LATEST, Committed.CLOSED): (First.NOTHING, Committed.CLOSED),
-        (Call.WITHOUT_START, Committed.UNKNOWN): (First.FIND, Committed.UNKNOWN),
-        (Call.WITHOUT_START, Committed.BOUNDED): (First.FIND, Committed.BOUNDED),
-        (Call.WITHOUT_START, Committed.KNOWN): (First.FIND, Committed.KNOWN),
-        (Call.WITHOUT_START, Committed.CLOSED): (First.NOTHING, Committed.CLOSED),
         (Call.PAYLOAD, Committed.UNKNOWN): (_BOTH, Committed.KNOWN),
         (Call.PAYLOAD, Committed.BOUNDED): (_BOTH, Committed.CLOSED),
         (Call.PAYLOAD, Committed.KNOWN): (First.NOTHING, Committed.KNOWN),
@@ -131,9 +125,6 @@ EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
         (Call.BEHIND, EpochPlace.ELSEWHERE): Act.NOTHING,
         (Call.BEHIND, EpochPlace.PLANNED): Act.NOTHING,
         (Call.BEHIND, EpochPlace.BEGUN): Act.NOTHING,
-        (Call.WITHOUT_START, EpochPlace.ELSEWHERE): Act.PLAN,
-        (Call.WITHOUT_START, EpochPlace.PLANNED): Act.NOTHING,
-        (Call.WITHOUT_START, EpochPlace.BEGUN): Act.PLAN,
         (Call.PAYLOAD, EpochPlace.ELSEWHERE): Act.REPLAY,
         (Call.PAYLOAD, EpochPlace.PLANNED): Act.BEGIN,
         (Call.PAYLOAD, EpochPlace.BEGUN): Act.NOTHING,

@@ -40,7 +40,6 @@ from pyspark_mq.sources.queues.windows import Trigger
 from pyspark_mq.sources.replay import Replay
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.settings import Settings
-from pyspark_mq.sources.without_start import OFFSET_UNKNOWN, limit_by_windows, needs_empty_epoch
 
 __all__ = ["EpochSource", "Position", "Run"]
 
@@ -52,7 +51,7 @@ class _Asked:
     start: Position
     end: Position
     limit: int | None = None
-    without_start: bool = False
+    alone: bool = False
 
 
 class EpochSource:
@@ -119,7 +118,7 @@ class EpochSource:
     # -- Spark's calls, in its order -----------------------------------------------------------
 
     def initial(self) -> Position:
-        """Return the position of a new query. This opens and proves nothing: Spark 4.0 asks after restarts, too."""
+        """Return the position of a new query. This opens and proves nothing: Spark asks after restarts, too."""
         return Position(0)
 
     def bound(self) -> None:
@@ -128,28 +127,23 @@ class EpochSource:
         self._queues.start()
         self._batch_sizing.bound()
 
-    def latest(self, start: Position | None, limit: int | None) -> Position:
+    def latest(self, start: Position, limit: int | None, *, alone: bool = False) -> Position:
         """Run phase two of the epoch that ends at `start`, then phase one of the next.
 
         Args:
-            start: the last committed position; None if Spark does not pass it (:mod:`.without_start`).
+            start: the last committed position.
             limit: the most messages to take; None for all available now.
+            alone: whether this may be the only epoch of the run, as before Spark 4.2 with `Trigger.AvailableNow`.
 
         Returns:
             The end of a new epoch, or the last position if there is nothing new.
         """
         self._timings.asked()
-        self._show(Call.WITHOUT_START if start is None else Call.LATEST, start or Position(0))
-        if start is None:
-            for queue in self._queues:
-                queue.take()  # only Spark's first call may precede this
-            call = Call.WITHOUT_START
-        else:
-            self._do(Call.COMMIT, _Asked(start, start))
-            if start.epoch == 0:
-                self._open_wide()
-            call = latest_at(start.epoch, self._last.epoch)
-        self._do(call, _Asked(start or Position(0), self._last, limit, without_start=start is None))
+        self._show(Call.LATEST, start)
+        self._do(Call.COMMIT, _Asked(start, start))
+        if start.epoch == 0:
+            self._open_wide()
+        self._do(latest_at(start.epoch, self._last.epoch), _Asked(start, self._last, limit, alone))
         return self._last
 
     def payload(self, start: Position, end: Position) -> list[Run]:
@@ -162,6 +156,7 @@ class EpochSource:
             DataLossError: not all are redelivered within `replayTimeout`, and `failOnDataLoss` is on.
         """
         former = step(Call.PAYLOAD, self._where(end)) is Act.REPLAY
+        self._memory.check_start(start, end)
         self._show(Call.PAYLOAD, start, end, open_=end if former else None)
         self._do(Call.PAYLOAD, _Asked(start, end))
         queues = [queue for name in self._begun[end.epoch] if (queue := self._queues.get(name))]
@@ -276,30 +271,23 @@ class EpochSource:
         if self._backlog is not None:
             # Only queues whose depth no session learns.
             self._backlog.begin([queue.name for queue in self._queues if not queue.view.depths])
-        limit = asked.limit
-        if asked.without_start:
-            limit = limit_by_windows(self._queues, limit)
-        elif limit is None:
-            # The only epoch of this run, with everything before it committed: take everything.
-            self._open_wide()
-        sizes = self._batch_sizing.gather(limit, once=asked.limit is None)
+        noted = asked.alone and self._memory.begin_alone(asked.start)
+        once = asked.limit is None or noted
+        if once:
+            self._open_wide()  # everything before it is committed
+        sizes = self._batch_sizing.gather(asked.limit, once=once)
         self._timings.gathered()
-        if sizes or (
-            asked.without_start and needs_empty_epoch(self._queues, self._committed_offset, running=bool(self._begun))
-        ):
-            self._cut(sizes)
+        if sizes:
+            self._cut(asked.start, sizes)
+        elif noted:
+            self._memory.end_alone(asked.start)
 
-    def _cut(self, sizes: Mapping[QueueReader, int]) -> None:
-        without_start = self._committed_offset in OFFSET_UNKNOWN
-        # Spark compares offsets, so without a start offset the number must differ from the committed one. Nothing
-        # relies on the clock being above all earlier numbers (rule 16).
-        epoch = self._highest = max(self._highest + 1, self._runtime.utc_us() if without_start else 0)
+    def _cut(self, start: Position, sizes: Mapping[QueueReader, int]) -> None:
+        epoch = self._highest = self._highest + 1
         bytes_before = self._queues.planned_bytes
         planned = {queue.name: queue.plan(epoch, sizes.get(queue, 0)) for queue in self._queues}
         self._batch_sizing.planned()
-        file = self._memory.plan(
-            epoch, planned, self._queues.in_flight_tables, self._begun, without_start=without_start
-        )
+        file = self._memory.plan(epoch, planned, self._queues.in_flight_tables, start.epoch)
         self._last = Position(epoch, file, self._queues.broker_id)
         self._timings.planned(epoch, sum(sizes.values()), self._queues.planned_bytes - bytes_before)
         if self._settings.guarantee.acknowledges_first:
@@ -317,15 +305,14 @@ class EpochSource:
         """Begin an epoch of a former process as soon as its messages are here."""
         start, end = asked.start, asked.end
         self._sync(start)
-        if self._where(self._last) is not EpochPlace.PLANNED and (end.epoch > self._last.epoch or self._last == start):
-            self._last = end  # Spark 4.0 plans a bounded run's end before it shows the open epoch
+        if end.epoch > self._last.epoch or self._last == start:
+            self._last = end
         self._highest = max(self._highest, end.epoch)
         self._replay.run(start, end)
         self._hold(end)
 
     def _hold(self, end: Position) -> None:
         """Keep an epoch's rows until it is committed: Spark may ask for them again."""
-        self._memory.plan_beside(end, self._queues.in_flight_tables)
         queues = self._queues.with_ended()
         self._begun[end.epoch] = list(dict.fromkeys([*self._memory.queues(end), *(queue.name for queue in queues)]))
         for queue in queues:

@@ -1,8 +1,6 @@
 """The journal: the memory of a query, and its files. :class:`.EpochFile` describes their content.
 
-The file of an epoch is written once, and is durable before the offset that names it is returned. Spark before 4.2 may
-plan an epoch without a start offset; its file has the planned IDs and nothing else. When the epoch is about to run, a
-complete file with the remaining IDs is written next to it, and readers get that one.
+The file of an epoch is written once, and is durable before the offset that names it is returned.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: Bytes of the secret for digests.
 _SECRET_BYTES = 32
-#: Parts of an epoch next to its file: the memory when it was about to run, if it was planned without a start offset; a
-#: note that it is acknowledged; and numbered records of abandoned messages.
-_BESIDE, _ACKNOWLEDGED, _ABANDONED = "beside", "acknowledged", "abandoned"
+#: Parts of an epoch next to its file: a note that it is acknowledged; a note that a process plans what may be the only
+#: epoch of its run after it; numbered records of abandoned messages.
+_ACKNOWLEDGED, _ALONE, _ABANDONED = "acknowledged", "alone", "abandoned"
 
 
 class LeftOpen(NamedTuple):
@@ -46,34 +44,25 @@ class LeftOpen(NamedTuple):
     coming: Mapping[str, Sequence[Key]]
 
 
-def file_of(files: JournalFiles, name: str, *, complete: bool = False) -> EpochFile:
+def file_of(files: JournalFiles, name: str) -> EpochFile:
     """Read the file of an epoch, without its abandoned messages.
-
-    Args:
-        complete: require the complete file: its epoch was run, so there is one.
 
     Raises:
         CheckpointError: it cannot be read.
     """
-    file, kept = files.read(name), files.parts(name)
-    if file.without_start and (complete or _BESIDE in kept):
-        file = files.read(name, _BESIDE)
-    abandoned = _abandoned(files, name, kept)
+    file = files.read(name)
+    abandoned = _abandoned(files, name, files.parts(name))
     if not abandoned:
         return file
-    before = _abandoned(files, name, kept, file.without) if file.without else {}
     return replace(
         file,
-        planned={
-            queue: _without(keys, Counter(abandoned.get(queue, ())) - Counter(before.get(queue, ())))
-            for queue, keys in file.planned.items()
-        },
+        planned={queue: _without(keys, Counter(abandoned.get(queue, ()))) for queue, keys in file.planned.items()},
     )
 
 
-def _abandoned(files: JournalFiles, name: str, kept: Iterable[str], first: int | None = None) -> ByQueue:
-    """Look up abandoned messages (rule 15), in the first records or in all. Each record includes those before it."""
-    records = [part for part in kept if part.startswith(_ABANDONED)][:first]
+def _abandoned(files: JournalFiles, name: str, kept: Iterable[str]) -> ByQueue:
+    """Look up abandoned messages (rule 15). Each record includes those before it."""
+    records = [part for part in kept if part.startswith(_ABANDONED)]
     return files.read(name, records[-1]).planned if records else {}
 
 
@@ -129,7 +118,6 @@ class Journal:
         self._open: dict[int, str] = {}
         #: Epochs that get a note once they are acknowledged.
         self._to_note: set[str] = set()
-        self._coming: Mapping[str, Sequence[Key]] = {}
         #: Files that the last plan named, and its own file.
         self._named: set[str] = set()
         self._seen_s: float | None = None
@@ -162,34 +150,61 @@ class Journal:
     # -- phase one
 
     def plan(
-        self, epoch: int, planned: ByQueue, in_flight_tables: Mapping[str, InFlightTable[Key, Any]],
-        begun: Collection[int] = (),
-        *, without_start: bool = False,
-    ) -> str:  # fmt: skip
+        self, epoch: int, planned: ByQueue, in_flight_tables: Mapping[str, InFlightTable[Key, Any]], start: int = -1
+    ) -> str:
         """Write the file of an epoch; return its name.
 
         Args:
             planned: keys of each queue, in order.
             in_flight_tables: tables of the queues that may have an open epoch.
-            begun: epochs that Spark has run and reports as committed only after this plan.
-            without_start: whether the committed offset is unknown.
+            start: number of the committed epoch that it follows.
 
         Raises:
             CheckpointError: it cannot be written.
         """
         those = {queue: keys for queue, keys in planned.items() if keys}
-        if without_start:
-            filed_ = {queue: filed(keys) for queue, keys in those.items()}
-            name = self._files.put(EpochFile(epoch, [*planned], filed_, without_start=True))
-            self._named.add(name)
-        else:
-            file = self._compose(epoch, [*planned], those, in_flight_tables, begun)
-            name = self._files.put(file)
-            self._written(name, file)
+        file = replace(self._compose(epoch, [*planned], those, in_flight_tables), start=start)
+        name = self._files.put(file)
+        self.memory.written(name, file)
+        self._named = {name, *file.names}
         self._open[epoch] = name
         if self._repeating(those):
             self._to_note.add(name)
         return name
+
+    def begin_alone(self, start: Position) -> bool:
+        """Record that a process plans what may be the only epoch of its run.
+
+        Returns:
+            Whether windows may be wide for it. Not if a former process did the same from this position and Spark logged
+            nothing after it: a job that crashes again and again must not use up the delivery limit of its whole queue.
+        """
+        if not start.file:
+            return True
+        if _ALONE in self._files.parts(start.file):
+            return False
+        self._files.put(EpochFile(), start.file, _ALONE)
+        return True
+
+    def end_alone(self, start: Position) -> None:
+        """Remove that record: there was nothing to plan."""
+        if start.file:
+            self._files.remove([start.file], _ALONE)
+
+    def check_start(self, start: Position, end: Position) -> None:
+        """Check that an epoch was planned from where Spark says that it begins.
+
+        Raises:
+            CheckpointError: it was not.
+        """
+        planned = self._files.read(end.file).start if end.file else -1
+        if planned not in {-1, start.epoch}:
+            raise CheckpointError(
+                f"{self._destination}: epoch {end.epoch} follows epoch {planned}, and Spark runs it after epoch "
+                f"{start.epoch}. Either two runs of the query share the checkpoint: end one of them. Or Spark writes "
+                "its logs late: leave out 'asyncProgressTrackingEnabled'. Nothing of the epoch was emitted. If it "
+                "happens again, delete the newest file in the folder 'offsets' of the checkpoint"
+            )
 
     def _repeating(self, planned: ByQueue, but: Collection[bytes] = ()) -> dict[str, list[Key]]:
         """Find the messages whose contents are known to repeat."""
@@ -199,65 +214,25 @@ class Journal:
             found[queue] = self.known(queue).repeating(contents, but)
         return {queue: keys for queue, keys in found.items() if keys}
 
-    def plan_beside(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
-        """Write the complete file next to that of an epoch planned without a start offset.
-
-        Raises:
-            CheckpointError: it cannot be written.
-        """
-        if not self.planned_without_start(end):
-            return
-        self._named.discard(end.file)  # its epoch is about to run, so its file stays
-        kept = self._files.parts(end.file)
-        if _BESIDE in kept:
-            # A former process wrote it, and this one has read it.
-            self._named.add(end.file)
-            return
-        planned = {
-            queue: keys for queue, in_flight in in_flight_tables.items() if (keys := in_flight.planned.keys(end.epoch))
-        }
-        file = self._compose(end.epoch, self.queues(end), planned, in_flight_tables, ())
-        # The planned IDs no longer include the abandoned ones.
-        without = sum(part.startswith(_ABANDONED) for part in kept)
-        self._files.put(replace(file, without=without), end.file, _BESIDE)
-        self._written(end.file, file)
-        if self._repeating(planned):  # a message redelivered for the epoch may have shown it
-            self._to_note.add(end.file)
-
     def _compose(
         self,
         epoch: int,
         queues: Sequence[str],
         planned: ByQueue,
         in_flight_tables: Mapping[str, InFlightTable[Key, Any]],
-        begun: Iterable[int],
     ) -> EpochFile:
         memory, forgotten = self.memory, self.forgotten
         held = {one for in_flight in in_flight_tables.values() for one in in_flight.settling.epochs}
-        file = memory.compose(
-            epoch,
-            queues,
-            planned,
-            held,
-            {
-                one: {queue: in_flight.planned.keys(one) for queue, in_flight in in_flight_tables.items()}
-                for one in begun
-            },
-        )
+        file = memory.compose(epoch, queues, planned, held)
         if self.forgotten > forgotten:
             _LOG.warning(
                 "%s: the IDs of %d messages left open when connections ended are forgotten, as %s others were left "
                 "after them. If redelivered, they count as new",
                 self._destination, self.forgotten - forgotten, f"{memory.left.maximum:,}",
             )  # fmt: skip
-        # A begun epoch's file is removed by this list, too: the next process may load this file, and has no other list.
         gone, going = memory.forget_files({*self._named, *self._files.left_by_crashes()}, file.names)
         self._files.remove(gone)
         return replace(file, gone=going)
-
-    def _written(self, name: str, file: EpochFile) -> None:
-        self.memory.written(name, file)
-        self._named = {name, *file.names}
 
     # -- phase two
 
@@ -281,15 +256,6 @@ class Journal:
             return {}
         self._open[end.epoch] = end.file
         planned = planned_in(self._files, end.file)
-        if file_of(self._files, end.file).without_start:
-            # It may include committed messages: the in-flight table recognises IDs, contents are removed here.
-            planned = {
-                queue: _without(
-                    keys, Counter(self.known(queue).recognise(contents, Counter(self._coming.get(queue, ()))))
-                )
-                for queue, keys in planned.items()
-                for contents in [[key for key in keys if is_content(key)]]
-            }
         if self._repeating(planned):
             self._to_note.add(end.file)
         return planned
@@ -298,22 +264,17 @@ class Journal:
         """List the queues that were read when an epoch was planned."""
         return list(self._files.read(position.file).queues) if position.file else []
 
-    def planned_without_start(self, position: Position) -> bool:
-        """Whether an epoch was planned without a start offset."""
-        return bool(position.file and self._files.read(position.file).without_start)
-
     def adopt(self, start: Position, open_: Position | None) -> LeftOpen:
         """Load the memory of a former process.
 
         Args:
             start: the first known committed position.
-            open_: end of an epoch that it planned but did not see committed. Its file has the memory as of the plan, if
-                the committed offset was known then.
+            open_: end of an epoch that it planned but did not see committed. Its file has the memory as of the plan.
 
         Raises:
             CheckpointError: a file cannot be read.
         """
-        if open_ is None or not open_.file or file_of(self._files, open_.file).without_start:
+        if open_ is None or not open_.file:
             return self.recall(start.file, start, committed=True)
         return self.recall(open_.file, start, committed=False)
 
@@ -331,12 +292,11 @@ class Journal:
         elif coming:
             # Otherwise each further process would expect them again.
             self._files.put(EpochFile(), start.file, _ACKNOWLEDGED)
-        self._coming = coming
         self._named = {name, *file.names}
         return LeftOpen(counts, keys, coming)
 
     def _file(self, name: str) -> EpochFile:
-        return file_of(self._files, name, complete=True)
+        return file_of(self._files, name)
 
     # -- abandoned messages
 
@@ -374,8 +334,15 @@ class NoJournal:
         """Write nothing."""
         return ""
 
-    def plan_beside(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
-        """Write nothing."""
+    def begin_alone(self, start: Position) -> bool:  # noqa: ARG002
+        """Return whether no window matters: without files nothing tells a crash loop."""
+        return self._settings.guarantee.acknowledges_first
+
+    def end_alone(self, start: Position) -> None:
+        """Remove nothing."""
+
+    def check_start(self, start: Position, end: Position) -> None:
+        """Check nothing."""
 
     def begin_commit(self, epoch: int) -> None:
         """Note nothing."""
@@ -398,11 +365,7 @@ class NoJournal:
                 "(or 'idLog') on the source, or run the query with 'exactly-once' until the epoch is committed. "
                 "Nothing was acknowledged"
             )
-        # An epoch planned without a start offset needs its complete file for later processes.
         journal = Journal(self._settings, self._files)
-        if journal.planned_without_start(end):
-            journal.recall(start.file, start, committed=True)
-            journal.plan_beside(end, {})
         journal.abandon(end, journal.planned(start, end))
         return {}
 

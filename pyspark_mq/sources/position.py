@@ -56,8 +56,8 @@ class JournalFiles(Protocol):
     def parts(self, file: str) -> Sequence[str]:
         """List the names of the parts of an epoch."""
 
-    def remove(self, files: Collection[str]) -> None:
-        """Remove files of epochs and their parts. A file that cannot be removed does no harm."""
+    def remove(self, files: Collection[str], part: str = "") -> None:
+        """Remove files of epochs with all parts, or one part of each. A file that cannot be removed does no harm."""
 
     def left_by_crashes(self) -> list[str]:
         """List, once each, the files that no offset names and no process will name again."""

@@ -45,10 +45,11 @@ class Replay:
         """Restore the epoch between two positions in the in-flight tables, as one planned epoch.
 
         Raises:
-            CheckpointError: it was planned with another broker, or has messages of a queue that is not read.
+            CheckpointError: it has messages of a queue that is not read.
             DataLossError: not all are redelivered within `replayTimeout`, and `failOnDataLoss` is on.
         """
-        self._check_broker(end)
+        for queue in self._queues:
+            queue.expect_broker(end.broker_id)
         planned = self._memory.planned(start, end)
         self._check_all_are_read(end, planned)
         gap_s = self._runtime.timing.gap_s
@@ -60,19 +61,6 @@ class Replay:
         finally:
             for one in awaited:
                 one.queue.end_replay()
-
-    def _check_broker(self, end: Position) -> None:
-        """Refuse an open epoch of another broker: Spark before 4.2 logs it before the source can notice."""
-        for queue in self._queues:
-            known = queue.view.broker_id
-            if known and end.broker_id and end.broker_id != known:
-                raise CheckpointError(
-                    f"{self._settings.destination}: the checkpoint was written with broker '{known}', except for "
-                    f"its open epoch, which was planned with broker '{end.broker_id}' by a query that then failed. "
-                    "Nothing of that epoch was emitted: correct 'url' if it still names that broker, and delete the "
-                    "newest file in the folder 'offsets' of the checkpoint"
-                )
-            queue.expect_broker(end.broker_id)
 
     def _check_all_are_read(self, end: Position, planned: Mapping[str, Sequence[Key]]) -> None:
         """Refuse an open epoch with messages of a queue that is gone: it cannot be replayed."""

@@ -41,8 +41,8 @@ _SCHEMA = pa.schema(
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 #: Fields that go into the JSON unchanged.
 _PLAIN = (
-    "epoch", "queues", "without_start", "connected_s", "left_so_far", "settled", "base", "after", "left_after",
-    "window_parts", "left_parts", "gone", "state", "secret", "without",
+    "epoch", "start", "queues", "connected_s", "left_so_far", "settled", "base", "after", "left_after",
+    "window_parts", "left_parts", "gone", "state", "secret",
 )  # fmt: skip
 
 
@@ -50,6 +50,7 @@ def encoded(file: EpochFile) -> bytes:
     """Return the bytes of a file."""
     keys, are_bytes = _planned(file.planned)
     head = {name: value for name in _PLAIN if (value := getattr(file, name)) not in (None, False, [])}
+    head["start"] = file.start  # 0 says something
     head |= {
         "planned": _counts(file.planned),
         "unsettled": [[one.number, dict(one.queues), len(one.digests), len(one.contents)] for one in file.unsettled],
@@ -80,7 +81,11 @@ def encoded(file: EpochFile) -> bytes:
 
 
 def decoded(data: bytes) -> EpochFile:
-    """Return the file encoded in these bytes, which must be unchanged since they were written."""
+    """Return the file encoded in these bytes, which must be unchanged since they were written.
+
+    Raises:
+        ValueError: another version of this package wrote a field that this one does not know.
+    """
     with pa.ipc.open_stream(data) as stream:
         batch = stream.read_next_batch()
     columns = {name: batch.column(name)[0] for name in _SCHEMA.names}
@@ -93,6 +98,8 @@ def decoded(data: bytes) -> EpochFile:
     ]
     remembered = [Snapshot(number, left.next(size), so_far=so_far) for number, so_far, size in head.pop("contents")]
     planned = _by_queue(head.pop("planned"), iter(_keys(columns["keys"].values, columns["bytes"].as_py())))
+    if unknown := head.keys() - set(_PLAIN):
+        raise ValueError(f"unknown fields {', '.join(sorted(unknown))}")
     return EpochFile(**head, **parts, planned=planned, unsettled=unsettled, contents=remembered)
 
 

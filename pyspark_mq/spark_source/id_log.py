@@ -52,7 +52,7 @@ _MAKE_ROOM = "Make room, and give the driver's user the right to write there"
 _READABLE = "Make the folder readable for the driver's user"
 #: Prefix of a part's name -> problem and advice of the error if it cannot be written.
 _WRITTEN = {
-    "beside": ("the remembered IDs next to '{}' cannot be written", f"The epoch was not emitted. {_MAKE_ROOM}"),
+    "alone": ("the note that a run begins at '{}' cannot be written", f"Nothing was received. {_MAKE_ROOM}"),
     "abandoned": (
         "the list of messages that the epoch of '{}' runs without cannot be written",
         f"The epoch was neither emitted nor acknowledged. {_MAKE_ROOM}",
@@ -202,7 +202,11 @@ class IdLog:
                 whole = name.endswith(f"-{_digest(data)}{_END}")
         if not whole:
             raise self._error(f"the file '{name}' was changed after it was written", "another digest", advice)
-        content = decoded(data)
+        try:
+            content = decoded(data)
+        except ValueError as unknown:
+            other = f"Go on with the version of pyspark-mq that wrote it, or {START_ANEW}"
+            raise self._error(f"the file '{name}' has the form of another version", unknown, other) from None
         self._last = name, content
         return content
 
@@ -211,10 +215,12 @@ class IdLog:
             begin = f"{_stem(file)}-"
             return sorted(name[len(begin) : -len(_END)] for name in self._names if name.startswith(begin))
 
-    def remove(self, files: Collection[str]) -> None:
-        for file in files:
+    def remove(self, files: Collection[str], part: str = "") -> None:
+        for file in files if not part else ():
             for name in [name for name in self._names if name.lstrip(".").startswith(_stem(file))]:
                 self._remove(name)
+        for file in files if part else ():
+            self._remove(f"{_stem(file)}-{part}{_END}")
 
     def _write(self, name: str, data: bytes) -> None:
         if name not in self._names:  # else it is the same

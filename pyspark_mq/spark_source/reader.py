@@ -1,9 +1,10 @@
 """The reader of queues: translates Spark's calls to an :class:`EpochSource`.
 
-Order of calls (Spark 4.2 and later, ``MicroBatchExecution.scala``): ``latestOffset(start)`` -
+Order of calls (``MicroBatchExecution.scala``): ``latestOffset(start)`` -
 offset log - ``commit(start)`` - ``partitions(start, end)`` - tasks - commit log. After a crash in
 between, ``partitions(start, end)`` comes first. Spark writes the commit log before it asks for the
-next offset, so `start` proves that its epoch is committed.
+next offset, so `start` proves that its epoch is committed. Before 4.2 it has no `start`
+(:mod:`.shown_offset`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import Options
 from pyspark_mq.spark_source.read_limits import ReadMaxRows, SupportsTriggerAvailableNow, is_unlimited
 from pyspark_mq.spark_source.schema import BatchBuilder
+from pyspark_mq.spark_source.shown_offset import ShownOffset
 from pyspark_mq.spark_source.task_transport import Rows, TaskTransport
 
 if TYPE_CHECKING:
@@ -58,6 +60,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._worker: Worker | None = None
         #: Offsets and their positions, newest last: Spark asks for each several times.
         self._known: deque[tuple[dict[str, Any], Position]] = deque(maxlen=_OFFSETS_KNOWN)
+        self._shown = ShownOffset(options.settings.destination)
+        #: Whether the first epoch of this process was asked for.
+        self._asked = False
         self._partitions: tuple[int, list[InputPartition]] | None = None
         self._task_transport: TaskTransport | None = None
 
@@ -92,10 +97,17 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @without_traceback
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Acknowledge the epoch that ends at `start` and plan the next one."""
-        position = None if start is None else self._position(start)
+        if start is None:
+            # It may be all of a run: before Spark 4.2 those of Trigger.AvailableNow have one epoch.
+            alone, self._asked = not self._asked, True
+            return self._shown.latest(self.initialOffset, lambda start: self._latest(start, limit, alone=alone))
+        return self._latest(start, limit)
+
+    def _latest(self, start: dict[str, Any], limit: Any, *, alone: bool = False) -> dict[str, Any]:
+        position = self._position(start)
         maximum = None if is_unlimited(limit) else getattr(limit, "max_rows", self._options.settings.max_messages)
-        latest = self._source().latest(position, maximum)
-        if start is not None and latest == position:
+        latest = self._source().latest(position, maximum, alone=alone)
+        if latest == position:
             return start  # unchanged, as Spark compares text
         for offset, known in self._known:
             if known == latest:
@@ -111,8 +123,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return an epoch's payload, split for tasks; the same objects however often Spark asks."""
         before, after = self._position(start), self._position(end)
+        self._shown.show(end)
         if before == after:
-            # Other sources of the query cause this call, as does Spark 4.0 before each replay: it proves nothing.
+            # Other sources of the query cause this call, as does Spark before each replay: it proves nothing.
             return []
         runs = self._source().payload(before, after)
         if self._partitions is None or self._partitions[0] != after.epoch:

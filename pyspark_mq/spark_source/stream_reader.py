@@ -14,6 +14,7 @@ from pyspark_mq.errors import SchemaError
 from pyspark_mq.spark_source.failures import without_traceback
 from pyspark_mq.spark_source.read_limits import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow, is_unlimited
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
+from pyspark_mq.spark_source.shown_offset import ShownOffset
 from pyspark_mq.streams.planner import Planner
 from pyspark_mq.streams.ranges import Range
 from pyspark_mq.streams.rows import range_batches
@@ -98,9 +99,16 @@ class StreamBatchReader(_Tasks, DataSourceReader):
 class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of one query's streams, epoch by epoch. An offset is a position in each partition, and its own proof."""
 
+    def __init__(self, settings: StreamSettings, schema: StructType) -> None:
+        super().__init__(settings, schema)
+        self._shown = ShownOffset(settings.of)
+        self._initial: dict[str, Any] | None = None
+
     @without_traceback
     def initialOffset(self) -> dict[str, Any]:
-        return self._planner.initial()
+        """Return the same offset whenever Spark asks, although the end of a stream moves."""
+        self._initial = self._initial or self._planner.initial()
+        return self._initial
 
     def getDefaultReadLimit(self) -> Any:
         """Return `maxOffsetsPerTrigger`, if it is set."""
@@ -114,6 +122,8 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
     @without_traceback
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Plan the next epoch."""
+        if start is None:
+            return self._shown.latest(self.initialOffset, self._planner.latest)
         return self._planner.latest(start, limited=not is_unlimited(limit))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -123,6 +133,7 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
     @without_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the ranges of an epoch."""
+        self._shown.show(end)
         return [_RangePartition(wanted) for wanted in self._planner.ranges(start, end)]
 
     @without_traceback

@@ -58,8 +58,7 @@ class _Partition:
         seen: the place examined since then, the stream's end, and the place's fate. A re-created stream may have the
             same end as before.
         planned: the last planned epoch: its start, the offset it begins at, and its end.
-        furthest: the furthest place of this process, as Spark before 4.2 passes no start.
-        lower: an end that Spark has logged below its start, and that start.
+        furthest: the furthest place of this process.
         reported: losses reported so far, and the offset up to which they were counted.
         bound: end of a run of `Trigger.AvailableNow`.
     """
@@ -71,7 +70,6 @@ class _Partition:
     seen: tuple[StreamPosition, StreamPosition, Found] | None = None
     planned: tuple[StreamPosition, int, StreamPosition] | None = None
     furthest: StreamPosition | None = None
-    lower: tuple[StreamPosition, StreamPosition] | None = None
     reported: dict[tuple[StreamPosition, Outcome | None], int] = field(default_factory=dict)
     bound: StreamPosition | None = None
     backlog: int = 0
@@ -265,19 +263,12 @@ class Planner:
             partition.bound = end
         self._bounded = True
 
-    def latest(self, start: dict[str, Any] | None, *, limited: bool = True) -> dict[str, Any]:
-        """Return the end of the next epoch, or `start` itself if there is nothing to read.
-
-        Args:
-            start: None before Spark 4.2; then it is the furthest place of this process.
-        """
+    def latest(self, start: dict[str, Any], *, limited: bool = True) -> dict[str, Any]:
+        """Return the end of the next epoch, or `start` itself if there is nothing to read."""
         return self._steadily(lambda: self._latest(start, limited=limited))
 
-    def _latest(self, start: dict[str, Any] | None, *, limited: bool) -> dict[str, Any]:
-        if start is None:
-            before = {one.name: one.furthest for one in self._partitions.values() if one.furthest is not None}
-        else:
-            before = decode(self._settings.of, start)
+    def _latest(self, start: dict[str, Any], *, limited: bool) -> dict[str, Any]:
+        before = decode(self._settings.of, start)
         for name, place in before.items():
             if not self._at(name).there:
                 text = f"it was deleted; it was read up to offset {place.next}"
@@ -286,8 +277,6 @@ class Planner:
         for partition in self._there():
             if self._bounded and partition.bound is None:
                 continue
-            if start is None and partition.name not in before:
-                before[partition.name] = self._end(partition)
             # A new partition is read from its first message.
             place = before.setdefault(partition.name, StreamPosition(0))
             found = self._see(partition, place)
@@ -296,10 +285,10 @@ class Planner:
             partition.backlog = max(0, end.next - begin)
             planned.append((partition, begin, end))
         total = sum(partition.backlog for partition, *_ in planned)
-        if start is not None and (total == 0 or self._waits(total)):
+        if total == 0 or self._waits(total):
             return start
         self._planned_s = time.monotonic()
-        limit = self._settings.max_offsets if limited and start is not None else None
+        limit = self._settings.max_offsets if limited else None
         after = {one.name: self._cut(one, begin, end, limit, total) for one, begin, end in planned}
         for partition, begin, end in planned:
             place = partition.furthest = after[partition.name]
@@ -386,8 +375,6 @@ class Planner:
         planned: list[tuple[_Partition, int, StreamPosition]] = []
         for name, end in after.items():
             partition, start = self._at(name), before.get(name, StreamPosition(0))
-            if partition.lower is not None and start == partition.lower[0]:
-                start = partition.lower[1]
             if start == end:
                 continue
             if not partition.there:
@@ -404,8 +391,6 @@ class Planner:
         found = self._see(partition, start)
         begin = self._judged(partition, start, found, end.next)
         partition.furthest = end
-        if end.next < start.next and found.outcome in {Outcome.SAME, Outcome.NOT_YET}:
-            partition.lower, partition.furthest = (end, start), start
         found = self._see(partition, end)
         if found.outcome is not Outcome.GONE:
             self._judged(partition, end, found, gone=max(0, end.next - max(start.next, found.stop.next)))

@@ -119,8 +119,7 @@ def test_several_queues_in_one_query_and_one_more_with_the_same_checkpoint(
     for queue in names:
         rows = [row for row in [*one.rows, *job.rows] if row.destination == queue]
         assert [bytes(row.body) for row in rows] == bodies(30)
-        if _FULL_API:  # before 4.2 the last epoch is settled by the next one
-            assert poll(lambda queue=queue: total(rabbit, queue) == 0, 30)
+        assert poll(lambda queue=queue: total(rabbit, queue) == 0, 30)
     for other in names[1:]:
         rabbit.delete(other)
 
@@ -216,7 +215,7 @@ def test_a_small_epoch_waits_until_it_is_full_or_late(
     time.sleep(6)
     assert job.rows == []
     rabbit.publish(name, bodies(7))
-    assert poll(lambda: len(job.rows) == 10 and (not _FULL_API or total(rabbit, name) == 0), 90)
+    assert poll(lambda: len(job.rows) == 10 and total(rabbit, name) == 0, 90)
     query.stop()
     # Else its last epoch is settled with the next one, and comes again for a new checkpoint.
     assert poll(lambda: rabbit.counts(name).unacked == 0, 30)
@@ -243,17 +242,37 @@ def test_available_now_takes_what_is_there_in_epochs_and_leaves_nothing(
 
 
 @pytest.mark.skipif(_FULL_API, reason="this Spark has AvailableNow for sources")
-def test_available_now_without_its_functions_takes_an_epoch_in_every_second_run(
+def test_available_now_without_its_functions_takes_all_that_waits_in_one_epoch(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
 ) -> None:
-    sent = rabbit.publish(name, bodies(12))
-    job = Job(spark, tmp_path, rabbit, name, maxMessagesPerTrigger=10)
-    for _ in range(4):
+    job, sent = Job(spark, tmp_path, rabbit, name), []
+    for count in (900, 400, 700, 0):
+        sent += rabbit.publish(name, bodies(count))
         assert job.start(availableNow=True).awaitTermination(60)
-    # A run begins with what the one before has emitted and could not settle.
-    assert [len(batch) for batch in job.batches.values()] == [10, 0, 2, 0]
-    assert [row.messageId for row in job.rows] == sent
+        assert [row.messageId for row in job.rows] == sent
+    assert [len(batch) for batch in job.batches.values()] == [900, 400, 700]
     assert poll(lambda: total(rabbit, name) == 0, 30)
+
+
+@pytest.mark.skipif(_FULL_API, reason="this Spark has AvailableNow for sources")
+def test_the_wrapper_of_available_now_is_refused_in_words(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    sent = rabbit.publish(name, bodies(5))
+    job = Job(spark, tmp_path, rabbit, name)
+    assert job.start(availableNow=True).awaitTermination(60)
+    wrapper = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
+    spark.conf.set(wrapper, "true")
+    try:
+        sent += rabbit.publish(name, bodies(5))
+        query = job.start(availableNow=True)
+        assert poll(lambda: not query.isActive, 60)
+        assert wrapper in str(query.exception())
+    finally:
+        spark.conf.unset(wrapper)
+    for _ in range(2):
+        assert job.start(availableNow=True).awaitTermination(60)
+    assert [row.messageId for row in job.rows] == sent
 
 
 @full_api
@@ -285,8 +304,7 @@ def test_the_last_epoch_of_an_idle_queue_is_acknowledged(
     job = Job(spark, tmp_path, rabbit, name)
     query = job.start()
     assert poll(lambda: len(job.rows) == 5, 90)
-    if _FULL_API:
-        assert poll(lambda: total(rabbit, name) == 0, 30)
+    assert poll(lambda: total(rabbit, name) == 0, 30)
     query.stop()
 
 
@@ -548,8 +566,7 @@ def test_the_lower_guarantees_need_no_ids(
     job.run(10)
     assert [bytes(row.body) for row in job.rows] == bodies(10)
     assert {row.messageId for row in job.rows} == {None}
-    if _FULL_API or guarantee == "none":
-        assert poll(lambda: total(rabbit, name) == 0, 30)
+    assert poll(lambda: total(rabbit, name) == 0, 30)
 
 
 # -- IDs and odd messages ----------------------------------------------------------------------

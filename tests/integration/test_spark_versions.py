@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.spark.versions import settles_at_once
 from tests.support.real_spark import real_spark
 from tests.support.spark_driver import POINTS, DriverMatrix
 from tests.support.stream_driver import StreamDriver
@@ -26,7 +25,7 @@ def test_a_driver_killed_at_any_point_of_a_real_spark_40(rabbit: RabbitNode, tmp
     queue = f"driver-{uuid.uuid4().hex[:8]}"
     rabbit.declare(queue)
     options = {"broker": "rabbitmq", "url": rabbit.url(), "queue": queue}
-    matrix = DriverMatrix(python, rabbit, queue, tmp_path, options, settles_at_once=settles_at_once(python))
+    matrix = DriverMatrix(python, rabbit, queue, tmp_path, options)
     try:
         matrix.run()
     finally:

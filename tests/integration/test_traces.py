@@ -32,7 +32,7 @@ def test_what_the_source_does_is_allowed() -> None:
 
 
 def test_what_was_corrupted_is_refused() -> None:
-    kind = Kind(shows_start=True, gives_up=False, consumers=1)
+    kind = Kind(gives_up=False, consumers=1)
     runs = [record(kind, seed) for seed in _SEEDS]
     corrupted: dict[str, Trace] = {}
     for corrupt in CORRUPTIONS:

@@ -45,7 +45,6 @@ RULES = {
         "                if held or key in known or key in repeats:\n", "                if key in repeats:\n"
     ),
     "what was acknowledged again is settled": ("            self._memory.settle_again(contents)\n", ""),
-    "what came blindly is recognised": ("return {*self._memory.recognise(contents, self._coming)}", "return set()"),
 }  # fmt: skip
 
 #: Histories that break without a rule which others take long to break: seed, contents, proves, shows_start.

@@ -94,11 +94,10 @@ class Life:
 
     Args:
         module: the memory, which may be one that lacks a rule.
-        without_start: a commit is shown only after the next plan, as before Spark 4.2.
     """
 
-    def __init__(self, module: Any, window: int, most_left: int, *, without_start: bool) -> None:
-        self.module, self.window, self.most_left, self.without_start = module, window, most_left, without_start
+    def __init__(self, module: Any, window: int, most_left: int) -> None:
+        self.module, self.window, self.most_left = module, window, most_left
         self.files: dict[str, bytes] = {}
         #: Name of a file -> what was so when it was written.
         self.then: dict[str, Oracle] = {}
@@ -125,7 +124,7 @@ class Life:
         self.oracle.settle([epoch for epoch in self.oracle.unsettled if epoch not in held])
         self.epoch += 1
         self.written += 1
-        file = self.memory.compose(self.epoch, QUEUES, planned, held, self.begun)
+        file = self.memory.compose(self.epoch, QUEUES, planned, held)
         gone, going = self.memory.forget_files(self.named, file.names)
         name = f"file-{self.written}"
         for one in gone:
@@ -158,8 +157,7 @@ class Life:
     def run(self, chance: random.Random, size: int) -> None:
         name = self.plan(chance, size)
         self.log = [*self.log, name][-OFFSETS:]
-        if not self.without_start:
-            self.commit_begun()
+        self.commit_begun()
 
     def leave(self, chance: random.Random) -> None:
         """The end of a session leaves some, and some that were left long ago again."""
@@ -202,8 +200,7 @@ class Life:
         self.oracle = self.then[name].copied()
         self.oracle.end()
         self.begun = {file.epoch: {queue: list(keys) for queue, keys in file.planned.items()}}
-        if not self.without_start:
-            self.commit_begun()
+        self.commit_begun()
 
     def check(self, largest: int) -> None:
         promised = self.oracle.promised(self.window, self.most_left)
@@ -231,7 +228,7 @@ class Life:
 
 def a_history(seed: int, module: Any, epochs: int = 260) -> None:
     chance = random.Random(seed)
-    life = Life(module, chance.choice([0, 30, 300]), chance.choice([40, 400]), without_start=seed % 3 == 0)
+    life = Life(module, chance.choice([0, 30, 300]), chance.choice([40, 400]))
     most, calm = chance.choice([1, 7, 40]), chance.choice([20, 500])
     for _ in range(epochs):
         life.run(chance, chance.randint(1, most))

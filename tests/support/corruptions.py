@@ -98,17 +98,10 @@ def planned_and_never_delivered(events: Events) -> Events | None:
 
 def planned_in_another_order(events: Events) -> Events | None:
     for at in places(events, "plan"):
-        _, planned, without_start = events[at]
+        _, planned = events[at]
         for name, ids in planned.items():
             if len(ids) > 1:
-                return changed(events, at, "plan", {**planned, name: ids[::-1]}, without_start)
-    return None
-
-
-def planned_blindly(events: Events) -> Events | None:
-    for at in places(events, "plan"):
-        _, planned, without_start = events[at]
-        return changed(events, at, "plan", planned, not without_start)
+                return changed(events, at, "plan", {**planned, name: ids[::-1]})
     return None
 
 
@@ -172,7 +165,6 @@ CORRUPTIONS: Sequence[Callable[[Events], Events | None]] = [
     acknowledged_before_its_commit, asked_to_acknowledge_before_its_commit, asked_to_acknowledge_beyond_its_epoch,
     replayed_with_one_less, emitted_in_another_order, emitted_twice,
     planned_and_never_delivered, planned_in_another_order,
-    planned_blindly,
     taken_twice, delivered_twice_in_a_session, delivered_without_a_session, delivered_in_the_session_of_another_queue,
     opened_twice, committed_without_a_sink, planned_again_before_the_commit, planned_unasked, replayed_what_is_its_own,
     forgotten_and_never_acknowledged, begun_twice,

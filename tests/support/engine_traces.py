@@ -78,7 +78,7 @@ def read_trace(file: Path, name: str) -> Trace | None:
         exactly-once.
     """
     names, gives_up, answer, waiting = _Numbers(), False, None, ""
-    trace = Trace(Kind(shows_start=True, gives_up=False, consumers=1), name, names=names)
+    trace = Trace(Kind(gives_up=False, consumers=1), name, names=names)
     for line in file.read_text("utf-8").splitlines():
         event, *about = json.loads(line)
         if event == "inexact":

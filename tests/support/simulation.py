@@ -244,7 +244,8 @@ class Query:
     Attributes:
         id_log: folder for the files of the journal; one in memory if None.
         place: is there one at all? A lower guarantee needs none.
-        shows_start: Spark 4.2 and later show the committed offset when they plan.
+        shows_start: Spark 4.2 and later. Before, the source remembers which offset was shown, and the first plan of a
+            process may be all of a run.
         sink: batch -> IDs of its rows, written once.
     """
 
@@ -266,6 +267,7 @@ class Query:
         self._codec = self._make_codec()
         self._process: Process | None = None
         self._source: EpochSource | None = None
+        self._asked = False
         self._stores: dict[str, MemoryStore] = {}
         self._consumers: type[MemorySession] | None = None
         self.skew_s = 0.0
@@ -308,6 +310,7 @@ class Query:
                 self.settings, self._worker(), make_store, self._process, self._list_queues,
                 files=self._codec.log,
             )  # fmt: skip
+            self._asked = False
             self.trace("start", self._source)
         return self._source
 
@@ -421,8 +424,8 @@ class Query:
     def _plan(self, batch: int, crash: At | None, most: int | None) -> bool:
         source = self.source
         self.trace("latest")
-        end = source.latest(self.position(batch - 1) if self.shows_start else None, most)
-        # Before Spark 4.2 the source has not read another offset by now.
+        alone, self._asked = not self.shows_start and not self._asked, True
+        end = source.latest(self.position(batch - 1), most, alone=alone)
         offset = json.dumps(self._codec.encode(end))
         start = self.position(batch - 1)
         if end == start:
@@ -434,7 +437,7 @@ class Query:
         self._die_if(crash, At.BEFORE_OFFSET_LOG)
         self.offsets[batch] = offset
         if self.settings.guarantee.identifies:
-            self.trace("plan", *planned(source, end))
+            self.trace("plan", planned(source, end))
         if batch > 0:
             self.trace("run")
             self.source.commit(start)
@@ -459,13 +462,7 @@ class Query:
     @property
     def left(self) -> int:
         """Messages in the queue that have no reason to be there."""
-        # Before Spark 4.2 the last epoch is settled when the next one is planned.
-        open_ = set() if self.shows_start else set(self.sink.get(self.committed, ()))
-        return sum(
-            self.row(queue.name, message.name) not in open_
-            for queue in self.queues
-            for message in [*queue.ready, *queue.handed_out]
-        )
+        return sum(len(queue.ready) + len(queue.handed_out) for queue in self.queues)
 
     @property
     def _several(self) -> bool:

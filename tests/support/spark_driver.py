@@ -48,18 +48,13 @@ class DriverMatrix:
         node: a broker that is running.
         queue: an empty queue of it.
         folder: for checkpoint, sink and log.
-        settles_at_once: does this Spark show the committed offset to the source, which then settles without a next
-            epoch?
     """
 
-    def __init__(
-        self, python: Path, node: Node, queue: str, folder: Path, options: dict[str, str], *, settles_at_once: bool
-    ) -> None:
+    def __init__(self, python: Path, node: Node, queue: str, folder: Path, options: dict[str, str]) -> None:
         self._python = python
         self._node = node
         self._queue = queue
         self._folder = folder
-        self._settles_at_once = settles_at_once
         port = urlsplit(options["url"]).port
         self._proxy = FaultProxy("127.0.0.1", port or 0)
         full = {"maxMessagesPerTrigger": EPOCH, "minMessagesPerTrigger": EPOCH, "maxTriggerDelay": "1h"}
@@ -129,8 +124,6 @@ class DriverMatrix:
         self._publish(EPOCH)
         self._start("--hold", "3")
         self._wait((self._folder / "3.json").exists, "batch 3")
-        if not self._settles_at_once:
-            self._publish(EPOCH)  # what has the epoch before it settled
         # Shorter than any acknowledgement.
         cut = self._proxy.cut_after(10, Direction.TO_BROKER)
         self._go()
@@ -143,8 +136,7 @@ class DriverMatrix:
         self._publish(EPOCH)
         self._start()
         self._wait(lambda: len(self._rows()) >= len(self.sent), "all rows")
-        left = 0 if self._settles_at_once else EPOCH
-        self._wait(lambda: self._node.counts(self._queue).total <= left, "the queue to be empty")
+        self._wait(lambda: self._node.counts(self._queue).total == 0, "the queue to be empty")
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         assert self._process.wait(_STEP_TIMEOUT_S) == 0, self._log()

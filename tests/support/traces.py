@@ -43,13 +43,11 @@ class Kind:
     """What all traces that are checked together have in common.
 
     Attributes:
-        shows_start: Spark 4.2 or later.
         gives_up: option `failOnDataLoss` is false.
         consumers: sessions of a queue.
         messages: of a queue, at most.
     """
 
-    shows_start: bool
     gives_up: bool
     consumers: int
     messages: int = _MESSAGES
@@ -97,9 +95,9 @@ class Trace:
         else:
             self.add(name)
 
-    def plan(self, ids: Mapping[str, Sequence[str]], blind: bool) -> None:
+    def plan(self, ids: Mapping[str, Sequence[str]]) -> None:
         """An offset is in the log: queue -> IDs of its epoch."""
-        self.add("plan", by_queue(self._each(ids)), blind)
+        self.add("plan", by_queue(self._each(ids)))
 
     def _each(self, ids: Mapping[str, Sequence[str]]) -> list[tuple[str, int]]:
         return [self.names.one(queue, text) for queue, texts in ids.items() for text in texts]
@@ -151,8 +149,8 @@ def record(kind: Kind, seed: int) -> Trace:
     broker = MemoryBroker(world.process(), seed)
     names = QUEUES[: chance.choice((1, 2))]
     queues = [broker.declare(name) for name in names]
-    steady = kind.gives_up or not kind.shows_start
-    delay_s = 0.0 if not kind.shows_start else chance.choice((0.0, 0.0, 2.0, _DELAY_S))
+    steady = kind.gives_up
+    delay_s = chance.choice((0.0, 0.0, 2.0, _DELAY_S))
     for queue in queues:
         lag_s = chance.choice((0.0, 0.03, 0.4))
         queue.faults = Faults(
@@ -166,7 +164,7 @@ def record(kind: Kind, seed: int) -> Trace:
         connect_timeout_s=100_000.0, replay_timeout_s=60.0 if steady else 100_000.0,
         fail_on_data_loss=not kind.gives_up,
     )  # fmt: skip
-    query = Query(world, broker, settings, shows_start=kind.shows_start)
+    query = Query(world, broker, settings, shows_start=chance.random() < 0.7)
     query.trace, broker.trace = trace.spark, trace.broker
     run = _Run(chance, world, broker, query)
     for _ in range(chance.randint(5, 25)):
@@ -185,9 +183,7 @@ class _Run:
     def step(self) -> None:
         """The next one."""
         steps = (self._trigger,) * 4 + (self._publish, self._kill, self._die, self._wait, self._end, self._end_between)
-        if self._query.shows_start:
-            steps += (self._stand_still, self._finish, self._take_away)
-        self._chance.choice(steps)()
+        self._chance.choice((*steps, self._stand_still, self._finish, self._take_away))()
 
     def _publish(self) -> None:
         for _ in range(self._chance.randint(1, 4)):
@@ -204,7 +200,7 @@ class _Run:
             self._query.trigger(self._chance.choice(list(At)))
 
     def _die(self) -> None:
-        self._query.crash(self._chance.choice((0.0, 3.0, 20.0)) if self._query.shows_start else 0.0)
+        self._query.crash(self._chance.choice((0.0, 3.0, 20.0)))
 
     def _wait(self) -> None:
         self._world.let_pass(self._chance.choice((0.05, 0.7, 3.0, 12.0, 100.0)))
@@ -214,7 +210,7 @@ class _Run:
         if how == "killed":
             self._broker.kill()
             self._world.at(1.5, self._broker.start)
-        elif how == "cut" or not self._query.shows_start:
+        elif how == "cut":
             self._broker.cut(lose_acks=lose_acks)
         elif how == "half-open":
             self._broker.cut(lose_acks=lose_acks, unnoticed_s=6.0)
@@ -292,15 +288,15 @@ def _module(kind: Kind, traces: Sequence[Trace]) -> str:
     faults = ", ".join(f"{name} |-> 1000000" for name in FAULTS)
     return (
         f"TracesHere == <<\n{told}\n>>\nCopiesHere == {_tla(copies)}\nSlotsHere == {_tla(slots)}\n"
-        f"FaultsHere == [{faults}]\nNobody == {{}}\nAnyTime == {_tla(not kind.shows_start)}"
+        f"FaultsHere == [{faults}]\nNobody == {{}}"
     )
 
 
 def _configuration(kind: Kind) -> list[str]:
     constants = {
         "Traces": "<- TracesHere", "Copies": "<- CopiesHere", "Slots": "<- SlotsHere", "Faults": "<- FaultsHere",
-        "Odd": "<- Nobody", "Broken": "<- Nobody", "Shows": f"= {_tla(kind.shows_start)}", "Mode": '= "stream"',
-        "NeedsEmpty": "<- AnyTime", "Window": "= 1000", "Room": "= 1000", "EpochMax": "= 1000", "Limit": "= 0",
+        "Odd": "<- Nobody", "Broken": "<- Nobody", "Mode": '= "stream"',
+        "Window": "= 1000", "Room": "= 1000", "EpochMax": "= 1000", "Limit": "= 0",
         "RememberLeft": "= 1000000", "DedupWindow": "= 1000000",
         "Forget": "<- ForgetNothing", "Count": "<- CountNothing",
         "GivesUp": f"= {_tla(kind.gives_up)}",
@@ -325,8 +321,8 @@ def _tla(value: Any) -> str:
 
 
 def kinds() -> list[Kind]:
-    """All there are; what Spark does not show is not given up."""
-    return [Kind(True, gives_up, count) for gives_up in (False, True) for count in (1, 2)] + [Kind(False, False, 1)]
+    """All there are."""
+    return [Kind(gives_up, count) for gives_up in (False, True) for count in (1, 2)]
 
 
 def main() -> int:

@@ -40,23 +40,23 @@ def writer() -> Told:
     return write
 
 
-def planned(source: EpochSource, end: Position) -> tuple[dict[str, list[str]], bool]:
-    """What the file of an epoch says: its IDs, and whether it was planned blindly."""
+def planned(source: EpochSource, end: Position) -> dict[str, list[str]]:
+    """Queue -> IDs, as the file of an epoch has them."""
     memory = source._memory
     assert isinstance(memory, Journal), "without IDs nothing is written down"
     content = memory._files.read(end.file)
     ids = {queue: list(map(key_text, keys)) for queue, keys in planned_in(memory._files, end.file).items()}
-    return {**{queue: [] for queue in content.queues}, **ids}, content.without_start
+    return {**{queue: [] for queue in content.queues}, **ids}
 
 
 def watch_answers(source: EpochSource, tell: Told) -> None:
     """Tell of each offset that it answers with."""
     latest = source.latest
 
-    def answered(*arguments: Any) -> Position:
-        end = latest(*arguments)
+    def answered(*arguments: Any, **options: Any) -> Position:
+        end = latest(*arguments, **options)
         if end.file:
-            tell("answer", *planned(source, end))
+            tell("answer", planned(source, end))
         return end
 
     source.latest = answered  # type: ignore[method-assign,assignment]

@@ -114,14 +114,6 @@ def test_epochs_of_a_backlog_are_of_one_size_however_fast_it_comes(
     assert {found for found in sizes if found} == {size}
 
 
-def test_a_minimum_does_not_take_the_room_that_the_next_epoch_has_before_spark_4_2(world: World) -> None:
-    query = query_of(world, max_messages=1_000, prefetch=1_000, min_messages=700)
-    query.shows_start = False
-    publish(query, 6_000)
-    sizes = [query.trigger() for _ in range(6)]
-    assert max(sizes) == 500
-
-
 def test_the_next_epoch_is_what_one_leaves_of_the_window(world: World) -> None:
     query = query_of(world, prefetch=1_000)
     query.queue.faults.rate = 10_000

@@ -34,6 +34,30 @@ def test_jobs_whose_sink_fails_night_after_night_do_not_empty_the_queue(run: str
     assert len(scene.queue.dead_letters) <= 2_100
 
 
+def test_jobs_that_die_before_the_offset_log_age_a_few_messages_each() -> None:
+    """Before Spark 4.2 the first plan of a process may be all of a run, and takes a whole window: once."""
+    scene = Scene(max_messages=100, prefetch=20_000, dedup_window=0, shows_start=False)
+    scene.publish(100)
+    assert scene.query.trigger() == 100
+    scene.query.crash()
+    scene.publish(20_000, size=0)
+    for _ in range(6):
+        with pytest.raises(Crashed):
+            scene.query.trigger(At.BEFORE_OFFSET_LOG)
+    assert len([message for message in scene.queue.ready if message.deliveries > 1]) <= 2_200
+    scene.assert_exactly_once()
+
+
+def test_a_run_before_spark_4_2_that_finds_nothing_leaves_the_next_its_whole_window() -> None:
+    scene = Scene(max_messages=5_000, prefetch=10_000, dedup_window=0, shows_start=False)
+    for count in (10, 0, 0, 5_000):
+        scene.publish(count, size=0)
+        scene.world.let_pass(1.0)
+        assert scene.query.trigger() == count
+        assert bool([name for name in scene.query.folder.files if "alone" in name]) is (count == 5_000)
+        scene.query.crash()
+
+
 @pytest.mark.parametrize(
     ("epoch", "consumers"),
     [(100, 4), (5_000, 1), *(with_all(*one) for one in ((100, 1), (2_000, 1), (2_000, 4), (5_000, 4)))],

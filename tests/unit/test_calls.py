@@ -30,8 +30,8 @@ from tests.support.simulation import ids_of
 LIMIT = 10
 NEW = Position(0)
 #: Machines and the calls that each of them sees.
-SHOWS = (Call.BOUND, Call.LATEST, Call.WITHOUT_START, Call.PAYLOAD, Call.COMMIT)
-NAMES = (Call.LATEST, Call.BEHIND, Call.BEYOND, Call.WITHOUT_START, Call.PAYLOAD, Call.COMMIT)
+SHOWS = (Call.BOUND, Call.LATEST, Call.PAYLOAD, Call.COMMIT)
+NAMES = (Call.LATEST, Call.BEHIND, Call.BEYOND, Call.PAYLOAD, Call.COMMIT)
 #: What cannot come: Spark goes on from what is not here, or from an epoch that it has just shown as committed.
 ILLEGAL = {(Call.BEYOND, epoch) for epoch in EpochPlace} | {(Call.LATEST, EpochPlace.BEGUN)}
 
@@ -56,7 +56,7 @@ def test_what_was_shown_is_never_unknown_again_and_a_bounded_run_stays_one() -> 
 
 def test_it_is_learnt_once_and_at_the_first_position_that_is_shown() -> None:
     for (call, shown), (first, then) in SHOWING.items():
-        names_one = call not in {Call.BOUND, Call.WITHOUT_START}
+        names_one = call is not Call.BOUND
         assert (First.LEARN in first) is (names_one and shown in {Committed.UNKNOWN, Committed.BOUNDED})
         assert (then in {Committed.KNOWN, Committed.CLOSED}) is (
             names_one or shown in {Committed.KNOWN, Committed.CLOSED}
@@ -86,7 +86,7 @@ def seen(source: EpochSource) -> Iterator[list[str]]:
         (source._batch_sizing, "gather", "gather"),
         (source._memory, "plan", "plan"),
         (source._replay, "run", "replay"),
-        (source._memory, "plan_beside", "begin"),
+        (source, "_hold", "begin"),
         (source._memory, "begin_commit", "acknowledge"),
         (source._queues, "forget_ended", "acknowledged"),
     ]
@@ -123,7 +123,7 @@ def probe(source: EpochSource) -> Committed:
     """Find out by further calls what a source takes for shown."""
     with seen(source) as happened:
         source.commit(NEW)
-        source.latest(None, LIMIT)
+        source.latest(NEW, LIMIT)
     return {
         (True, True): Committed.UNKNOWN,
         (True, False): Committed.BOUNDED,
@@ -135,7 +135,6 @@ def probe(source: EpochSource) -> Committed:
 CALLS: dict[Call, Callable[[EpochSource], object]] = {
     Call.BOUND: EpochSource.bound,
     Call.LATEST: lambda source: source.latest(NEW, LIMIT),
-    Call.WITHOUT_START: lambda source: source.latest(None, LIMIT),
     Call.PAYLOAD: lambda source: source.payload(NEW, Position(1)),
     Call.COMMIT: lambda source: source.commit(NEW),
 }
@@ -143,7 +142,6 @@ CALLS: dict[Call, Callable[[EpochSource], object]] = {
 FIRST: dict[Call, tuple[str, str, str, str]] = {
     Call.BOUND: ("find: bounded", "find: bounded", "find: closed", ": closed"),
     Call.LATEST: ("find learn: known", "find learn: closed", "find: known", ": closed"),
-    Call.WITHOUT_START: ("find: unknown", "find: bounded", "find: known", ": closed"),
     Call.PAYLOAD: ("find learn: known", "find learn: closed", ": known", ": closed"),
     Call.COMMIT: ("learn: known", "learn: closed", ": known", ": closed"),
 }
@@ -164,11 +162,11 @@ def test_what_a_call_does_first(call: Call, shown: Committed) -> None:
     check_first(call, shown)
 
 
-def epoch_at(epoch: EpochPlace, *, without_start: bool = False) -> tuple[Scene, EpochSource, Position]:
+def epoch_at(epoch: EpochPlace) -> tuple[Scene, EpochSource, Position]:
     """A source of which the last epoch is there: acknowledged if elsewhere."""
     scene, source = make()
     source.commit(NEW)
-    end = source.latest(None if without_start else NEW, LIMIT)
+    end = source.latest(NEW, LIMIT)
     assert end.epoch > 0
     if epoch is not EpochPlace.PLANNED:
         source.payload(NEW, end)
@@ -217,18 +215,6 @@ def check_from_beyond_is_an_error() -> None:
             source.latest(Position(99), LIMIT)
 
 
-def check_blindly_one_is_planned_beside_another_that_runs() -> None:
-    for epoch, expected in {
-        EpochPlace.ELSEWHERE: ["gather", "plan"],
-        EpochPlace.PLANNED: [],
-        EpochPlace.BEGUN: ["gather", "plan"],
-    }.items():
-        scene, source, _ = epoch_at(epoch, without_start=True)
-        scene.publish(2)
-        scene.world.let_pass(1.0)
-        assert acts(source, lambda source=source: source.latest(None, LIMIT)) == expected  # type: ignore[misc]
-
-
 def check_a_payload_begins_what_was_planned() -> None:
     scene, source, end = epoch_at(EpochPlace.PLANNED)
     assert acts(source, lambda: source.payload(NEW, end)) == ["begin"]
@@ -254,35 +240,15 @@ def check_only_what_was_begun_is_acknowledged() -> None:
         assert acts(source, lambda source=source, end=end: source.commit(end)) == expected  # type: ignore[misc]
 
 
-def check_nothing_that_runs_is_acknowledged_by_a_word_on_another_epoch() -> None:
-    scene, source, running = epoch_at(EpochPlace.BEGUN, without_start=True)
-    scene.publish(2)
-    scene.world.let_pass(1.0)
-    planned = source.latest(None, LIMIT)
-    assert planned.epoch > running.epoch
-    never_here = Position(planned.epoch + 1)
-    for call in (
-        lambda: source.latest(None, LIMIT),
-        lambda: source.latest(planned, LIMIT),
-        lambda: source.latest(NEW, LIMIT),
-        lambda: source.commit(planned),
-        lambda: source.commit(never_here),
-    ):
-        assert acts(source, call) == []
-    assert acts(source, lambda: source.commit(running)) == ["acknowledge", "acknowledged"]
-
-
 CHECKS: list[Callable[[], None]] = [
     check_latest_plans_behind_what_is_acknowledged,
     check_latest_repeats_what_was_never_begun,
     check_latest_acknowledges_what_was_begun,
     check_from_behind_the_answer_is_the_last_one,
     check_from_beyond_is_an_error,
-    check_blindly_one_is_planned_beside_another_that_runs,
     check_a_payload_begins_what_was_planned,
     check_a_payload_of_a_former_process_is_a_replay,
     check_only_what_was_begun_is_acknowledged,
-    check_nothing_that_runs_is_acknowledged_by_a_word_on_another_epoch,
 ]
 
 

@@ -9,7 +9,6 @@ from pyspark_mq.ack.content_matcher import ContentMatcher
 from pyspark_mq.dedup import IdSource, Memory, QueueMemory, content_digest
 from tests.support.decoding import Asked
 from tests.support.engine import At
-from tests.support.simulation import _identities
 from tests.unit.test_contents import Contents
 
 #: It is lost, or comes twice, as the page says.
@@ -304,24 +303,6 @@ def test_forgotten_contents_are_not_recalled_by_a_restart(monkeypatch: pytest.Mo
     assert query.emitted.count("21 degrees") == 2
 
 
-@pytest.mark.parametrize("proves", [True, False])
-@pytest.mark.parametrize("most", [20, 2])
-def test_a_bounded_run_of_spark_4_0_plans_before_it_replays(most: int, *, proves: bool) -> None:
-    """It asks for its end first, and then runs what a former process left open, as with IDs in test_epochs.py."""
-    one = Contents(proves=proves, shows_start=False, max_messages=most, replay_timeout_s=20.0)
-    query = one.scene.query
-    one.publish("a", "b", "c")
-    one.trigger(At.AFTER_OFFSET_LOG)
-    one.publish("d")
-    source = query.source
-    planned = source.latest(None, most)
-    one.trigger()
-    start = query.position(0)
-    source.commit(start)
-    emitted = query.emitted + [body for run in source.payload(start, planned) for body in _identities(run)]
-    assert len(emitted) == len(set(emitted)), emitted
-
-
 def _left_unacknowledged(one: Contents) -> None:
     """An epoch of five equal messages is committed, and its process ends before it acknowledges any."""
     one.publish("21 degrees", "21 degrees")
@@ -453,7 +434,7 @@ class _Noted:
                 self.in_flight.confirm(number, part.session, self.now_s)
 
     def compose(self, epoch: int) -> None:
-        file = self.memory.compose(epoch, ["orders"], {}, self.in_flight.settling.epochs, {})
+        file = self.memory.compose(epoch, ["orders"], {}, self.in_flight.settling.epochs)
         self.memory.written(f"file-{epoch}", file)
 
     @property

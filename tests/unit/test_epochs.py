@@ -15,7 +15,7 @@ from tests.support.effort import LONG, with_all
 from tests.support.engine import At, Crashed
 from tests.support.memory_broker import MemorySession, MemoryStore
 from tests.support.scene import Scene
-from tests.support.simulation import QUEUE, Query, ids_of, make_settings, only
+from tests.support.simulation import QUEUE, Query, make_settings, only
 from tests.unit.test_redelivery import assert_small
 
 # -- planning -----------------------------------------------------------------------------------
@@ -111,22 +111,6 @@ def test_before_spark_4_2_no_clock_makes_an_epoch_count_as_run(skew_s: float) ->
     assert scene.broker.counts(QUEUE).total <= 10  # the last epoch is settled with the next
 
 
-def test_before_spark_4_2_a_bounded_run_may_plan_before_it_replays() -> None:
-    # Spark 4.0 asks for the end of a bounded run first, and then runs what a former process left open.
-    scene = Scene(shows_start=False, max_messages=10)
-    scene.publish(10)
-    with pytest.raises(Crashed):
-        scene.query.trigger(At.AFTER_OFFSET_LOG)
-    scene.publish(10)
-    source = scene.query.source
-    planned = source.latest(None, 100)
-    assert scene.query.trigger() == 10
-    assert scene.query.emitted == scene.sent[:10]
-    start = scene.query.position(0)
-    rest = ids_of(source.payload(start, planned))
-    assert rest == scene.sent[10:]
-
-
 @pytest.mark.parametrize("at", At)
 @pytest.mark.parametrize("idle", [1, 3])
 def test_before_spark_4_2_an_idle_restart_forgets_nothing(at: At, idle: int) -> None:
@@ -172,29 +156,6 @@ def test_another_broker_is_refused_before_anything_of_it_is_emitted(shows_start:
         scene.query.trigger()
     assert scene.query.emitted == scene.sent[:10]
     assert scene.queue.acknowledged == []
-
-
-@pytest.mark.parametrize("name", ["memory", "another"])
-def test_before_spark_4_2_what_was_planned_at_another_broker_is_not_replayed(name: str) -> None:
-    scene = Scene(shows_start=False, max_messages=10)
-    scene.publish(10)
-    assert scene.query.trigger() == 10
-    scene.query.crash()
-    scene.publish(10)
-    scene.broker.name = "another"
-    with pytest.raises(CheckpointError):
-        scene.query.trigger()
-    scene.query.crash()
-    scene.broker.name = name
-    with pytest.raises(CheckpointError, match="delete the newest file in the folder 'offsets'"):
-        scene.query.trigger()
-    scene.query.crash()
-    del scene.query.offsets[1]
-    if name == "memory":
-        scene.assert_exactly_once()
-    else:
-        with pytest.raises(CheckpointError, match="is broker 'another'"):
-            scene.query.trigger()
 
 
 # -- limits count what is kept ----------------------------------------------------------------------

@@ -19,59 +19,13 @@ from tests.support.effort import part_of, with_all
 from tests.support.engine import At, Crashed
 from tests.support.folder import MemoryFolder
 from tests.support.scene import Scene
-from tests.support.simulation import ids_of, make_settings
+from tests.support.simulation import make_settings
 
 
 def batch(scene: Scene, count: int) -> None:
     scene.publish(count)
     while not scene.query.trigger():
         pass
-
-
-def planned_before_it_replays(skew_s: float) -> tuple[Scene, list[str]]:
-    """A bounded run of Spark 4.0 beside an open epoch: the scene, and what its own epoch emits behind the replay."""
-    scene = Scene(shows_start=False, max_messages=10)
-    scene.publish(10)
-    with pytest.raises(Crashed):
-        scene.query.trigger(At.AFTER_OFFSET_LOG)
-    scene.publish(10)
-    scene.query.skew_s = skew_s
-    source = scene.query.source
-    end = source.latest(None, 100)
-    assert scene.query.trigger() == 10
-    start = scene.query.position(0)
-    source.commit(start)
-    return scene, ids_of(source.payload(start, end))
-
-
-def test_a_clock_that_went_back_loses_nothing_in_a_bounded_run_of_spark_4_0() -> None:
-    scene, rest = planned_before_it_replays(-3_600.0)
-    assert rest == scene.sent[10:]
-
-
-def test_a_replay_of_what_was_received_before_has_the_planned_order() -> None:
-    in_flight: InFlightTable[str, str] = InFlightTable(grace_s=5.0)
-    in_flight.open_session(1)
-    in_flight.deliver(1, [1, 2], ["a", "b"], ["body of a", "body of b"])
-    in_flight.restore_planned(1, ["b", "a"])
-    assert in_flight.planned.parts(1) == [["body of b", "body of a"]]
-
-
-@pytest.mark.parametrize("shows_start", [True, False])
-def test_the_file_of_an_empty_epoch_that_was_replayed_stays(*, shows_start: bool) -> None:
-    scene = Scene(shows_start=False, max_messages=10)
-    scene.query.trigger()
-    batch(scene, 5)
-    scene.query.crash()
-    with pytest.raises(Crashed):
-        scene.query.trigger(At.AFTER_SINK)  # planned blindly, without messages; the file beside it is there
-    scene.query.trigger()
-    scene.query.shows_start = shows_start  # Spark is upgraded; or a batch follows that only another source is in
-    scene.query.source.commit(scene.query.position(scene.query.committed))
-    scene.publish(5)
-    with contextlib.suppress(Crashed):
-        scene.query.trigger(At.BEFORE_OFFSET_LOG)
-    scene.assert_exactly_once()
 
 
 def test_the_last_file_of_a_token_stays_while_it_is_named(tmp_path: Path) -> None:

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pyspark_mq.dedup import EpochFile
 from pyspark_mq.errors import CheckpointError
+from pyspark_mq.spark_source import id_file
 from pyspark_mq.spark_source.folders import ID_FOLDER
 from pyspark_mq.spark_source.id_log import IdLog
+
+
+@dataclass(frozen=True)
+class Former(EpochFile):
+    """What a version before this one wrote."""
+
+    without_start: bool = True
+
+
+def vars_of(file: EpochFile) -> dict[str, Any]:
+    return {one.name: getattr(file, one.name) for one in fields(file)}
+
 
 QUEUE = "queue 'orders'"
 
@@ -64,40 +79,48 @@ def test_equal_files_of_two_processes_have_two_names(place: str, folder: Path) -
     assert len(files(folder)) == 3
 
 
-def test_a_file_beside_another_comes_back_too(place: str, folder: Path) -> None:
+def test_a_part_of_an_epoch_comes_back_too(place: str, folder: Path) -> None:
     log = IdLog(place, QUEUE)
     name = log.put(content())
     assert log.parts(name) == []
-    log.put(content(1), name, "beside")
+    log.put(content(1), name, "alone")
     again = IdLog(place, QUEUE)
-    assert again.parts(name) == ["beside"]
-    assert again.read(name, "beside").planned == content(1).planned
+    assert again.parts(name) == ["alone"]
+    assert again.read(name, "alone").planned == content(1).planned
     assert len(files(folder)) == 2
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_file_that_is_missing_or_changed_is_an_error_that_names_it(tmp_path: Path, beside: bool) -> None:
+@pytest.mark.parametrize("of_part", [False, True])
+def test_a_file_that_is_missing_or_changed_is_an_error_that_names_it(tmp_path: Path, of_part: bool) -> None:
     log = IdLog(str(tmp_path), QUEUE)
     file = name = log.put(content())
-    if beside:
-        name = log.put(content(), file, "beside")
+    if of_part:
+        name = log.put(content(), file, "alone")
     kept = (tmp_path / name).read_bytes()
     for broken in (kept.replace(b"window_part", b"window_part"[::-1]), kept[:-1], kept[: len(kept) // 2], b""):
         (tmp_path / name).write_bytes(broken)
         with pytest.raises(CheckpointError, match=f"queue 'orders'.*{name}.*was changed"):
-            IdLog(str(tmp_path), QUEUE).read(file, "beside" if beside else "")
+            IdLog(str(tmp_path), QUEUE).read(file, "alone" if of_part else "")
     (tmp_path / name).unlink()
     with pytest.raises(CheckpointError, match=f"{name}.*cannot be read.*FileNotFoundError"):
-        IdLog(str(tmp_path), QUEUE).read(file, "beside" if beside else "")
+        IdLog(str(tmp_path), QUEUE).read(file, "alone" if of_part else "")
 
 
-def test_a_file_beside_one_epoch_is_none_of_another(tmp_path: Path) -> None:
+def test_a_file_of_another_version_is_refused_with_a_way_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(id_file, "_PLAIN", (*id_file._PLAIN, "without_start"))
+    name = IdLog(str(tmp_path), QUEUE).put(Former(**vars_of(content())))
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match=r"form of another version.*without_start.*that wrote it, or start with"):
+        IdLog(str(tmp_path), QUEUE).read(name)
+
+
+def test_a_part_of_one_epoch_is_not_one_of_another(tmp_path: Path) -> None:
     log = IdLog(str(tmp_path), QUEUE)
     first, second = log.put(content(1)), log.put(content(2))
-    beside = log.put(content(), first, "beside")
-    (tmp_path / beside).rename(tmp_path / f"{second.removesuffix('.arrow')}-beside.arrow")
+    part = log.put(content(), first, "alone")
+    (tmp_path / part).rename(tmp_path / f"{second.removesuffix('.arrow')}-alone.arrow")
     with pytest.raises(CheckpointError, match="was changed"):
-        IdLog(str(tmp_path), QUEUE).read(second, "beside")
+        IdLog(str(tmp_path), QUEUE).read(second, "alone")
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path) -> None:
@@ -120,8 +143,11 @@ def test_files_are_removed_with_all_that_is_kept_of_them(place: str, folder: Pat
     log = IdLog(place, QUEUE)
     names = [log.put(content(number)) for number in range(3)]
     for name in names:
-        log.put(content(), name, "beside")
+        log.put(content(), name, "alone")
         log.put(EpochFile(planned={"orders": ["x"]}), name, "abandoned-000000")
+    log.remove([names[2]], "alone")
+    assert log.parts(names[2]) == ["abandoned-000000"]
+    log.put(content(), names[2], "alone")
     log.remove(names[:2])
     assert all(name.startswith(names[2].removesuffix(".arrow")) for name in files(folder))
     assert len(files(folder)) == 3

@@ -283,16 +283,6 @@ def test_what_never_came_is_left_when_its_epoch_is_committed() -> None:
     assert left(in_flight) == "b"
 
 
-def test_what_is_found_to_be_committed_without_a_handle_is_left() -> None:
-    in_flight = planned("ab")
-    in_flight.lose(1)
-    in_flight.open_session(2)
-    deliver(in_flight, "c", session=2)
-    remember(in_flight, "ac")
-    assert in_flight.restore_committed() is not None
-    assert left(in_flight) == "a"
-
-
 def test_what_has_all_its_handles_again_is_not_left() -> None:
     in_flight = planned("ab")
     in_flight.lose(1)
@@ -385,32 +375,6 @@ def test_a_message_abandoned_counts_as_new_if_it_turns_up_after_all() -> None:
     assert state(in_flight, "b") is State.RECEIVED
 
 
-def test_ids_learnt_as_committed_after_they_were_planned_are_taken_out_and_acknowledged() -> None:
-    in_flight = make()
-    deliver(in_flight, "abcd")
-    in_flight.plan(1, 2)
-    remember(in_flight, "acq")
-    due = in_flight.restore_committed()
-    assert due is not None
-    assert due.parts == (SessionAcks(session=1, upto=1, singles=(3,), deliveries=2),)
-    assert emitted(in_flight, 1) == ["b@1"]
-    assert len(in_flight.received) == 1
-
-
-def test_learning_again_what_is_committed_changes_nothing() -> None:
-    in_flight, _ = committed("ab")
-    assert in_flight.restore_committed() is None
-    assert in_flight.counters.duplicates_dropped == 0
-
-
-def test_a_replay_leaves_out_what_is_committed() -> None:
-    in_flight, _ = committed("ab")
-    in_flight.restore_planned(7, ["a", "x", "b"])
-    assert states(in_flight, "ab") == {State.COMMITTED}
-    assert in_flight.planned.keys(7) == ("x",)
-    assert (left(in_flight), in_flight.counters.duplicates_dropped) == ("", 0)
-
-
 def test_bytes_are_those_of_what_is_kept() -> None:
     in_flight = make(size_of=lambda payloads: sum(map(len, payloads)))
     deliver(in_flight, "abcda")  # three bytes each
@@ -419,14 +383,11 @@ def test_bytes_are_those_of_what_is_kept() -> None:
     assert (in_flight.received.size_bytes, in_flight.planned.size_bytes) == (3, 9)
     deliver(in_flight, "ab", first=6)
     assert (in_flight.received.size_bytes, in_flight.planned.size_bytes) == (3, 9)
-    remember(in_flight, "bd")
-    in_flight.restore_committed()
-    assert (in_flight.received.size_bytes, in_flight.planned.size_bytes) == (0, 6)
     deliver(in_flight, "ef", first=8)
     in_flight.open_session(2)
     deliver(in_flight, "f", session=2)
     in_flight.lose(1)
-    assert (in_flight.received.size_bytes, in_flight.planned.size_bytes) == (3, 6)
+    assert (in_flight.received.size_bytes, in_flight.planned.size_bytes) == (3, 9)
     in_flight.commit(1)
     assert (in_flight.received.size_bytes, in_flight.planned.size_bytes) == (3, 0)
     in_flight.restore_planned(2, "xyz")
@@ -459,45 +420,15 @@ def test_without_remembering_a_committed_message_is_forgotten_and_a_confirmation
     in_flight.commit(2)
     in_flight.lose(1)
     assert (left(in_flight), in_flight.expected) == ("", 0)
-    assert in_flight.restore_committed() is None
-
-
-def test_an_epoch_left_open_takes_its_messages_back_from_wherever_they_are() -> None:
-    in_flight = make(size_of=lambda payloads: sum(map(len, payloads)))
-    deliver(in_flight, "abcdef")
-    in_flight.plan(9, 3)
-    in_flight.restore_planned(1, ["e", "x", "b"])
-    assert in_flight.planned.keys(1) == ("e", "x", "b")
-    assert in_flight.planned.missing(1) == ["x"]
-    assert in_flight.planned.keys(9) == ("a", "c")
-    assert left(in_flight) == ""
-    assert len(in_flight.received) == 2
-    assert (in_flight.received.size_bytes, in_flight.planned.size_bytes) == (6, 12)
-    deliver(in_flight, "x", first=7)
-    assert emitted(in_flight, 1) == ["e@1", "x@1", "b@1"]
-    due = in_flight.commit(1)
-    assert due is not None
-    assert due.parts == (SessionAcks(session=1, upto=0, singles=(2, 5, 7), deliveries=3),)
-    assert states(in_flight, "ac") == {State.PLANNED}
-    assert states(in_flight, "df") == {State.RECEIVED}
-
-
-def test_an_epoch_left_open_may_take_one_that_waits_for_its_payload() -> None:
-    in_flight = make()
-    in_flight.restore_planned(5, ["a", "b"])
-    in_flight.restore_planned(4, ["b"])
-    assert (in_flight.planned.epochs[4].missing, in_flight.planned.epochs[5].missing) == (1, 1)
-    deliver(in_flight, "ab")
-    assert (emitted(in_flight, 4), emitted(in_flight, 5)) == (["b@1"], ["a@1"])
 
 
 def test_what_the_table_does_not_have_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     in_flight = make()
     deliver(in_flight, "ab")
-    without = {pair: row for pair, row in TRANSITIONS.items() if pair != (State.RECEIVED, Event.RESTORE_PLANNED)}
+    without = {pair: row for pair, row in TRANSITIONS.items() if pair != (State.UNSEEN, Event.RESTORE_PLANNED)}
     monkeypatch.setattr(table, "TRANSITIONS", without)
     with pytest.raises(IllegalEventError):
-        in_flight.restore_planned(1, ["x", "a"])
+        in_flight.restore_planned(1, ["x"])
     assert state(in_flight, "x") is State.UNSEEN
     assert state(in_flight, "a") is State.RECEIVED
     assert 1 not in in_flight.planned.epochs

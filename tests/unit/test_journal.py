@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import struct
 from collections.abc import Collection
@@ -19,9 +18,9 @@ from pyspark_mq.dedup.digests import Batches, Digester, from_bytes
 from pyspark_mq.dedup.epoch_file import EpochFile, Snapshot
 from pyspark_mq.dedup.identity import TextKeys
 from pyspark_mq.errors import CheckpointError
+from pyspark_mq.sources.position import Position
 from pyspark_mq.spark_source.id_file import decoded, encoded
 from tests.support.effort import part_of
-from tests.support.engine import At, Crashed
 from tests.support.scene import Scene
 
 #: Texts, half a surrogate pair as JSON may have one, the digest of a long ID, and a content.
@@ -39,7 +38,7 @@ def test_a_file_comes_back_as_it_was(keys: list[Key]) -> None:
     digests = digests_of(["a", "b", "c"])
     contents = digests_of([bytes([number]) * 16 for number in range(3)])
     file = EpochFile(
-        epoch=7, queues=["orders", "returns"], planned={"returns": keys, "orders": ["x"]}, without_start=True,
+        epoch=7, queues=["orders", "returns"], planned={"returns": keys, "orders": ["x"]},
         connected_s=1.5, settled=[3, 5], left=digests, left_contents=contents, settled_again=contents[:1],
         repeating=contents[1:], repeats=contents[2:], base="", after=["a", "b"], left_after=["c"],
         window_parts=["d"], left_parts=["e", ""], window_part=digests[:1], left_part=digests[1:],
@@ -140,7 +139,7 @@ def test_what_was_left_before_spark_showed_the_checkpoint_is_left_after_that(key
     files: dict[str, EpochFile] = {}
 
     def plan(memory: Memory, name: str) -> None:
-        files[name] = file = memory.compose(len(files), ["orders"], {"orders": [name]}, [], {})
+        files[name] = file = memory.compose(len(files), ["orders"], {"orders": [name]}, [])
         memory.written(name, file)
 
     plan(Memory(10, 10, b"one secret"), "first")
@@ -165,14 +164,25 @@ def test_queues_that_came_and_went_take_what_is_remembered_of_them() -> None:
     assert len(journal.memory.ids._sorted) <= 52  # type: ignore[union-attr]
 
 
-def test_a_committed_epoch_without_its_complete_file_is_refused_by_name() -> None:
-    scene = Scene(shows_start=False, max_messages=10)
+@pytest.mark.parametrize("start", [0, 7])
+def test_an_epoch_that_does_not_follow_its_start_is_refused(start: int) -> None:
+    """Two runs share the checkpoint, or Spark writes its logs late."""
+    scene = Scene(max_messages=10)
     scene.publish(10)
-    with contextlib.suppress(Crashed):
-        scene.query.trigger(At.AFTER_COMMIT_LOG)
-    beside = [name for name in scene.query.folder.files if "beside" in name]
-    for name in beside:
-        del scene.query.folder.files[name]
-    scene.query._codec = scene.query._make_codec()
-    with pytest.raises(CheckpointError, match=beside[0]):
-        scene.query.source.commit(scene.query.position(0))
+    assert scene.query.trigger() == 10
+    scene.publish(10)
+    end = scene.query.source.latest(scene.query.position(0), 10)
+    with pytest.raises(
+        CheckpointError, match=f"epoch 2 follows epoch 1, and Spark runs it after epoch {start}.*two runs"
+    ):
+        scene.query.source.payload(Position(start), end)
+    scene.query.crash()
+    scene.assert_exactly_once()
+
+
+def test_the_first_epoch_follows_the_beginning() -> None:
+    scene = Scene(max_messages=10)
+    scene.publish(10)
+    end = scene.query.source.latest(Position(0), 10)
+    with pytest.raises(CheckpointError, match="epoch 1 follows epoch 0"):
+        scene.query.source.payload(Position(3), end)

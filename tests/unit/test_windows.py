@@ -20,12 +20,10 @@ EXPECTED = {
     Trigger.REPLAY: (SLOW, 5_000),
     Trigger.NO_CRASH_LOOP: (PREFETCH, PREFETCH),
     Trigger.COMMITTED: (5_000, PREFETCH),
-    Trigger.WITHOUT_START: (5_000, 5_000),
 }
 #: The same where both were 1.
 EXPECTED_OF_ONE = {**EXPECTED, Trigger.UNPROVEN: (SLOW, 1), Trigger.REPLAY: (SLOW, SLOW), Trigger.COMMITTED: (1,
-PREFETCH),
-                   Trigger.WITHOUT_START: (1, 2)}  # fmt: skip
+PREFETCH)}  # fmt: skip
 
 
 def opened() -> QueueReader:

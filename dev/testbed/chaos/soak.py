@@ -169,11 +169,7 @@ def _run(run: Run, folder: Path, arguments: argparse.Namespace, console: Console
         _chaos(run, record, history, publisher, job, kinds, faults, console).run(_DRAIN_TIMEOUT_S)
         # Killed between its last epoch and phase two it has nothing to read when it goes on, and that to do. What a
         # half-open connection holds comes again when the broker has noticed.
-        if (
-            job.epochs == before
-            or importlib.util.find_spec("pyspark.sql.streaming.datasource") is None
-            or broker.left()
-        ):
+        if job.epochs == before or broker.left():
             _settle(job, broker)
     except (TimeoutError, NodeError) as failed:
         problem = str(failed).splitlines()[0]

@@ -170,7 +170,7 @@ def _spark(machine: Machine) -> Finding:
             check, Level.PROBLEM, f"Spark {spark} has no streaming sources in Python", "use Spark 4.0 to 4.3"
         )
     if _SPARK_FULL in machine.driver.errors:
-        text = f"Spark {spark}: the last epoch of a run is acknowledged by the next one, and progress shows no counters"
+        text = f"Spark {spark}: a run of Trigger.AvailableNow is one epoch, and progress shows no counters"
         return Finding(check, Level.WARNING, text, "use 4.2 or later")
     if numbers > _SPARK_LAST:
         return Finding(check, Level.WARNING, f"Spark {spark} is newer than tested versions", "see docs/versions.md")

@@ -202,11 +202,6 @@ class QueueGroup:
         """Bytes of epochs that are not committed."""
         return sum(queue.view.planned_size_bytes for queue in self)
 
-    @property
-    def full(self) -> bool:
-        """Whether epochs that are not acknowledged hold too many bytes for any session to resume."""
-        return self.paused and not self.buffered and not self._resumes
-
     def unconfirmed(self) -> bool:
         """Whether an acknowledgement may still be confirmed."""
         return any(queue.view.unconfirmed for queue in self)

@@ -91,11 +91,6 @@ class QueueView:
         return self._queue.windows.total
 
     @property
-    def next_window(self) -> int:
-        """The same for sessions opened from now on."""
-        return self._queue.windows.next_total
-
-    @property
     def blocked(self) -> bool:
         """Whether no more messages can come."""
         return self._queue.windows.blocked
@@ -258,9 +253,6 @@ class QueueReader:
         for session in self.in_flight.sessions if ended else ():
             self._lose(session)  # events of a queue that is gone are not read
 
-    def take(self) -> None:
-        self.taking = True
-
     # -- what happens
 
     def drain_events(self) -> None:
@@ -398,12 +390,11 @@ class QueueReader:
             broker_id: the checkpoint's broker.
         """
         self.connected.expect_broker(broker_id)
-        self.take()
+        self.taking = True
         self._store.remember(key for key in recent.keys.get(self.name, ()) if not is_content(key))
         self.in_flight.recalled = recent.counts.get(self.name, 0)
         if self._matcher is not None:
             self._matcher.expect(recent.coming.get(self.name, ()))
-        self._send(self.in_flight.restore_committed())
         self.windows.enter(Trigger.UNPROVEN)
 
     def begin_replay(self, epoch: int, planned: Sequence[Key]) -> None:

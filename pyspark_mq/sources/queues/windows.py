@@ -18,13 +18,10 @@ from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.queues.deliveries import Deliveries
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["EPOCHS_IN_WINDOW", "WINDOWS", "Trigger", "Window", "Windows", "window_of"]
+__all__ = ["WINDOWS", "Trigger", "Window", "Windows", "window_of"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Epochs that share a window, and its minimum size: one epoch runs or waits for its acknowledgement while the next is
-#: filled.
-EPOCHS_IN_WINDOW = 2
 #: Window until the first epoch after a restart is committed, in addition to expected redeliveries.
 _FEW = 2_000
 #: Window of a replay in addition to its epoch, for messages in between.
@@ -36,7 +33,6 @@ class Window(Enum):
 
     SLOW = "slow"  #: no progress of this process is proven; for a replay, the size of its epoch
     WIDE = "wide"  #: option `prefetch`
-    SHARED = "shared"  #: room for an epoch that waits and the next one, whatever their sizes
 
 
 class Trigger(Enum):
@@ -46,7 +42,6 @@ class Trigger(Enum):
     REPLAY = "replay"  #: an open epoch of a former process is expected
     NO_CRASH_LOOP = "no crash loop"  #: there was no former process, or all its epochs are committed
     COMMITTED = "committed"  #: an epoch of this process is committed
-    WITHOUT_START = "without_start"  #: Spark before 4.2 plans an epoch before it shows that the one before is committed
 
 
 #: Trigger -> the window of new sessions, and the minimum window of open ones. None leaves it unchanged.
@@ -58,7 +53,6 @@ WINDOWS: Mapping[Trigger, tuple[Window | None, Window | None]] = MappingProxyTyp
         Trigger.NO_CRASH_LOOP: (Window.WIDE, Window.WIDE),
         # Widen before acknowledgements make room: if that takes a new consumer, nothing is on its way yet.
         Trigger.COMMITTED: (None, Window.WIDE),
-        Trigger.WITHOUT_START: (None, Window.SHARED),
     }
 )
 
@@ -72,8 +66,6 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
         replays: whether an epoch of a former process is open. Until its commit, a session gets what that epoch needs
             or a few messages, not both: repeated failures must use up the delivery limit of few other messages.
     """
-    if size is Window.SHARED:
-        return EPOCHS_IN_WINDOW
     window = settings.prefetch
     if size is Window.WIDE:
         return window
@@ -133,11 +125,6 @@ class Windows:
     def total(self) -> int:
         """Unacknowledged messages that all open sessions together may hold."""
         return sum(self._connections.windows.values())
-
-    @property
-    def next_total(self) -> int:
-        """Unacknowledged messages that new sessions together may hold."""
-        return self._connections.first_window * self._settings.consumers
 
     def unacked_in(self, session: int) -> int:
         """Count the unacknowledged deliveries of an open session, with the skipped ones."""

@@ -1,0 +1,58 @@
+"""The start of an epoch before Spark 4.2, where `latestOffset` has none.
+
+It is the end of the epoch whose partitions Spark asked for last. At a restart Spark first asks for those between the
+newest logged offset and itself (``AcceptsLatestSeenOffset``), and it replays that epoch, if it is not committed, before
+it asks for the next. Later it asks for the next once the commit log is written. So the offset shown last is committed,
+and if none was shown the query is new (``MicroBatchExecution.scala`` and ``PythonMicroBatchStream.scala`` of 4.0 and
+4.1).
+
+One setting breaks this: with `spark.sql.streaming.triggerAvailableNowWrapper.enabled`, Spark asks for the end of a run
+of `Trigger.AvailableNow` before it shows anything. The offset that it shows then was never an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark_mq.errors import CheckpointError
+
+__all__ = ["ShownOffset"]
+
+
+class ShownOffset:
+    """The last offset that Spark has shown."""
+
+    def __init__(self, destination: str) -> None:
+        self._destination = destination
+        self._offset: dict[str, Any] | None = None
+        #: The last answer before anything was shown.
+        self._answer: dict[str, Any] | None = None
+
+    def latest(
+        self, initial: Callable[[], dict[str, Any]], plan: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Plan the epoch that follows the shown offset.
+
+        Args:
+            initial: returns the offset of a new query.
+            plan: plans the epoch after an offset, and returns its end.
+        """
+        if self._offset is not None:
+            return plan(self._offset)
+        self._answer = plan(initial())
+        return self._answer
+
+    def show(self, end: dict[str, Any]) -> None:
+        """Record an offset whose epoch Spark is about to run.
+
+        Raises:
+            CheckpointError: Spark asked for an epoch before it showed this one.
+        """
+        if self._offset is None and self._answer is not None and end != self._answer:
+            raise CheckpointError(
+                f"{self._destination}: this Spark asks for an epoch before it shows which are committed. Set "
+                "spark.sql.streaming.triggerAvailableNowWrapper.enabled to false, its default: before Spark 4.2 a run "
+                "of Trigger.AvailableNow is one epoch. Nothing was emitted or acknowledged"
+            )
+        self._offset = end

@@ -1,0 +1,63 @@
+"""Where an epoch begins if Spark does not say it: behind the offset that it has shown last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyspark_mq.errors import CheckpointError
+from pyspark_mq.spark_source.shown_offset import ShownOffset
+
+BEGINNING: dict[str, Any] = {"epoch": 0}
+
+
+def epoch(number: int) -> dict[str, Any]:
+    return {"epoch": number}
+
+
+class Planner:
+    """Plans the next number, if there is something for it."""
+
+    def __init__(self) -> None:
+        self.empty = False
+
+    def __call__(self, start: dict[str, Any]) -> dict[str, Any]:
+        return start if self.empty else epoch(start["epoch"] + 1)
+
+
+@pytest.fixture
+def shown() -> ShownOffset:
+    return ShownOffset("queue 'orders'")
+
+
+@pytest.fixture
+def plan() -> Planner:
+    return Planner()
+
+
+def test_a_query_that_was_shown_nothing_is_new(shown: ShownOffset, plan: Planner) -> None:
+    assert shown.latest(lambda: BEGINNING, plan) == epoch(1)
+
+
+def test_an_epoch_follows_the_offset_that_was_shown_last(shown: ShownOffset, plan: Planner) -> None:
+    shown.show(epoch(7))
+    shown.show(epoch(8))
+    assert shown.latest(lambda: BEGINNING, plan) == epoch(9)
+
+
+def test_a_new_query_that_waits_goes_on_with_what_it_was_told(shown: ShownOffset, plan: Planner) -> None:
+    plan.empty = True
+    for _ in range(3):
+        assert shown.latest(lambda: BEGINNING, plan) == BEGINNING
+    shown.show(BEGINNING)  # batch 0 of an empty queue
+    plan.empty = False
+    assert shown.latest(lambda: BEGINNING, plan) == epoch(1)
+    shown.show(epoch(1))
+    assert shown.latest(lambda: BEGINNING, plan) == epoch(2)
+
+
+def test_an_offset_that_was_never_answered_and_comes_too_late_is_refused(shown: ShownOffset, plan: Planner) -> None:
+    assert shown.latest(lambda: BEGINNING, plan) == epoch(1)
+    with pytest.raises(CheckpointError, match=r"queue 'orders'.*triggerAvailableNowWrapper.enabled to false"):
+        shown.show(epoch(7))
