@@ -1,8 +1,8 @@
 """Every option of the source: its name, its default, and what it means.
 
-The one place for an option, with its kind, its bounds and the field it sets. Rules that involve several options are in
-:mod:`pyspark_mq.spark_source.options`, which parses the options named here. ``make docs`` writes the tables of
-docs/options.md. The texts are Markdown, with links relative to that page.
+The only place that defines an option, with its kind, its bounds and the field it sets. Rules that involve several
+options are in :mod:`pyspark_mq.spark_source.options`, which parses the options named here. ``make docs`` writes the
+tables of docs/options.md. The texts are Markdown, with links relative to that page.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Option:
         name: in camelCase, as errors and documentation spell it.
         section: heading of docs/options.md that its row is under.
         text: its meaning, accepted values and limits.
-        default: as a user would write it; None if leaving it out equals no value.
-        unset: what applies without it, if there is no `default`; empty for nothing.
-        kind: how its text becomes a value, and which are accepted; None if that depends on other options or takes
-            more than a kind.
-        sets: the field of :class:`.Settings` or :class:`.Endpoint` that takes the value unchanged; empty if the field
+        default: as a user would write it; None if an option that is left out has no value.
+        unset: what applies if the option is left out and has no `default`; empty if nothing does.
+        kind: how its text becomes a value, and which values are accepted; None if that depends on other options or
+            needs more than a kind.
+        sets: the field of :class:`.Settings` or :class:`.Endpoint` that gets the value unchanged; empty if the field
             depends on other options.
     """
 
@@ -101,7 +101,8 @@ _TABLE = (
     Option(
         "queuePatternInterval",
         _READ,
-        "how often queues are looked up, at least `1s`. A run of `Trigger.AvailableNow` keeps to those it starts with",
+        "how often queues are looked up, at least `1s`. A run of `Trigger.AvailableNow` reads only those found at its "
+        "start",
         default="1m",
         kind=duration_s(1),
         sets="pattern_interval_s",
@@ -321,8 +322,8 @@ _TABLE = (
     Option(
         "connectTimeout",
         _CONNECTION,
-        "longest time for a run's first connection, all attempts together, shared by the hosts of `url`; and for each "
-        "later attempt; from 0.1 s",
+        "longest time for a run's first connection, over all attempts and all hosts of `url`; afterwards the longest "
+        "time for each attempt; from 0.1 s",
         default="30s",
         kind=duration_s(0.1),
         sets="connect_timeout_s",

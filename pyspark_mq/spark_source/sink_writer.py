@@ -71,7 +71,7 @@ class _Writer:
 
     def _write(self, rows: Iterator[Any], writer: Sequence[str], task: TaskContext) -> int:
         thread = threading.current_thread()
-        # Client libraries log what the errors raised here already say.
+        # Client libraries also log the failures that this package's errors already describe.
         setattr(thread, COMMAND, True)
         escape_log_lines()
         try:
@@ -89,7 +89,7 @@ class _Writer:
         return batches_of_rows(everything, self._fields, _plain, _ROWS)
 
     def abort(self, *_: Any) -> None:
-        """Retract nothing: confirmed messages are in the queue."""
+        """Do nothing: confirmed messages cannot be retracted from the queue."""
 
 
 class BatchWriter(_Writer, _OfBatch):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Options of a query of streams, named as in Spark's Kafka source; the URL tells such a query from one of a queue."""
+"""Options of a query of streams, named as in Spark's Kafka source. The URL's scheme selects streams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHARED = (
     "broker", "username", "password", "passwordFile", "connectTimeout", "reconnectTimeout", "heartbeat",
     "maxTriggerDelay", "includeMetadata", "tls.caFile", "tls.certFile", "tls.keyFile", "tls.verify",
 )  # fmt: skip
-#: Options of queues, and what to do here instead.
+#: Options of queues -> what to do instead for a stream.
 _INSTEAD = {
     "queue": "a stream URL reads streams: name the stream with 'stream', or read a queue with amqp://",
     "topic": "a stream URL reads streams: name them with 'stream'",

@@ -58,7 +58,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 class _RangePartition(InputPartition):
-    """Range that one task reads. Its text has no secrets, but it carries some."""
+    """Range that one task reads. The partition carries secrets, but its repr shows none."""
 
     def __init__(self, wanted: Range) -> None:
         self.wanted = wanted
@@ -91,7 +91,7 @@ class StreamBatchReader(_Tasks, DataSourceReader):
 
     @without_traceback
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one task for each partition of a stream, or more if the options ask for it."""
+        """Return one task for each partition of a stream, or more tasks if the options require them."""
         return [_RangePartition(wanted) for wanted in self._planner.batch()]
 
 
