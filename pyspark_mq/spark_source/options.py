@@ -308,9 +308,9 @@ class _QueueOptionParser(OptionParser):
         own = None if checkpoint is None else below(checkpoint, ID_FOLDER)
         if log is not None and log != own and above(log) is not None:
             # Spark's log next to that folder would not name this query's files.
-            raise OptionError("idLog", f"{shown_place(log)!r} is the ID folder inside a checkpoint. If writeStream uses "
-                              "that checkpoint, set option 'checkpointLocation' to the checkpoint instead of setting "
-                              "'idLog'; otherwise choose another folder")  # fmt: skip
+            raise OptionError("idLog", f"{shown_place(log)!r} is the ID folder inside a checkpoint. If writeStream "
+                              "uses that checkpoint, set option 'checkpointLocation' to the checkpoint instead of "
+                              "setting 'idLog'; otherwise choose another folder")  # fmt: skip
         return log or own
 
     def _place(self, name: str) -> str | None:
