@@ -35,8 +35,8 @@ ARTEMIS = Broker(
         "priorities": "have producers use one priority",
         "single-active-consumer": "create the queue without `exclusive`, or leave 'consumers' at 1",
         "other-consumers": "give each reader its own queue",
-        "prefetch": "raise the queue's `max-consumers`: widening the window over STOMP, and confirming acknowledgements "
-        "over AMQP 1.0, takes one more consumer",
+        "prefetch": "raise the queue's `max-consumers`: widening the window over STOMP, and confirming "
+        "acknowledgements over AMQP 1.0, takes one more consumer",
         "slow-consumers": "set `<slow-consumer-policy>` in the queue's address-setting to NOTIFY",
         "queue": "change it in broker.xml, or with the management's updateQueue()",
     },

@@ -49,7 +49,7 @@ def examine_write(options: Mapping[str, str]) -> Iterator[Section]:
             yield Section(str(url), findings)
         if destination is None:
             text = "rows name their own destinations, which are not examined"
-            yield Section("the rows", [Finding(_CHECK, Level.UNKNOWN, text, "ask again with option 'queue'")])
+            yield Section("the rows", [Finding(_CHECK, Level.UNKNOWN, text, "run doctor again with option 'queue'")])
         elif answered:
             found = _unsaid(settings, destination, management) or _right(anywhere, destination, answered[0])
             yield Section(str(destination), [found])
