@@ -147,7 +147,7 @@ class DestinationError(BrokerError):
 class WriteError(BrokerError):
     """The broker did not accept a message: unroutable, rejected, too large, or not confirmed within `sendTimeout`.
 
-    Earlier messages may be in the queue. A retried write sends them with the same IDs.
+    Earlier messages may be in the queue. A retried write sends these messages with the same IDs.
     """
 
     short_name = "write"

@@ -68,9 +68,9 @@ class Sample:
 
     Attributes:
         how: "browsed" or "returned".
-        ids: the ID of each message, as in column `messageId`; None if it has none.
+        ids: the ID of each message, as in column `messageId`; None if the message has none.
         sizes: bytes that each message takes, headers and bookkeeping included.
-        priorities: the priority of each message; None if it has none.
+        priorities: the priority of each message; None if the message has none.
         cut_short: why the session ended when its window was widened; empty if the session did not end.
         unique: the values of `messageIdFrom` that give each of these messages its own ID.
         repeated: how many messages have the same body and properties as an earlier one.
@@ -147,7 +147,7 @@ class _Checks:
             yield self._ok("none")
         elif limit < _AMPLE_DELIVERIES:
             text = f"a message is dropped or dead-lettered after {limit:g} deliveries; each crash and reconnect counts "
-            yield self._warn(f"{text}as one for every unacknowledged message")
+            yield self._warn(f"{text}as a delivery of every unacknowledged message")
         else:
             yield self._ok(f"{limit:g} deliveries")
 
@@ -228,14 +228,14 @@ class _Checks:
             yield self._ok("no")
         elif facts.other_consumers:
             yield self._bad(
-                f"one consumer at a time receives messages, and there is another one{_named(facts)}: this query "
-                "receives nothing until it is gone",
+                f"one consumer at a time receives messages, and there is another consumer{_named(facts)}: this query "
+                "receives nothing until that consumer is gone",
                 "stop the other consumer (unless it is this query itself)",
             )
         else:
             idle = f"; {count - 1} of {count} 'consumers' receive nothing" if count > 1 else ""
-            text = f"one consumer at a time receives messages{idle}; after a crash the next one waits until the "
-            yield self._warn(f"{text}broker has noticed that the previous one is gone")
+            text = f"one consumer at a time receives messages{idle}; after a crash the next consumer waits until the "
+            yield self._warn(f"{text}broker has noticed that the previous consumer is gone")
 
     def other_consumers(self) -> Iterator[Finding]:
         """Check for consumers other than this query's."""

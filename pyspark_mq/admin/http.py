@@ -62,7 +62,7 @@ class Management:
 
     Attributes:
         url: without user and password.
-        username, password: those in the URL; None to use the connection's.
+        username, password: the login in the URL; None to use the connection's.
         sent: the encoded login last sent.
     """
 
@@ -134,7 +134,7 @@ class Management:
     # -- requests
 
     def get(self, *path: str) -> dict[str, Any] | None:
-        """Return the object at a path of RabbitMQ's API (unquoted parts below `/api`); None if there is none."""
+        """Return the object at a path of RabbitMQ's API (unquoted parts below `/api`); None if it is missing."""
         found = self._at(path)
         return None if found is None else self._object(found)
 

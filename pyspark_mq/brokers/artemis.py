@@ -30,7 +30,7 @@ ARTEMIS = Broker(
     ),
     remedies={
         "delivery-limit": "set `<max-delivery-attempts>` in the queue's address-setting to -1 or a high number",
-        "dead-letters": "set `<dead-letter-address>` in the queue's address-setting to one that has a queue",
+        "dead-letters": "set `<dead-letter-address>` in the queue's address-setting to an address that has a queue",
         "redelivery-delay": "or set `<redelivery-delay>0</redelivery-delay>` in the queue's address-setting",
         "priorities": "have producers use one priority",
         "single-active-consumer": "create the queue without `exclusive`, or leave 'consumers' at 1",

@@ -1,6 +1,6 @@
 """Differences between brokers, as data.
 
-Outside this folder only three places name a broker: ``admin/``, which asks each broker's management, the protocol
+Outside this folder only three places name a broker: ``admin/``, which queries each broker's management, the protocol
 modules of ``sources/`` that query a broker at its own management address, and the protocol modules of ``sink/``. The
 rest of the package reads a :class:`Broker`.
 """

@@ -35,7 +35,7 @@ _PAUSED = "it is paused, and delivers nothing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFacts:
-    """Facts of a queue; None for unknown ones.
+    """Facts of a queue; an unknown fact is None.
 
     Attributes:
         kind: RabbitMQ's queue type: classic, quorum, stream.

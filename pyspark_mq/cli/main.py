@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     one.set_defaults(command=_inspect)
 
     one = commands.add_parser(
-        "peek", help="show a queue's next messages and return them (quorum queues and Artemis count a delivery each)"
+        "peek", help="show a queue's next messages and return them (quorum queues and Artemis count deliveries)"
     )
     _add_options(one)
     one.add_argument("-n", "--messages", type=_count, default=10, help="how many, of each queue (10)")

@@ -35,7 +35,7 @@ _LOOKED_AT_MAX = 65_535
 
 @dataclass(frozen=True, slots=True)
 class QueueLook:
-    """The result of a look into one queue.
+    """The result of looking for an epoch's messages in one queue.
 
     Attributes:
         planned: how many of the queue's messages the epoch has.

@@ -164,7 +164,7 @@ def _epoch(checkpoint: str, batch: int, id_log: str) -> int:
     """Return the number of a batch's epoch; the query must have only one source."""
     first, *others = read_batch(checkpoint, batch, id_log).values() or (None,)
     if first is None or others:
-        why = "the query has other sources, and batches without messages of this one are not synced"
+        why = "the query has other sources, and batches without messages of this source are not synced"
         raise _beyond(shown_place(checkpoint), why)
     return first.position.epoch
 

@@ -80,7 +80,7 @@ class Amqp091Batch(DeliveryBatch):
     Args:
         data: the memory; batches of one connection may share it.
         tags: delivery tags.
-        flagged: whether the broker has flagged each as redelivered.
+        flagged: whether the broker has flagged each delivery as redelivered.
         spans: six rows: starts and ends of properties, of bodies, and of exchanges with routing keys.
         bodies: bodies of single deliveries, which are outside the memory.
     """
@@ -159,7 +159,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @property
     def sizes(self) -> Any:
-        """Bytes of properties, body, exchange and routing key of each."""
+        """Bytes of properties, body, exchange and routing key of each delivery."""
         sizes = (self.spans[1::2] - self.spans[::2]).sum(axis=0)
         return sizes if self._bodies is None else sizes + np.fromiter(map(len, self._bodies), np.int64, len(self))
 
@@ -195,7 +195,7 @@ class Amqp091Batch(DeliveryBatch):
         return [*zip(super().given(), listed(numbers(*self.numbers("timestamp"))), strict=True)]
 
     def not_redelivered(self) -> list[bool]:
-        """Whether each has neither the redelivered flag nor the header of dead letters."""
+        """Whether each delivery has neither the redelivered flag nor the header of dead letters."""
         spans = zip(self.redelivered, *self.spans[:2].tolist(), strict=True)
         return [not flagged and _DEATHS not in bytes(self.data[begin:end]) for flagged, begin, end in spans]
 

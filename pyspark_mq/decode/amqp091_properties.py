@@ -5,7 +5,7 @@ An encoded block has flags for fourteen fields, followed by the present fields i
 that.
 
 Values equal pika's, with two exceptions: pika rounds floating-point numbers, and it fails on dates beyond the year
-9999, which result from milliseconds instead of seconds; here those stay numbers.
+9999, which result from milliseconds instead of seconds; here such dates stay numbers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """AMQP 1.0 messages as columns.
 
-The session creates a :class:`Raw` for each arriving message. This module reads them and needs no client library. For
-sections and properties see AMQP 1.0, part 3. For their JMS mapping see OASIS's "AMQP JMS Mapping", and Qpid JMS, which
-both ActiveMQ brokers follow.
+The session creates a :class:`Raw` for each arriving message. This module reads these raw deliveries, and needs no
+client library. For sections and properties see AMQP 1.0, part 3. For their JMS mapping see OASIS's "AMQP JMS Mapping",
+and Qpid JMS, which both ActiveMQ brokers follow.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _number(value: Any) -> str:
 
 
 def text(value: object) -> str | None:
-    """Return a value for a string column, or None: bytes as UTF-8, invalid ones as escapes; lists and maps as JSON."""
+    """Return a value for a string column, or None: bytes as UTF-8, invalid bytes as escapes; lists and maps as JSON."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bytes):

@@ -164,9 +164,7 @@ def _content_at(number: int, data: bytes, at: int, values: Values) -> tuple[Any,
 def _body(found: dict[int, list[Any]]) -> Any:
     kinds = [number for number in (_DATA, _SEQUENCE, _VALUE) if number in found]
     if len(kinds) > 1:
-        raise EncodingError(
-            "a body of " + " and ".join(_NAME_OF[number] for number in kinds) + ", which cannot be mixed"
-        )
+        raise EncodingError("a body of mixed sections: " + " and ".join(_NAME_OF[number] for number in kinds))
     if _DATA in found:
         return b"".join(found[_DATA])
     if _SEQUENCE in found:

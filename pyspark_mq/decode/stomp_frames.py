@@ -20,7 +20,7 @@ import numpy as np
 __all__ = ["Frames", "find_frames"]
 
 _COMMAND = b"MESSAGE"
-#: Bytes between the body of a frame and the next frame, which begins at the third of them.
+#: The bytes from the end of a frame's body to the headers of the next frame, which begins at the third byte.
 _BETWEEN = b"\0\nMESSAGE\n"
 _LAST = b"\0\n"
 _EOL, _RETURN = b"\n\r"
@@ -30,7 +30,7 @@ _DIGITS_MAX = 9
 _FRAME_BYTES_MAX = 10 << 10
 #: Most header layouts to look for, and the share of the frames, one in this many, that each must cover.
 _LAYOUTS_MAX, _SHARE_MIN = 3, 8
-#: Most headers of a layout, and most bytes of a name: as many are copied for each message.
+#: Most headers of a layout, and most bytes of a name: that many bytes are copied for each message.
 _HEADERS_MAX, _NAME_BYTES_MAX = 64, 256
 
 
@@ -39,7 +39,7 @@ class Field(NamedTuple):
 
     Attributes:
         begins, ends: bounds of each value.
-        present: whether each message has it.
+        present: whether each message has the header.
     """
 
     begins: Any

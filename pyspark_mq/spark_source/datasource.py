@@ -23,7 +23,7 @@ __all__ = ["MqDataSource"]
 _NO_TABLE = (
     "a table of format 'mq' cannot be created like this: when a query starts, Spark does not pass a table's OPTIONS or "
     "TBLPROPERTIES to a Python source. Use spark.readStream.format('mq') with options; or create the "
-    "table with its columns but without options, and pass those to spark.readStream.options(...).table(...)"
+    "table with its columns but without options, and pass the options to spark.readStream.options(...).table(...)"
 )
 _NO_OPTIONS = (
     "is required, but no options were set. Options of a SQL table do not reach a Python source: pass them to "
@@ -67,7 +67,7 @@ class MqDataSource(DataSource):
 
     @without_traceback
     def schema(self) -> StructType:
-        """Return the columns, all with `includeMetadata`; a schema given by the user may name any of them."""
+        """Return the columns, all with `includeMetadata`; a schema that the user gives may name any of the columns."""
         if is_stream(self.options):
             return stream_schema(include_metadata=parse_stream_options(self.options).include_metadata)
         return ALL_COLUMNS if self._checked().include_metadata else SCHEMA

@@ -14,7 +14,7 @@ __all__ = ["check_installed", "redis_store_class"]
 
 
 def check_installed(options: Options) -> None:
-    """Import the client libraries that the options need, so that `load()` reports a missing one.
+    """Import the client libraries that the options need, so that `load()` reports a missing library.
 
     Raises:
         MissingExtraError: a library is missing; the text has the command that installs it.

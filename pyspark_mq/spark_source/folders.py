@@ -192,7 +192,7 @@ class _Remote(Folder):
         # In a URI, parameters may follow the path.
         self._path = f"{path.rstrip('/')}/{below}".rstrip("/")
         self._select = fs.FileSelector(self._path, allow_not_found=True)
-        # Object stores have no folders, and the user may lack the right to create one.
+        # Object stores have no folders, and the user may lack the right to create a folder there.
         self._objects = self._system.type_name in _OBJECT_STORES
         self._made = self._objects
 

@@ -87,7 +87,7 @@ class IdLog:
         self._token = secrets.token_hex(_TOKEN_BYTES)
         #: How many files this process has written, and the name of the first.
         self._number, self._first = 0, ""
-        #: Files that Spark has shown, the newest last; None once nothing depends on them.
+        #: Files that Spark has shown, the newest last; None once nothing depends on these files.
         self._shown: dict[str, None] | None = {}
         #: Files left by crashes but not reported yet.
         self._left: list[str] = []
@@ -133,7 +133,7 @@ class IdLog:
         return left
 
     def _after(self, file: str) -> list[str]:
-        """Return the files written after this one, by its process or by one that continued from it."""
+        """Return the files written after this file, by its process or by a process that continued from it."""
         every = [found for name in self._names if (found := _FILE.fullmatch(name.lstrip(".")))]
         after: set[str] = set()
         chains = [_place_of(file)]

@@ -140,7 +140,7 @@ class QueueListener(StreamingQueryListener):
         run = self._runs.get(str(event.runId))
         if run is None:
             return
-        # Spark sends a listener only progress with rows; the last settled messages show in a later one.
+        # Spark sends a listener only progress with rows; the last settled messages show in a later progress report.
         session = self.spark or self._session
         query = None if session is None else session.streams.get(str(event.id))
         # A later run of the query has its own counters.

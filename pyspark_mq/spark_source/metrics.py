@@ -125,7 +125,7 @@ class Spans:
     def trigger(
         self, label: str, epochs: OrderedDict[tuple[int, int], Any], progress: Any, found: list[Reading]
     ) -> None:
-        """Record a span for the trigger, and one for each of its steps."""
+        """Record a span for the trigger, and a span for each of its steps."""
         if self._tracer is None:
             return
         at_ns = round(datetime.fromisoformat(progress.timestamp.replace("Z", "+00:00")).timestamp() * 1e9)

@@ -109,7 +109,7 @@ class OffsetCodec:
         if version != VERSION:
             raise CheckpointError(
                 f"{self.destination}: the checkpoint has offsets of version {version!r:.20}, but this pyspark-mq reads "
-                f"{VERSION}. Use the version that wrote them, or {START_ANEW}"
+                f"{VERSION}. Use the version that wrote the offsets, or {START_ANEW}"
             )
         for name in ("broker", "source", "ids", "identity", "epoch", "file", "crc"):
             if not isinstance(offset.get(name), _TYPES.get(name, str)):
@@ -126,7 +126,7 @@ class OffsetCodec:
         return Position(offset["epoch"], offset["file"], offset["identity"], released=offset.get("released") is True)
 
     def _check_owner(self, offset: Mapping[str, Any]) -> None:
-        """Refuse an offset of another source, or one whose IDs come from elsewhere."""
+        """Refuse an offset of another source, or an offset whose IDs come from elsewhere."""
         source = offset["source"]
         if offset["broker"] != self.broker or not self._may_have_written(source):
             raise CheckpointError(

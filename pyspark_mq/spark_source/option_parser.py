@@ -128,7 +128,7 @@ class OptionParser:
     def _endpoint_at(self, urls: tuple[BrokerUrl, ...], *, secured: bool, **known: Any) -> Endpoint:
         """Return the endpoint at these URLs, with login, TLS and timeouts; `known` has the other fields.
 
-        Files are read now, so that a wrong one fails load(). `secured` says whether any URL uses TLS.
+        Files are read now, so that a wrong file fails load(). `secured` says whether any URL uses TLS.
         """
         used = [name for name in self._values if name.startswith("tls.")]
         if used and not secured:

@@ -17,7 +17,7 @@ from pyspark_mq.spark_source.option_kinds import FLAG, SIZE_BYTES, Kind, choice,
 __all__ = ["OPTIONS", "Option"]
 
 #: connection.tune has 16 bits for seconds (AMQP 0-9-1, class connection, method tune). AMQP counts heartbeats in whole
-#: seconds; without them a silent peer is never noticed.
+#: seconds; without heartbeats a silent peer is never noticed.
 _HEARTBEAT_MAX_S = 65_535.0
 
 _READ = "What is read"

@@ -43,7 +43,7 @@ _NO_OFFSETS = (
     "have offsets and can be read again (docs/streams.md)"
 )
 _SIZE = "use 'maxMessagesPerTrigger'"
-_BIND = "a query reads a queue: bind one to the exchange, and name it as 'queue'"
+_BIND = "a query reads a queue: bind a queue to the exchange, and name it with option 'queue'"
 #: Option names of other sources, in lower case -> what to use for a queue.
 _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(
@@ -72,7 +72,7 @@ class Options:
     Attributes:
         num_partitions: input partitions of an epoch; None to let the source choose.
         dedup_store: ``checkpoint`` or a ``redis://`` URL; left out of the repr, as it may hold a password.
-        id_log: a folder, path or URI; None if none is named. Left out of the repr, for the same reason.
+        id_log: a folder, path or URI; None if no option names one. Left out of the repr, for the same reason.
         management: where to query the broker's queues and their settings; None if not set.
         include_metadata: whether a query without a schema gets all columns.
     """
@@ -275,7 +275,7 @@ class _QueueOptionParser(OptionParser):
             raise OptionError(
                 "subscription",
                 f"is required to read topic '{topic}' with guarantee '{guarantee.value}': without a durable "
-                "subscription the broker keeps nothing while a query is down. Name one, or set "
+                "subscription the broker keeps nothing while a query is down. Name a subscription, or set "
                 "guarantee 'none'",
             )
         if subscription is not None and protocol not in broker.durable_topics:

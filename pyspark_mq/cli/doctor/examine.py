@@ -68,9 +68,9 @@ def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Secti
         yield Section(settings.destination, [Finding("queue", Level.PROBLEM, str(failed))])
         return
     if settings.pattern is not None and not queues:
-        text = "no queue matches yet; the query waits for one"
+        text = "no queue matches the pattern yet; the query waits for a queue that does"
         yield Section(
-            settings.destination, [Finding("queue", Level.UNKNOWN, text, "run doctor again when there is one")]
+            settings.destination, [Finding("queue", Level.UNKNOWN, text, "run doctor again when there is such a queue")]
         )
         return
     brokers = [_broker(url, (queues or [settings])[0], server, management) for url in settings.endpoint.urls]

@@ -55,7 +55,7 @@ _SET_IT = (
     f"set {_PYTHON} to the interpreter that has the package, before you create the session: "
     f'os.environ.setdefault("{_PYTHON}", sys.executable)'
 )
-_REMEDIES = {_DRIVER_PYTHON: f'{_SET_IT}; and unset the other: os.environ.pop("{_DRIVER_PYTHON}", None)'}
+_REMEDIES = {_DRIVER_PYTHON: f'{_SET_IT}; and unset {_DRIVER_PYTHON}: os.environ.pop("{_DRIVER_PYTHON}", None)'}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +170,10 @@ def _spark(machine: Machine) -> Finding:
             check, Level.PROBLEM, f"Spark {spark} has no streaming sources in Python", "use Spark 4.0 to 4.3"
         )
     if _SPARK_FULL in machine.driver.errors:
-        text = f"Spark {spark}: the last epoch of a run is acknowledged by the next one, and progress shows no counters"
+        text = f"Spark {spark}: the last epoch of a run is acknowledged by the next run, and progress has no counters"
         return Finding(check, Level.WARNING, text, "use 4.2 or later")
     if numbers > _SPARK_LAST:
-        return Finding(check, Level.WARNING, f"Spark {spark} is newer than tested versions", "see docs/versions.md")
+        return Finding(check, Level.WARNING, f"Spark {spark} is newer than the tested versions", "see docs/versions.md")
     return Finding(check, Level.OK, f"Spark {spark}")
 
 
