@@ -199,7 +199,9 @@ class Values:
         read_items = self._elements if code in {_ARRAY8, _ARRAY32} else self._items
         items, last = read_items(begin, count, stop, _deeper(depth, at))
         if last != stop:
-            raise EncodingError(f"the {count} values that begin at byte {begin} end at {last}, not at {stop}")
+            raise EncodingError(
+                f"the {count} values that begin at byte {begin} end at byte {last}, not at byte {stop} as their size says"
+            )
         return (_paired(items, at) if code in {_MAP8, _MAP32} else items), stop
 
     def _items(self, at: int, count: int, end: int, depth: int) -> tuple[list[Any], int]:
@@ -221,7 +223,7 @@ class Values:
         if code == _LIST0 or (code in _FIXED and not _FIXED[code][0]):
             self._bare_left -= count
             if self._bare_left < 0:
-                raise EncodingError(f"an array at byte {at} claims {count} elements that have no bytes")
+                raise EncodingError(f"an array at byte {at} has {count} elements without bytes, which are too many")
         items = []
         for _ in range(count):
             item, at = self._of(code, at, end, depth)

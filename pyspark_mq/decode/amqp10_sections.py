@@ -217,7 +217,9 @@ def _fields(data: bytes, at: int, kinds: tuple[frozenset[int], ...]) -> tuple[li
                 f"field {len(found)} of the list at byte {at} has the code 0x{code:02x}, which is not allowed there"
             )
     if item != end:
-        raise EncodingError(f"the {count} fields of the list at byte {at} end at {item}, not at {end}")
+        raise EncodingError(
+            f"the {count} fields of the list at byte {at} end at byte {item}, not at byte {end} as its size says"
+        )
     return found + [None] * (len(kinds) - count), end
 
 
@@ -227,7 +229,9 @@ def _application(pairs: Pairs) -> dict[str, object]:
     for key, value in pairs:
         name = None if isinstance(key, list) else text(key)
         if name is None or name in found:
-            raise EncodingError(f"application-properties with {'two' if name in found else 'a key'} {name or key!r}")
+            raise EncodingError(
+                f"application-properties with {'two of' if name in found else 'the unusable key'} {name or key!r}"
+            )
         found[name] = text(value) if isinstance(value, list) else value
     return found
 

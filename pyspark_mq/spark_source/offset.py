@@ -116,7 +116,7 @@ class OffsetCodec:
                 raise self._error(f"is broken: field '{name}' has the invalid value {offset.get(name)!r:.40}")
         body = {name: value for name, value in offset.items() if name != "crc"}
         if _crc(body) != offset["crc"]:
-            raise self._error("was changed after it was written (its checksum does not fit)")
+            raise self._error("was changed after it was written (its checksum does not match)")
         self._check_owner(offset)
         if self.log is None and offset["file"] and self.ids:
             raise CheckpointError(

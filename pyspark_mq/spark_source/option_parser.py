@@ -189,8 +189,8 @@ def check_short(names: Iterable[tuple[str, str | None]]) -> None:
     """Refuse option values that are too long for a short string of AMQP 0-9-1 (section 4.2.5.3)."""
     for option, name in names:
         if name is not None and (size := len(name.encode())) > _SHORT_STRING_BYTES:
-            maximum = f"has {size} bytes, and AMQP 0-9-1 allows {_SHORT_STRING_BYTES} in a name"
-            raise OptionError(option, f"'{name[:_SHOWN_CHARACTERS]}...' {maximum}; correct it")
+            maximum = f"has {size} bytes, but AMQP 0-9-1 allows at most {_SHORT_STRING_BYTES} in a name"
+            raise OptionError(option, f"'{name[:_SHOWN_CHARACTERS]}...' {maximum}; shorten it")
 
 
 def check_characters(name: str, value: str) -> None:

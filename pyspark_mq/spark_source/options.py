@@ -202,10 +202,10 @@ class _QueueOptionParser(OptionParser):
 
             management = Management.of(given, endpoint)
         if management is None and "managementInterval" in self._values:
-            raise OptionError("managementInterval", "is set, but needs 'managementUrl', which is not")
+            raise OptionError("managementInterval", "is set, but needs 'managementUrl', which is not set")
         if self._pattern() is None:
             if "queuePatternInterval" in self._values:
-                raise OptionError("queuePatternInterval", "is set, but needs 'queuePattern', which is not")
+                raise OptionError("queuePatternInterval", "is set, but needs 'queuePattern', which is not set")
         elif management is None:
             problem = "is required with 'queuePattern': the queues are looked up there"
             raise OptionError("managementUrl", f"{problem}, for example {endpoint.broker.listing.url}")

@@ -135,7 +135,7 @@ class _StreamOptionParser(OptionParser):
             raise OptionError("stream", f"{text!r} has an empty name, or the same name twice; correct it")
         if longest := max((name for name in names if len(name.encode()) > _NAME_BYTES_MAX), key=len, default=""):
             raise OptionError(
-                "stream", f"'{longest[:40]}…' is longer than {_NAME_BYTES_MAX} bytes, the most for a name"
+                "stream", f"'{longest[:40]}…' is longer than {_NAME_BYTES_MAX} bytes, the maximum for a name"
             )
         return names
 

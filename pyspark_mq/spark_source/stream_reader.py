@@ -96,7 +96,7 @@ class StreamBatchReader(_Tasks, DataSourceReader):
 
 
 class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of one query's streams, epoch by epoch. An offset is a position in each partition, and its own proof."""
+    """Reader of one query's streams, epoch by epoch. Offsets contain positions and need no other files."""
 
     @without_traceback
     def initialOffset(self) -> dict[str, Any]:
