@@ -200,7 +200,7 @@ class Values:
         items, last = read_items(begin, count, stop, _deeper(depth, at))
         if last != stop:
             raise EncodingError(
-                f"the {count} values that begin at byte {begin} end at byte {last}, not at byte {stop} as their size says"
+                f"the {count} values that begin at byte {begin} end at byte {last}, not at {stop} as their size says"
             )
         return (_paired(items, at) if code in {_MAP8, _MAP32} else items), stop
 
