@@ -183,7 +183,7 @@ def spark(version: str, driver: Interpreter = DRIVER) -> Machine:
     [
         (replace(MACHINE, driver=without("pyspark")), "spark", Level.PROBLEM, "cannot be imported"),
         (spark("3.5.1"), "spark", Level.PROBLEM, "no streaming sources in Python"),
-        (spark("4.1.0", without("pyspark.sql.streaming.datasource")), "spark", Level.WARNING, "by the next one"),
+        (spark("4.1.0", without("pyspark.sql.streaming.datasource")), "spark", Level.WARNING, "by the next run"),
         (spark("4.1.0"), "spark", Level.OK, "4.1.0"),
         (spark("4.2.0"), "spark", Level.OK, "4.2.0"),
         (spark("5.0.0.dev1"), "spark", Level.WARNING, "newer"),
