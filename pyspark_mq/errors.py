@@ -4,7 +4,7 @@ Spark shows their text as the query's exception, so each text names the option o
 what to do. No text ever contains a password (URLs are shown through ``pyspark_mq.sources.url.BrokerUrl``,
 which leaves it out).
 
-Texts are one printable line (``shown``), whatever a broker or a producer has put into them.
+Each text is one printable line (``shown``), whatever a broker or a producer has put into it.
 
 Whichever error is raised, the query's unacknowledged messages stay with the broker, which redelivers them: an error
 here never loses a message.

@@ -47,7 +47,7 @@ _NOT_FOUND = 404
 _UNEXPECTED = "the answer is not that of the broker's management"
 #: Jolokia's error if there is no such MBean.
 _NO_MBEAN = "javax.management.InstanceNotFoundException"
-#: Most characters shown of a text that is not an HTTP answer, or of its status.
+#: Most characters shown of an answer that is not HTTP, or of an answer's status.
 _SHOWN_CHARACTERS = 100
 #: Most characters shown of an agent's reason.
 _REASON_CHARACTERS = 200

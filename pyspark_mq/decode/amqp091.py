@@ -437,7 +437,7 @@ def _expiration_us(lifetime: object, published_us: int | None) -> int | None:
 
 def _delivery_count(count: object, redelivered: bool) -> int | None:
     # Quorum queues count earlier deliveries (header x-delivery-count, absent at first); classic
-    # queues only flag that there was one, and a producer may have put anything into the header.
+    # queues only flag an earlier delivery, and a producer may have put anything into the header.
     if _is_count(count) and count < INT32_MAX:
         return count + 1
     return None if redelivered else 1

@@ -126,7 +126,7 @@ def array_of(values: Any, kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-#: Makes a column, see :attr:`DeliveryBatch.columns`.
+#: A function from a batch to a column, see :attr:`DeliveryBatch.columns`.
 Column: TypeAlias = "Callable[[Any], Any]"
 
 
@@ -145,7 +145,7 @@ class DeliveryBatch(ABC):
     passing: ClassVar[frozenset[str]] = PASSING_HEADERS
     #: column name -> function from a batch to its column: an Arrow array, a :class:`DictionaryColumn`, or a list of
     #: values: str, int, bool, a list of (str, str or None) pairs for `properties`, microseconds since 1970 for
-    #: timestamps, or None. `messageId`, `body` and `destination` are made elsewhere. All other columns are null.
+    #: timestamps, or None. `messageId`, `body` and `destination` come from elsewhere. All other columns are null.
     columns: ClassVar[Mapping[str, Column]]
 
     @classmethod

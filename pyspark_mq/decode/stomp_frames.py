@@ -1,7 +1,7 @@
 """STOMP messages in one piece of memory, split into frames all at once.
 
 Messages from one producer have the same headers in the same order. So NumPy compares the first message's header names
-with those of all others, line by line. That gives the spans of all values, from which columns are made on demand.
+with those of all others, line by line. That gives the spans of all values; columns are built from them on demand.
 
 This module accepts a subset of what :mod:`pyspark_mq.sources.stomp.frames` accepts: consecutive complete MESSAGE
 frames, each after one line feed, with a matching content-length, or with text without NUL that another frame follows;

@@ -110,7 +110,7 @@ _TABLE = (
     Option(
         "managementUrl",
         _READ,
-        "required with `queuePattern`; asked for the [backlog](#counters) if no session reports it, and by the "
+        "required with `queuePattern`; queried for the [backlog](#counters) if no session reports it, and by the "
         "command [`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it): the HTTP API of RabbitMQ "
         "(`http://host:15672`, plugin `rabbitmq_management`), "
         "or Jolokia in the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or Artemis "
@@ -122,8 +122,8 @@ _TABLE = (
     Option(
         "managementInterval",
         _READ,
-        "how often `managementUrl` is asked for the backlog, at least `1s`. AWS wants `1m` or more for [Amazon "
-        "MQ](deploy.md#amazon-mq)",
+        "how often `managementUrl` is queried for the backlog, at least `1s`. AWS wants `1m` or more for "
+        "[Amazon MQ](deploy.md#amazon-mq)",
         default="5s",
         kind=duration_s(1),
         sets="management_interval_s",

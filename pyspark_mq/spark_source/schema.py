@@ -1,6 +1,6 @@
 """Columns of the source, and the record batches made of them.
 
-By now deliveries are rows of Arrow blocks, in the query's types: a batch is made of slices of those blocks.
+Here deliveries already are rows of Arrow blocks, in the query's types: a batch consists of slices of those blocks.
 """
 
 from __future__ import annotations
