@@ -4,9 +4,9 @@ Spark shows their text as the query's exception, so each text names the option o
 what to do. No text ever contains a password (URLs are shown through ``pyspark_mq.sources.url.BrokerUrl``,
 which leaves it out).
 
-Texts are one printable line (``shown``), whatever a broker or a producer has put into them.
+Each text is one printable line (``shown``), whatever a broker or a producer has put into it.
 
-Whatever is raised, the query's unacknowledged messages stay with the broker, which redelivers them: an error
+Whichever error is raised, the query's unacknowledged messages stay with the broker, which redelivers them: an error
 here never loses a message.
 
 Each text begins with the short name of its class in brackets, such as ``[mq:data-loss]``, under which
@@ -33,7 +33,7 @@ START_ANEW = "start with a new checkpointLocation, and a new output folder for a
 
 
 def shown(text: object) -> str:
-    """Make a foreign text safe for a terminal, a log line or an error: one printable line.
+    """Make a string from elsewhere safe for a terminal, a log line or an error: one printable line.
 
     IDs come from producers, queue names and reasons from brokers. Unescaped, they could move a cursor, add lines to a
     log, or reverse the writing direction. Such characters (``str.isprintable``) are escaped the way ``repr`` does it,
@@ -44,7 +44,7 @@ def shown(text: object) -> str:
 
 
 def hide_in(error: BaseException, hide: Callable[[str], str]) -> None:
-    """Remove secrets, by `hide`, from an error and its causes, which are printed with it."""
+    """Remove secrets, with the function `hide`, from an error and from its causes, which are printed too."""
     found: list[BaseException] = []
     one: BaseException | None = error
     while one is not None and one not in found:
@@ -133,7 +133,7 @@ class BrokerUnavailableError(BrokerError):
 
 
 class RefusedError(BrokerError):
-    """The broker answered and refused: credentials, permission, virtual host, TLS."""
+    """The broker answered, but refused the credentials, the permission, the virtual host or TLS."""
 
     short_name = "refused"
 
@@ -147,14 +147,14 @@ class DestinationError(BrokerError):
 class WriteError(BrokerError):
     """The broker did not accept a message: unroutable, rejected, too large, or not confirmed within `sendTimeout`.
 
-    Earlier messages may be in the queue. A retried write sends them with the same IDs.
+    Earlier messages may be in the queue. A retried write sends these messages with the same IDs.
     """
 
     short_name = "write"
 
 
 class RowError(MqError):
-    """A row cannot be written as a message. This attempt published nothing from its Arrow batch."""
+    """A row cannot be written as a message. This attempt published nothing from the row's Arrow batch."""
 
     short_name = "row"
 

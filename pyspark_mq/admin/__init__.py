@@ -1,6 +1,6 @@
-"""The management of a broker, asked in addition to its queues (option `managementUrl`, and the command `doctor`).
+"""Queries to a broker's management (option `managementUrl`, and the command `doctor`).
 
-One file for each broker asks for the broker's name, a queue's settings and its depth. A request raises a
+One file for each broker queries the broker's name, a queue's settings and the queue's depth. A request raises a
 `BrokerUnavailableError` if the broker does not answer, and a `RefusedError` if it refuses.
 """
 
@@ -40,12 +40,12 @@ def ask_queue(management: Management, queue: str) -> QueueFacts:
 
 
 def ask_depth(management: Management, queue: str) -> int | None:
-    """Return how many messages wait in a queue, delivered ones excluded; None if that is not reported."""
+    """Return how many messages wait in a queue, without delivered ones; None if the broker does not report that."""
     return _ADMINS[management.endpoint.broker.name].ask_depth(management, queue)
 
 
 def ask_beside(endpoint: Endpoint) -> QueueFacts:
-    """Return the facts of a queue, asked over a second connection if its sessions do not ask for them."""
+    """Return the facts of a queue, queried over a second connection if the sessions do not query them themselves."""
     dialect = endpoint.broker.amqp10
     if endpoint.protocol != AMQP_1_0 or dialect is None or not dialect.management or endpoint.queue is None:
         return NOTHING_KNOWN

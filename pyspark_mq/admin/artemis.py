@@ -49,7 +49,7 @@ def ask_depth(management: Management, queue: str) -> int | None:
 
 
 def _settings(answer: object) -> dict[str, Any]:
-    """Return the settings of an address; empty if the answer is something else."""
+    """Return the settings of an address from an answer; empty if the answer does not have them."""
     try:
         settings = json.loads(answer) if isinstance(answer, str) else {}
     except ValueError:

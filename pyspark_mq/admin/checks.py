@@ -49,8 +49,8 @@ class Finding:
 
     Attributes:
         check: its name, as in docs/command-line.md.
-        what: the finding in words.
-        remedy: what to do about it, or how to learn it; empty if there is nothing to do.
+        what: what was found, in words.
+        remedy: what to do about the finding, or how to learn an unknown fact; empty if there is nothing to do.
     """
 
     check: str
@@ -68,12 +68,12 @@ class Sample:
 
     Attributes:
         how: "browsed" or "returned".
-        ids: the ID of each message, as in column `messageId`; None if it has none.
+        ids: the ID of each message, as in column `messageId`; None if the message has none.
         sizes: bytes that each message takes, headers and bookkeeping included.
-        priorities: the priority of each message; None if it has none.
-        cut_short: why the session ended when its window was widened; empty if it did not end.
-        unique: values for `messageIdFrom` under which all these messages have different IDs.
-        repeated: how many have the same body and properties as an earlier one.
+        priorities: the priority of each message; None if the message has none.
+        cut_short: why the session ended when its window was widened; empty if the session did not end.
+        unique: the values of `messageIdFrom` that give each of these messages its own ID.
+        repeated: how many messages have the same body and properties as an earlier one.
     """
 
     how: str
@@ -108,7 +108,7 @@ class _Checks:
     def __init__(self, check: str, facts: QueueFacts, settings: Settings, to_know: str) -> None:
         self.check, self.facts, self.settings, self.to_know = check, facts, settings, to_know
         self.broker = settings.endpoint.broker
-        #: What the broker's operator can do about it.
+        #: What the broker's operator can do if the check fails.
         self.remedy = self.broker.remedies[check]
 
     def _ok(self, what: str) -> Finding:
@@ -147,7 +147,7 @@ class _Checks:
             yield self._ok("none")
         elif limit < _AMPLE_DELIVERIES:
             text = f"a message is dropped or dead-lettered after {limit:g} deliveries; each crash and reconnect counts "
-            yield self._warn(f"{text}as one for every unacknowledged message")
+            yield self._warn(f"{text}as a delivery of every unacknowledged message")
         else:
             yield self._ok(f"{limit:g} deliveries")
 
@@ -210,7 +210,7 @@ class _Checks:
             yield self._ok(f"{timeout_s:g} s; batches and trigger intervals must be shorter")
 
     def priorities(self) -> Iterator[Finding]:
-        """Check whether redeliveries come first."""
+        """Check whether priorities put other messages before redeliveries."""
         known = self.facts.priorities
         if known is None:
             yield self._unknown()
@@ -228,14 +228,14 @@ class _Checks:
             yield self._ok("no")
         elif facts.other_consumers:
             yield self._bad(
-                f"one consumer at a time receives messages, and there is another one{_named(facts)}: this query "
-                "receives nothing until it is gone",
+                f"one consumer at a time receives messages, and there is another consumer{_named(facts)}: this query "
+                "receives nothing until that consumer is gone",
                 "stop the other consumer (unless it is this query itself)",
             )
         else:
             idle = f"; {count - 1} of {count} 'consumers' receive nothing" if count > 1 else ""
-            text = f"one consumer at a time receives messages{idle}; after a crash the next one waits until the "
-            yield self._warn(f"{text}broker has noticed that the previous one is gone")
+            text = f"one consumer at a time receives messages{idle}; after a crash the next consumer waits until the "
+            yield self._warn(f"{text}broker has noticed that the previous consumer is gone")
 
     def other_consumers(self) -> Iterator[Finding]:
         """Check for consumers other than this query's."""
@@ -251,7 +251,7 @@ class _Checks:
             yield self._ok("none")
 
     def prefetch(self) -> Iterator[Finding]:
-        """Check whether the source gets the prefetch that it asks for."""
+        """Check whether the broker grants the source's prefetch and consumers."""
         settings, count = self.settings, self.facts.consumers_max
         over_amqp10 = settings.endpoint.protocol == AMQP_1_0
         confirms = self.broker.amqp10 is None or self.broker.amqp10.confirms
@@ -270,7 +270,10 @@ class _Checks:
             yield self._ok(f"{settings.prefetch:,} for each of {settings.consumers} connection(s)")
 
     def page_size(self) -> Iterator[Finding]:
-        """Check whether the queue has to be woken for each page."""
+        """Check whether ActiveMQ Classic's maxPageSize is below the prefetch.
+
+        The source must then wake the queue for each further page.
+        """
         size = self.facts.page_size
         if size is None:
             yield self._unknown()
@@ -329,7 +332,7 @@ def check_sample(sample: Sample, settings: Settings) -> list[Finding]:
     """Check some messages of a queue."""
     found = [] if not sample.cut_short else [_cut_short(sample, settings)]
     if not sample.sizes:
-        unknown = Level.UNKNOWN, "the queue has no message to look at", "ask again when it has some"
+        unknown = Level.UNKNOWN, "the queue has no message to look at", "run doctor again when it has some"
         return [*found, Finding("message-ids", *unknown), Finding("message-sizes", *unknown)]
     return [*found, *_ids(sample, settings), _sizes(sample, settings)]
 

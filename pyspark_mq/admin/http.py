@@ -1,4 +1,4 @@
-"""Option `managementUrl`: ask a broker over HTTP for its queues and their settings.
+"""Option `managementUrl`: query a broker's queues and their settings over HTTP.
 
 No messaging protocol can list the queues of every broker or reports all settings of a queue. The brokers' management
 over HTTP does: RabbitMQ's API (plugin `rabbitmq_management`, "HTTP API"), and Jolokia in the ActiveMQ brokers' consoles
@@ -27,16 +27,16 @@ from pyspark_mq.sources.url import CONTROL, ESCAPES, hide, place_of, redact
 
 __all__ = ["Management"]
 
-#: For one request, from connecting to the last byte of the answer; one with ten thousand queues takes a second.
+#: For one request, from connecting to the last byte of the answer; an answer with ten thousand queues takes a second.
 _TIMEOUT_S = 30.0
-#: For all pages of a list.
+#: For all pages of a list of queues.
 _LIST_TIMEOUT_S = 600.0
-#: Most bytes and values in an answer. Ten thousand queues take less than a tenth of either (Artemis 2.56, which puts
-#: all in one answer: 240 bytes and ten values each). A value of two bytes takes seventy in memory: with both bounds the
-#: worst of ten kinds of answers took 320 MiB.
+#: Most bytes and values in an answer. Ten thousand queues take less than a tenth of either (Artemis 2.56 puts all
+#: queues into one answer: 240 bytes and ten values each). A value of two bytes takes seventy in memory: within both
+#: bounds, the worst of ten kinds of answers took 320 MiB.
 _ANSWER_BYTES_MAX = 32 << 20
 _ANSWER_VALUES_MAX = 2_000_000
-#: One of these precedes every JSON value but the first.
+#: One of these bytes precedes every JSON value but the first.
 _BEFORE_VALUES = (b"[", b"{", b",", b":")
 _PIECE_BYTES = 1 << 20
 #: Queues in one answer (RabbitMQ's maximum is 500), and most answers: enough for a million queues.
@@ -47,7 +47,7 @@ _NOT_FOUND = 404
 _UNEXPECTED = "the answer is not that of the broker's management"
 #: Jolokia's error if there is no such MBean.
 _NO_MBEAN = "javax.management.InstanceNotFoundException"
-#: Most characters shown of a text that is not an HTTP answer, or of its status.
+#: Most characters shown of an answer that is not HTTP, or of an answer's status.
 _SHOWN_CHARACTERS = 100
 #: Most characters shown of an agent's reason.
 _REASON_CHARACTERS = 200
@@ -55,14 +55,14 @@ _REASON_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Management:
-    """Option `managementUrl`: where to ask a broker for its queues.
+    """Option `managementUrl`: where to query a broker's queues.
 
-    Each request raises a `BrokerUnavailableError` if there is no answer, and a `RefusedError` if the answer is a
-    refusal.
+    Each request raises a `BrokerUnavailableError` if there is no answer, and a `RefusedError` if the broker refuses the
+    request.
 
     Attributes:
         url: without user and password.
-        username, password: those in the URL; None to use the connection's.
+        username, password: the login in the URL; None to use the connection's.
         sent: the encoded login last sent.
     """
 
@@ -101,7 +101,7 @@ class Management:
         return self.username if self.username is not None else self.endpoint.user(self.endpoint.urls[0])
 
     def names(self) -> list[str]:
-        """Return the names of all queues that can be read, sorted."""
+        """Return the names of all queues that a query can read, sorted."""
         listing = self.endpoint.broker.listing
         if listing.mbeans:
             found: Iterable[Any] = (queue.get("Name") for queue in self.read(listing.mbeans, "Name").values())
@@ -134,12 +134,12 @@ class Management:
     # -- requests
 
     def get(self, *path: str) -> dict[str, Any] | None:
-        """Return the object at a path of RabbitMQ's API (unquoted parts below `/api`); None if there is none."""
+        """Return the object at a path of RabbitMQ's API (unquoted parts below `/api`); None if it is missing."""
         found = self._at(path)
         return None if found is None else self._object(found)
 
     def get_all(self, *path: str) -> list[dict[str, Any]]:
-        """Return the objects in the list at a path; an empty list if there is none."""
+        """Return the objects in the list at a path of RabbitMQ's API; an empty list if there is no such path."""
         found = self._at(path)
         return [] if found is None else self._entries(found)
 
@@ -220,10 +220,10 @@ class Management:
             raise BrokerUnavailableError(self._problem(f"it does not answer: {error}")) from None
         except (ValueError, RecursionError) as error:
             no_name = isinstance(error, UnicodeError) and not isinstance(error, UnicodeDecodeError)
-            raise self.refused("this is not a valid host name" if no_name else "the answer is not JSON") from None
+            raise self.refused("its host is not a valid name" if no_name else "the answer is not JSON") from None
 
     def _answered(self, answer: HTTPResponse, username: str | None) -> BrokerUnavailableError | RefusedError:
-        """Return the error for an answer that refuses."""
+        """Return the error for a response whose status is not 200."""
         text = f"it answers {answer.status} {self._hide(answer.reason):.{_SHOWN_CHARACTERS}}"
         if answer.status in (401, 403):
             text += f"; user '{username}' needs the right to read the broker's management"
@@ -237,7 +237,7 @@ class Management:
         return RefusedError(self._problem(f"{text}; a 'managementUrl' is, e.g., {self.endpoint.broker.listing.url}"))
 
     def _problem(self, text: str) -> str:
-        return f"the broker's management cannot be asked at {self.url}: {self._hide(text)}"
+        return f"the broker's management cannot be queried at {self.url}: {self._hide(text)}"
 
     def _hide(self, text: str) -> str:
         """Remove passwords from the management's messages, before they are shortened."""
@@ -246,9 +246,9 @@ class Management:
 
 
 class _Answering(io.RawIOBase):
-    """The bytes of one answer, limited in time and number; any broker stays within the limits.
+    """The bytes of one answer, limited in time and number. A real broker's answers stay within the limits.
 
-    Bytes may arrive one by one, and never end: in a header, before, in or after the answer.
+    Without limits, a server could send byte after byte without end: before, in or after the answer.
 
     Args:
         connected: the socket to read from.
@@ -259,7 +259,7 @@ class _Answering(io.RawIOBase):
         self._socket, self._end_s, self._came = connected, end_s, 0
 
     def makefile(self, _: str) -> io.BufferedReader:
-        """Return the file that an :class:`HTTPResponse` reads."""
+        """Return the file from which an :class:`HTTPResponse` reads."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:

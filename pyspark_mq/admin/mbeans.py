@@ -21,5 +21,5 @@ def broker_mbean(management: Management, pattern: str, *attributes: str) -> tupl
 def waiting(queues: Mapping[str, Mapping[str, Any]], everything: str, handed_out: str) -> int | None:
     counts = [(one.get(everything), one.get(handed_out)) for one in queues.values()]
     known = [(all_, out) for all_, out in counts if isinstance(all_, int) and isinstance(out, int)]
-    # The broker counts the two one after the other, so a difference may be negative.
+    # The broker reads the two counts one after the other, so a difference may be negative.
     return sum(max(0, all_ - out) for all_, out in known) if known else None

@@ -55,14 +55,14 @@ def ask_depth(management: Management, queue: str) -> int | None:
 def _policy(management: Management, host: str, queue: str, kind: str) -> dict[str, Any]:
     """Return the arguments that policies set for a queue, from the list of policies.
 
-    The queue reports its policy only with its statistics: a policy was still missing 20 s after it was set (4.3).
+    RabbitMQ reports a queue's policy only with its statistics: 20 s after a policy was set it was still missing (4.3).
     """
     given = policy_of(management.get_all("policies", host), queue, kind)
     return merged_policy(given, policy_of(management.get_all("operator-policies", host), queue, kind))
 
 
 def _arrives(management: Management, host: str, exchange: object, key: object) -> bool | None:
-    """Whether messages published to this exchange and key reach a queue; None if unknown."""
+    """Whether messages published to this exchange with this routing key reach a queue; None if unknown."""
     if not exchange:
         return None if not key else management.get("queues", host, str(key)) is not None
     return bool(management.get_all("exchanges", host, str(exchange), "bindings", "source"))

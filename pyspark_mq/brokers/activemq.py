@@ -25,8 +25,8 @@ ACTIVEMQ = Broker(
     durable_topics=frozenset({AMQP_1_0, STOMP}),
     shared_topics=frozenset(),
     counts_session_ends=False,
-    # The broker looks for silent connections, but skips one whose reader waits for its writer; if the
-    # writer waits for a vanished peer, only TCP ends that: after 924 s with Linux's `tcp_retries2`.
+    # The broker looks for silent connections, but skips a connection whose reader waits for its writer; if the
+    # writer waits for a vanished peer, only TCP ends the wait: after 924 s with Linux's `tcp_retries2`.
     half_open_s={AMQP_1_0: 960.0, STOMP: 960.0},
     ids_by_protocol=True,
     delivery_limit_note=(
@@ -49,7 +49,7 @@ ACTIVEMQ = Broker(
     replaced_prefetch=1_000,
     browsable_over=frozenset({AMQP_1_0, STOMP}),
     special_characters=frozenset(",*>?"),
-    # They can make a message expire at once (`ActiveMQMessage.java`).
+    # These properties can make a message expire at once (`ActiveMQMessage.java`).
     header_properties=dict.fromkeys(
         [f"JMS{name}" for name in _HEADERS],
         "which ActiveMQ Classic takes for the header: set it with the column of that meaning",
@@ -57,7 +57,7 @@ ACTIVEMQ = Broker(
     stomp=StompDialect(
         queue="/queue/{name}",
         topic="/topic/{name}",
-        # 10,000 take 0.8 s one by one, and 4.4 s at once.
+        # 10,000 acknowledgements take 0.8 s one by one, and 4.4 s at once.
         cumulative=False,
         window_header="activemq.prefetchSize",
         durable_headers={"activemq.subscriptionName": "{subscription}"},
@@ -69,7 +69,7 @@ ACTIVEMQ = Broker(
         internal_headers=frozenset({"expires", "persistent"}),
         internal_prefixes=("JMS_AMQP_",),
         # ID:<host>-<port>-<time>-<n>:<connection>:<session>:<producer>:<message>, whatever the connection's name.
-        # A property `message-id`, set over AMQP 1.0 or OpenWire, replaces it (5.18, 6.3).
+        # A property `message-id`, set over AMQP 1.0 or OpenWire, replaces that ID (5.18, 6.3).
         own_id=re.compile(r"(?::-?[0-9]+){3}$"),
         # The broker parses each part of an ID as a number, and closes a connection that acknowledges another ID (6.1).
         foreign_prefix="JMS_AMQP_",

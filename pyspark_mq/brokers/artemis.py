@@ -30,13 +30,13 @@ ARTEMIS = Broker(
     ),
     remedies={
         "delivery-limit": "set `<max-delivery-attempts>` in the queue's address-setting to -1 or a high number",
-        "dead-letters": "set `<dead-letter-address>` in the queue's address-setting to one that has a queue",
+        "dead-letters": "set `<dead-letter-address>` in the queue's address-setting to an address that has a queue",
         "redelivery-delay": "or set `<redelivery-delay>0</redelivery-delay>` in the queue's address-setting",
         "priorities": "have producers use one priority",
         "single-active-consumer": "create the queue without `exclusive`, or leave 'consumers' at 1",
         "other-consumers": "give each reader its own queue",
-        "prefetch": "raise the queue's `max-consumers`: over STOMP widening the window takes one more, over AMQP 1.0 "
-        "confirming acknowledgements does",
+        "prefetch": "raise the queue's `max-consumers`: widening the window over STOMP, and confirming "
+        "acknowledgements over AMQP 1.0, takes one more consumer",
         "slow-consumers": "set `<slow-consumer-policy>` in the queue's address-setting to NOTIFY",
         "queue": "change it in broker.xml, or with the management's updateQueue()",
     },
@@ -51,10 +51,10 @@ ARTEMIS = Broker(
     stomp=StompDialect(
         queue="{name}",
         topic="{name}",
-        # The part before it is the consumer's number, which differs in each session.
+        # The part before the separator is the consumer's number, which differs in each session.
         id_separator=",",
-        # 5,000 take 280 ms one by one, and 40 ms at once. But messages that it cannot encode as STOMP (a JMS
-        # StreamMessage) are not sent, and would be acknowledged with the others.
+        # 5,000 acknowledgements take 280 ms one by one, and 40 ms at once. But messages that the broker cannot encode
+        # as STOMP (a JMS StreamMessage) are not sent, and would be acknowledged with the others.
         cumulative=False,
         window_header="consumer-window-size",
         window_bytes=256,

@@ -1,8 +1,8 @@
 """Differences between brokers, as data.
 
-Outside this folder only three places name a broker: ``admin/``, which asks each broker's management, the protocol
-modules of ``sources/`` that ask a broker at its own address, and those of ``sink/``. The rest of the package reads a
-:class:`Broker`.
+Outside this folder only three places name a broker: ``admin/``, which queries each broker's management, the protocol
+modules of ``sources/`` that query a broker at its own management address, and the protocol modules of ``sink/``. The
+rest of the package reads a :class:`Broker`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ AMQP_1_0 = "amqp-1.0"
 STOMP = "stomp"
 
 
-#: Headers that RabbitMQ sets or changes from delivery to delivery, and prefixes of those of dead letters.
-#: They are not part of a message's content.
+#: Headers that RabbitMQ sets or changes from delivery to delivery, and prefixes of the headers of dead letters.
+#: All these headers are not part of a message's content.
 PASSING_HEADERS = frozenset({"x-delivery-count", "x-acquired-count", "x-opt-rabbitmq-sent-time", "x-death"})
 PASSING_PREFIXES = ("x-first-death-", "x-last-death-")
 
@@ -33,19 +33,19 @@ PASSING_PREFIXES = ("x-first-death-", "x-last-death-")
 class StompDialect:
     """STOMP 1.2 as one broker speaks it.
 
-    Header templates have `{name}` for the queue or topic and `{subscription}` for the durable one.
+    Header templates have `{name}` for the queue or topic and `{subscription}` for the durable subscription.
 
     Attributes:
         queue, topic: destination headers.
-        id_header: the header that names a message, and keeps its value across redeliveries.
-        id_separator: the message's name follows it in that header; empty if the whole header is the name.
+        id_header: the header that identifies a message, and keeps its value across redeliveries.
+        id_separator: the message's ID follows this separator in that header; empty if the whole header is the ID.
         cumulative: acknowledge with mode `client`, in which one frame covers all earlier messages;
             otherwise message by message with `client-individual`.
         window_header: header of SUBSCRIBE that limits unacknowledged messages or bytes.
-        window_bytes: bytes to ask for per message, until the real size is known, if that header counts
+        window_bytes: bytes to request per message, until the real size is known, if that header counts
             bytes; 0 if it counts messages.
         queue_headers, topic_headers, durable_headers: further headers of SUBSCRIBE.
-        client_id: name of the connection that a durable subscription needs; empty for none.
+        client_id: name of the connection that a durable subscription needs; empty if it needs none.
         shared: whether a durable subscription may have several consumers.
         reject_headers: further headers of a NACK that refuses a message for good.
         slash: how a '/' in a name is written in destinations; empty for unchanged.
@@ -57,17 +57,17 @@ class StompDialect:
         count_header: header with the number of deliveries before this one; empty if unknown.
         internal_headers, internal_prefixes: headers of MESSAGE beyond the specification's that no
             application has set, by name and by prefix.
-        own_id: pattern of the IDs that the broker creates, if the header may have another one: a producer's, or a
+        own_id: pattern of the IDs that the broker creates, if the header may have another ID: a producer's, or a
             property of that name, which replaces the broker's; None if it never has.
         foreign_prefix: prefix of the headers of messages that arrived over another protocol. Such messages cannot be
-            settled if they have their producer's ID; empty if all can.
-        management: address that answers questions about a queue; empty if there is none, or none that can be asked
+            settled if they have their producer's ID; empty if all messages can be settled.
+        management: address that answers questions about a queue; empty if there is none, or none that can be queried
             without leaving something behind.
-        last_header: the header in which the broker's entry is the last, if an application has set one of the same
-            name; in all others it is the first.
+        last_header: the header in which the broker's entry is the last, if an application has set a header of the same
+            name; in all other headers the broker's entry is the first.
         user_id, app_id, content_encoding, group_id, group_sequence: headers that may have these values; the first
-            present one counts. Empty if the broker does not send it.
-        routed: whether `destination` of MESSAGE names the exchange and routing key it was published with.
+            present one counts. Empty if the broker does not send the value.
+        routed: whether `destination` of MESSAGE names the exchange and routing key that the message was published with.
     """
 
     queue: str
@@ -109,19 +109,19 @@ class Amqp10Dialect:
     Attributes:
         queue: source address of a queue, with `{name}` for the name.
         topic: the same for a topic.
-        capabilities: extension capabilities that the source asks of a terminus, for a queue and for
+        capabilities: extension capabilities that the source requests of a terminus, for a queue and for
             a topic.
-        confirms: whether it settles deliveries that we accepted, after it has processed that (AMQP 1.0, 2.6.12).
+        confirms: whether the broker settles deliveries that we accepted, once it has processed that (AMQP 1.0, 2.6.12).
         counts_acquirers: whether the header `first-acquirer` shows a redelivery. Its default is false.
-        names_itself: whether its container ID is a name that it keeps across restarts.
-        credit_max: most credit to grant at a time; more is granted when that is used up. 0 for no limit.
+        names_itself: whether the broker's container ID is a name that it keeps across restarts.
+        credit_max: most credit to grant at a time; more is granted when the credit is used up. 0 for no limit.
         slash: how a '/' in a name is written in addresses; empty for unchanged.
-        queue_since: the major version from which a queue has another address, and that address, with
+        queue_since: the major version from which queues have another address, and that address, with
             the percent-encoded name for `{name}`; None if there is no such version.
         virtual_host: content of `open.hostname`, with `{name}` for the virtual host; empty if the
             broker has none.
-        management_since: the major version from which it answers questions about a queue; None if it does not.
-        management: address that answers such questions, to users who may ask; empty if there is none.
+        management_since: the major version from which it answers questions about a queue; None if it answers none.
+        management: address that answers such questions, to users with that right; empty if there is none.
         settles_apart: whether a delivery may be settled after its acceptance was sent.
     """
 
@@ -163,7 +163,7 @@ class Listing:
     Attributes:
         url: value of the option `managementUrl` with default ports.
         path: path of the API below that URL, with `{host}` for the virtual host and `{page}`; empty with Jolokia.
-        mbeans: pattern that matches one MBean for each queue; empty with an API.
+        mbeans: pattern that matches one MBean for each queue; empty if `path` is set.
     """
 
     url: str
@@ -172,7 +172,7 @@ class Listing:
 
 
 def by_scheme(*amqp: str) -> Mapping[str, tuple[str, ...]]:
-    """Map URL schemes to protocols: these for AMQP's schemes, STOMP for its own."""
+    """Map URL schemes to protocols: `amqp` for AMQP's schemes, STOMP for STOMP's."""
     return MappingProxyType({"amqp": amqp, "amqps": amqp, "stomp": (STOMP,), "stomp+ssl": (STOMP,)})
 
 
@@ -187,30 +187,30 @@ class Broker:
 
     Attributes:
         name: value of the option `broker`.
-        products: its names for itself towards clients, without its version.
+        products: the names by which it introduces itself to clients, without a version.
         protocols: URL scheme -> protocols that can be spoken over it, the default first.
         epoch_messages: default of `maxMessagesPerTrigger`.
         prefetch_max: protocol -> most unacknowledged messages on one connection.
         selectors: whether it can filter by JMS selector.
-        virtual_hosts: whether the path of a URL names a virtual host. Over STOMP the header `host` then does.
+        virtual_hosts: whether the path of a URL names a virtual host. Over STOMP the header `host` then names it.
         durable_topics: protocols over which a topic has durable subscriptions.
-        shared_topics: protocols over which several sessions can share one.
-        counts_session_ends: whether the end of a session counts as a delivery of every message it received.
+        shared_topics: protocols over which several sessions can share a durable subscription.
+        counts_session_ends: whether the end of a session counts as a delivery of every message the session received.
         half_open_s: protocol -> how long the broker may keep the messages of a connection whose death
             it has not noticed, if the client cannot influence that.
         ids_by_protocol: whether a message's ID differs between protocols.
         stranded_s: longest time that it may keep messages delivered through a node that the cluster has lost.
-        stranded_note: what an operator can do about it; shown with data-loss errors.
+        stranded_note: what an operator can do about such messages; shown with data-loss errors.
         delivery_limit_note: what an operator has to know about messages that are redelivered again and
             again; shown with data-loss errors.
         node_lost_s: how long a cluster considers a dead node, and its clients, alive.
-        unavailable_reasons: its reasons, other than "not found", for a queue that is temporarily unavailable, as the
-            queue's node is down.
+        unavailable_reasons: what it says, other than "not found", of a queue that is temporarily unavailable because
+            the queue's node is down.
         listing: how it lists the names of its queues.
-        remedies: a setting that breaks late acknowledgement -> what an operator can do about it. Missing
-            settings do not apply to this broker. Names: :mod:`pyspark_mq.admin.checks`.
+        remedies: a setting that breaks late acknowledgement -> what an operator can do about that. Settings that are
+            missing here do not apply to this broker. Names: :mod:`pyspark_mq.admin.checks`.
         replaced_prefetch: a prefetch that the broker mistakes for its default and replaces by a policy's; None if it
-            never does.
+            never replaces one.
         delays_session_returns: whether a redelivery delay applies whenever the end of a session returns messages.
         by_priority: whether messages of any queue are delivered by priority.
         flaws: protocol -> first version, major and minor, without a flaw that affects consumers that acknowledge
@@ -218,10 +218,10 @@ class Broker:
         proves_new: whether a delivery without the redelivered flag is always a message's first, unless the message
             was dead-lettered.
         browsable_over: protocols over which a queue can be browsed.
-        special_characters: characters that make a name several destinations, or add parameters.
-        header_properties: properties that it takes for headers -> why a write cannot set one of that name.
+        special_characters: characters by which a name stands for several destinations, or has parameters.
+        header_properties: properties that it takes for headers -> why a write cannot set a property of that name.
         stomp, amqp10: how it speaks a protocol wherever the specification leaves that to the broker;
-            None if it does not speak it.
+            None if it does not speak that protocol.
     """
 
     name: str

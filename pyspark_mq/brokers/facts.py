@@ -35,27 +35,27 @@ _PAUSED = "it is paused, and delivers nothing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFacts:
-    """Facts of a queue; None for unknown ones.
+    """Facts of a queue; an unknown fact is None.
 
     Attributes:
         kind: RabbitMQ's queue type: classic, quorum, stream.
         ready: number of messages waiting.
-        other_consumers: number of consumers other than the one that asks.
-        consumer_names: descriptions of these consumers, if the broker reports them.
+        other_consumers: number of consumers other than the querying one.
+        consumer_names: descriptions of these other consumers, if the broker reports them.
         delivery_limit: deliveries after which a message is dropped or dead-lettered; infinite for no limit.
         dead_letters_to: where dead letters go; empty if they are dropped.
-        dead_letters_arrive: whether a queue keeps them.
+        dead_letters_arrive: whether a queue keeps the dead letters.
         redelivery_delay_s: longest time that the queue delays a redelivery, seconds.
         consumer_timeout_s: how long a message may be unacknowledged, seconds; infinite for no limit.
-        priorities: whether it delivers messages by priority.
+        priorities: whether the queue delivers messages by priority.
         single_active: whether one consumer gets all messages while the others wait.
-        consumers_max: most consumers it may have; infinite for no limit.
+        consumers_max: most consumers that the queue may have; infinite for no limit.
         page_size: messages that a queue of ActiveMQ Classic delivers before it waits to be woken.
         write_timeout_s: how long a connector may wait for a client that does not read, seconds; infinite for no
             limit.
         slow_consumers: what happens to consumers that acknowledge slowly; empty for nothing.
         hazards: descriptions of settings of the queue that make messages disappear or wait.
-        faults: descriptions of settings with which no query can read it.
+        faults: descriptions of settings with which no query can read the queue.
     """
 
     kind: str | None = None
@@ -106,7 +106,7 @@ def of_rabbitmq(
             set are then unknown, unless an argument sets them.
 
     If an argument and a policy both set a number, the lower one applies (RabbitMQ's documentation, "Policies"); if both
-    set a name, the argument's.
+    set a name, the argument's name applies.
     """
     given = reported.get("arguments")
     arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
@@ -173,7 +173,7 @@ def _delay_s(setting: _Setting) -> float | None:
         return None
     if kind not in _DELAYED:
         return 0.0
-    # The delay is the minimum times the number of deliveries, up to the maximum.
+    # The delay is the minimum delay times the number of deliveries, up to the maximum.
     longest = setting.number("delayed-retry-max")
     if not longest:
         limit = setting.number("delivery-limit") or _DELIVERY_LIMIT
@@ -214,7 +214,8 @@ def policy_of(policies: Iterable[Mapping[str, Any]], queue: str, kind: str) -> d
     """Return the definition of the policy that applies to a queue: the matching one with the highest priority.
 
     Args:
-        policies: those of its virtual host, as listed by RabbitMQ's API. A pattern matches anywhere in the name.
+        policies: the policies of the queue's virtual host, as listed by RabbitMQ's API. A policy's pattern matches
+            anywhere in the queue's name.
     """
     applies = {"all", "queues", f"{kind}_queues", "streams" if kind == "stream" else ""}
     matching = [
@@ -243,7 +244,7 @@ def merged_policy(given: Mapping[str, Any], operator: Mapping[str, Any]) -> dict
 
 
 def _lower(*values: object) -> int | None:
-    """Return the lowest number among the values; one below 0 stands for no limit. None without a number."""
+    """Return the lowest number among the values; a number below 0 stands for no limit. None if there is no number."""
     numbers = [number for value in values if (number := _number(value)) is not None]
     return min([number for number in numbers if number >= 0] or numbers, default=None)
 
@@ -257,8 +258,8 @@ def of_activemq(queue: Mapping[str, Any], connectors: Iterable[str], scheme: str
     Args:
         queue: attributes of the MBean; empty if the queue does not exist yet.
         connectors: URIs.
-        scheme, port: those the query connects to. Behind a proxy no connector has that port, and all with the
-            protocol count.
+        scheme, port: the scheme and port of the query's URL. Behind a proxy no connector has that port, and all
+            connectors with the protocol count.
     """
     slow_consumers = None
     if "SlowConsumerStrategy" in queue:
@@ -324,7 +325,7 @@ def of_artemis(queue: Mapping[str, Any]) -> QueueFacts:
 
 
 def artemis_answer(body: bytes) -> Any:
-    """Return the answer in an Artemis management message: JSON text in a JSON list. None if it is something else."""
+    """Return the answer in an Artemis management message: JSON text in a JSON list. None for any other content."""
     try:
         (reported,) = json.loads(body)
         return json.loads(reported)

@@ -10,7 +10,7 @@ RABBITMQ = Broker(
     name="rabbitmq",
     protocols=by_scheme(AMQP_0_9_1, AMQP_1_0),
     products=frozenset({"RabbitMQ"}),
-    # Without statistics, which cost the broker much more than names.
+    # The list is requested without statistics, which cost the broker much more than names.
     listing=Listing(
         url="http://host:15672",
         path="/api/queues/{host}?page={page}&page_size={size}&columns=name,type,exclusive&disable_stats=true",
@@ -27,15 +27,15 @@ RABBITMQ = Broker(
     # No counterexample on 3.10 and 4.3, over all three protocols: connections cut and closed, broker restarted and
     # killed, negative acknowledgements, leaders moved and killed. Returned dead letters have no flag.
     proves_new=True,
-    # Over AMQP 1.0 twice its setting `heartbeat`, 60 s by default. And from 4.3 on a quorum queue keeps messages
-    # delivered through a lost node for `consumer-disconnected-timeout`, 60 s by default.
+    # Over AMQP 1.0 it is twice the broker's setting `heartbeat`, 60 s by default. And from 4.3 on a quorum queue keeps
+    # messages delivered through a lost node for `consumer-disconnected-timeout`, 60 s by default.
     half_open_s={AMQP_0_9_1: 65.0, AMQP_1_0: 120.0, STOMP: 65.0},
-    # From 4.3 on a quorum queue that is told twice of such a consumer's end forgets to wait for that timeout, and
-    # keeps its messages for `consumer_timeout`, 30 min by default (`rabbit_fifo:update_consumer_status/2`, 4.3.6).
+    # From 4.3 on a quorum queue that is told twice of the end of a lost node's consumer forgets that timeout, and keeps
+    # the consumer's messages for `consumer_timeout`, 30 min by default (`rabbit_fifo:update_consumer_status/2`, 4.3.6).
     stranded_s=1_800.0 + 65.0,
     stranded_note=(
         "from RabbitMQ 4.3 on a quorum queue may keep messages delivered through a lost node until another member "
-        "leads it (restart the node of its leader) or `consumer_timeout` is over"
+        "leads the queue (restart the node of its leader) or `consumer_timeout` is over"
     ),
     ids_by_protocol=False,
     delivery_limit_note=(
@@ -58,16 +58,16 @@ RABBITMQ = Broker(
         "priorities": "read a queue without `x-max-priority`, or a quorum queue",
         "single-active-consumer": "declare the queue without `x-single-active-consumer`, or leave 'consumers' at 1",
         "other-consumers": "give each reader its own queue",
-        "prefetch": "raise `consumer_max_per_channel` in rabbitmq.conf, or remove it: widening the window takes one "
-        "more",
-        "queue": "remove it from the policy, or declare the queue without it",
+        "prefetch": "raise `consumer_max_per_channel` in rabbitmq.conf, or remove it: widening the window takes "
+        "one more consumer",
+        "queue": "remove that setting from the policy, or declare the queue without it",
     },
     stomp=StompDialect(
         queue="/amq/queue/{name}",
         topic="/exchange/{name}/#",
         # `message-id` and `ack` name the delivery and its session.
         id_header="amqp-message-id",
-        # 10,000 take 4 ms at once and 160 ms one by one, and only the former is durable on quorum queues.
+        # 10,000 acknowledgements take 4 ms at once and 160 ms one by one; only the former last on quorum queues.
         cumulative=True,
         window_header="prefetch-count",
         durable_headers={
@@ -77,7 +77,7 @@ RABBITMQ = Broker(
             "exclusive": "false",
         },
         shared=True,
-        # Without it the message is requeued (`stomp.default_nack_requeue`).
+        # Without this header the message is requeued (`stomp.default_nack_requeue`).
         reject_headers={"requeue": "false"},
         slash="%2F",
         timestamp_us=1_000_000,

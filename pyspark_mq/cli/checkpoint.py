@@ -1,9 +1,9 @@
 """Read a checkpoint written by Spark and this source, without running either.
 
-A checkpoint has a folder ``offsets`` with a file for each planned batch, and a folder ``commits`` with one for each
+A checkpoint has a folder ``offsets`` with a file for each planned batch, and a folder ``commits`` with a file for each
 committed batch (Spark: ``HDFSMetadataLog.scala``, ``OffsetSeqLog.scala``). A file of offsets has a line with its
-version, one with metadata, and one for each source of the query, ``-`` if it has none. A file that is missing, or
-cannot be read or written, raises a CheckpointError.
+version, a line with metadata, and a line for each source of the query, which is ``-`` if that source has no offset. A
+file that is missing, or cannot be read or written, raises a CheckpointError.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ METADATA = "metadata"
 _VERSION = "v1"
 #: How an offset of this source begins, as its keys have a fixed order.
 _OURS = '{"v":'
-#: Version and metadata.
+#: The lines with version and metadata, which precede the offsets.
 _LINES_BEFORE = 2
 
 
@@ -45,7 +45,7 @@ class PlannedEpoch:
     Attributes:
         source: the source's place in the query.
         batch: Spark's batch number.
-        planned_at_s: when Spark wrote it, seconds since 1970; None if the file does not say.
+        planned_at_s: when Spark wrote the offset, seconds since 1970; None if the file does not say.
         offset: the offset as written.
         position: the decoded offset.
         files: the files of the journal.
@@ -90,7 +90,7 @@ class Checkpoint:
         return None if before is not None and before.offset == newest.offset else newest
 
     def committed_of(self, source: int) -> PlannedEpoch | None:
-        """Return the epoch that a restart would resume from."""
+        """Return the epoch after which a restart would resume."""
         if self.committed is None:
             return None
         return next((one for one in self.epochs[source] if one.batch <= self.committed), None)
@@ -169,7 +169,7 @@ def batches_in(place: str, log: str) -> set[int]:
 
 
 def batch_of(name: str) -> int | None:
-    """Return the batch number in a log file's name, or None. A file sink merges batches, as in ``19.compact``."""
+    """Return the batch number in a log file's name, or None. A file sink's log also has names like ``19.compact``."""
     number, _, kind = name.partition(".")
     return int(number) if number.isascii() and number.isdecimal() and kind in {"", "compact"} else None
 
@@ -216,7 +216,7 @@ def _damaged(place: str, batch: int, how: str) -> CheckpointError:
 
 
 def _loaded(line: str) -> dict[str, Any]:
-    """Return the JSON object in a line; empty if it is not one."""
+    """Return the JSON object in a line; an empty one if the line is not a JSON object."""
     try:
         value = json.loads(line)
     except ValueError:

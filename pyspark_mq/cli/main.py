@@ -1,7 +1,7 @@
 """The command line.
 
 Plain text for people and JSON for machines. Uses only the standard library: the command has to run wherever the source
-does, and a cluster's image should not need more.
+runs, and a cluster's image should not need more libraries.
 
 Exit codes: 0, success; 1, the command failed and said why, or `doctor` found a problem; 2, wrong usage.
 """
@@ -84,10 +84,10 @@ def _parser() -> argparse.ArgumentParser:
     one.set_defaults(command=_inspect)
 
     one = commands.add_parser(
-        "peek", help="show a queue's next messages and return them (quorum queues and Artemis count a delivery each)"
+        "peek", help="show a queue's next messages and return them (quorum queues and Artemis count deliveries)"
     )
     _add_options(one)
-    one.add_argument("-n", "--messages", type=_count, default=10, help="of each queue (10)")
+    one.add_argument("-n", "--messages", type=_count, default=10, help="how many, of each queue (10)")
     one.add_argument("--json", action="store_true", help="a line of JSON for each message")
     one.set_defaults(command=_peek)
 
@@ -114,8 +114,10 @@ def _parser() -> argparse.ArgumentParser:
         "doctor", help="check this machine, the broker and the queue for a query that acknowledges late"
     )
     _add_options(one)
-    one.add_argument("-n", "--messages", type=_count_or_none, default=20, help="to look at, in each queue (20)")
-    one.add_argument("--write", action="store_true", help="options are for a write: check that the user may write")
+    one.add_argument(
+        "-n", "--messages", type=_count_or_none, default=20, help="how many to examine, in each queue (20)"
+    )
+    one.add_argument("--write", action="store_true", help="the options are for a write: check that the user may write")
     _add_sink(one)
     one.add_argument("--json", action="store_true", help="for machines")
     one.set_defaults(command=_doctor)
@@ -127,7 +129,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "options", nargs="*", metavar="NAME=VALUE", help="options of the source: broker=… url=… queue=…"
     )
     parser.add_argument("--from", dest="file", metavar="FILE", help="a JSON file with options of the source")
-    parser.add_argument("--wait", type=float, default=3.0, metavar="SECONDS", help="for the next message (3)")
+    parser.add_argument(
+        "--wait", type=float, default=3.0, metavar="SECONDS", help="longest wait for the next message (3)"
+    )
 
 
 def _add_sink(parser: argparse.ArgumentParser) -> None:
@@ -240,7 +244,7 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 def _options_of_queues(given: argparse.Namespace) -> dict[str, str]:
-    """Return the options for a command that is only for queues: a stream can be reread, and plans nothing."""
+    """Return the options for a command that supports only queues; raise an OptionError if they name a stream."""
     options = _options(given)
     if is_stream(options):
         advice = 'read it with spark.read.format("mq"), as often as you like'
@@ -268,17 +272,17 @@ def _options(given: argparse.Namespace) -> dict[str, str]:
 
 
 def _say(*lines: str) -> None:
-    """Print lines for people. Parts of them come from producers and brokers."""
+    """Print lines for people, escaped: parts of the lines come from producers and brokers."""
     print(*map(shown, lines), sep="\n", flush=True)
 
 
 def _say_json(value: object, indent: int | None = None) -> None:
-    """Print a value for machines. JSON escapes every control character but one."""
+    """Print a value for machines. JSON escapes every control character but one (DEL)."""
     print(json.dumps(value, indent=indent).replace("\x7f", "\\u007f"))
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row with text for types that JSON lacks."""
+    """Return the row, with values that JSON cannot represent turned into text."""
     try:
         body = row["body"].decode("utf-8")
     except UnicodeDecodeError:

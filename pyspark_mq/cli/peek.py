@@ -1,8 +1,8 @@
 """``pyspark-mq peek``: show the next messages of a queue as rows, and return them to the queue.
 
-They are received like any others but not acknowledged: when the connection ends, each returns to its old position. On
-queues that count deliveries (RabbitMQ's quorum queues, Artemis) this counts as one for each received message, and a
-message that exceeds its queue's limit is dead-lettered or dropped. So no more are requested than shown. Any failure
+Messages are received as usual but not acknowledged: when the connection ends, each returns to its old position. On
+queues that count deliveries (RabbitMQ's quorum queues, Artemis) this counts as a delivery of each received message, and
+a message that exceeds its queue's limit is dead-lettered or dropped. So no more are requested than shown. Any failure
 is an MqError.
 """
 
@@ -29,7 +29,7 @@ def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, 
     """Return the next messages of each queue, at most `maximum` each.
 
     Args:
-        settings: those of the query that would read them.
+        settings: the settings of the query that would read the queues.
         maximum: most rows of one queue.
         patience_s: longest wait for the next message.
 
@@ -46,7 +46,7 @@ def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, 
 
 @contextmanager
 def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
-    """Open a session that receives this many messages of a queue, and returns them when it ends."""
+    """Open a session that receives up to `maximum` messages of a queue, and returns them to the queue when it ends."""
     session = make_session(settings)
     try:
         open_first(session, settings)
@@ -102,7 +102,7 @@ def arrivals(session: Session, maximum: int, patience_s: float) -> Iterator[Deli
 
 
 def rows_of(settings: Settings, batches: Iterable[DeliveryBatch]) -> list[dict[str, Any]]:
-    """Return deliveries of one queue by column, as :func:`peek` does."""
+    """Return the deliveries of one queue as rows by column, as :func:`peek` does."""
     ids, rows = MessageIds.of(settings), list[dict[str, Any]]()
     for batch in batches:
         columns: Mapping[str, list[Any]] = {

@@ -2,8 +2,8 @@
 
 An epoch that was planned but not committed is rerun with exactly its messages, and the query fails if they do not all
 return. This command marks its offset: the next start still waits `replayTimeout` for them, and then, instead of
-failing, runs the epoch with those that returned. Missing messages were not emitted: if they turn up later they count
-as new.
+failing, runs the epoch with those that returned. Messages that are missing then were not emitted: if they turn up
+later, they count as new.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _LOOKED_AT_MAX = 65_535
 
 @dataclass(frozen=True, slots=True)
 class QueueLook:
-    """The result of a look into one queue.
+    """The result of looking for an epoch's messages in one queue.
 
     Attributes:
-        planned: how many of its messages the epoch has.
-        missing: the IDs of those that were not seen.
+        planned: how many of the queue's messages the epoch has.
+        missing: the IDs of the planned messages that were not seen.
         seen: how many messages were examined.
     """
 
@@ -49,7 +49,7 @@ class QueueLook:
 
 
 def open_epochs(checkpoint: Checkpoint) -> list[PlannedEpoch]:
-    """Return the epochs of a checkpoint that wait for messages; raise a CheckpointError if there is none."""
+    """Return the epochs of a checkpoint that wait for messages; raise a CheckpointError if there are none."""
     newest = map(checkpoint.open, sorted(checkpoint.epochs))
     opened = [one for one in newest if one is not None and any(one.planned.values())]
     if not opened:
@@ -63,7 +63,7 @@ def seek(one: PlannedEpoch, settings: Settings, patience_s: float) -> dict[str, 
     """Look for the messages of an epoch in their queues, and return them to the queues.
 
     Args:
-        settings: those of the query; raises a CheckpointError if it reads something else.
+        settings: the query's settings. If they name another source than the epoch's, a CheckpointError is raised.
         patience_s: longest wait for the next message.
     """
     replace(OffsetCodec.of(settings), log=one.files).decode(dict(one.offset))
@@ -75,7 +75,7 @@ def seek(one: PlannedEpoch, settings: Settings, patience_s: float) -> dict[str, 
 
 
 def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> QueueLook:
-    """Look until all are found. Only the ID of a message is kept in memory."""
+    """Receive until all planned messages are found. Of each message only the ID is kept in memory."""
     ids, seen = MessageIds.of(settings), 0
     missing_keys: dict[Key, list[Key]] = {}
     for key in keys:
@@ -109,7 +109,7 @@ def describe(one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> Iterat
         yield "  not known which of them are missing: add the source's options to have the queue examined"
         return
     for name, there in found.items():
-        more = "; it has more" if there.missing and there.seen >= _LOOKED_AT_MAX else ""
+        more = "; the queue has more" if there.missing and there.seen >= _LOOKED_AT_MAX else ""
         yield (
             f"  queue '{name}': {len(there.missing):,} of {there.planned:,} are missing among the {there.seen:,} "
             f"messages examined{more}"
@@ -123,7 +123,7 @@ def describe(one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> Iterat
 def mark(place: str, one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> str:
     """Release an epoch, and record its previous state.
 
-    No query may run with the checkpoint: it would not see the mark, or overwrite it.
+    No query may be running with the checkpoint: it would either miss the mark or overwrite it.
 
     Args:
         place: the `checkpointLocation`, as returned by :func:`.place_of`.

@@ -1,11 +1,11 @@
 """``pyspark-mq repair``: a checkpoint on the disk of a machine that has lost power.
 
 Spark writes its logs by create and rename and does not sync them (``CheckpointFileManager.scala``). So the newest files
-may exist but be empty, and Spark refuses them; or a batch may be committed that the sink lacks. With option
+may exist but be empty, and Spark refuses them; or the sink may lack a batch that is committed. With option
 `settleAfter=synced` only the last batch can be affected, and it was not acknowledged: everything older was on disk
 before the batch's rows left the source. This command undoes that batch, and Spark reruns it from its offset.
 
-If more is missing, the option was not set or the folder is another one, and nothing is removed.
+If more than that batch is missing, the option was not set or the folder is another one, and nothing is removed.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class Repair:
 
 
 def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
-    """Find files left by a power loss that Spark must not resume from.
+    """Find the files that a power loss left and that Spark must not resume from.
 
     Args:
-        sink: the folder of a file sink; None for another sink.
+        sink: the folder of a file sink; None for a sink of another kind.
         id_log: the folder of the ID log.
 
     Raises:
@@ -91,7 +91,7 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
     if names_in(checkpoint, "state"):
         raise _beyond(shown, "the query has state, so Spark runs batches without new messages, which are not synced")
     last, planned = max(commits.whole, default=-1), max(offsets.whole, default=-1)
-    # Before Spark 4.2 an offset is written before the previous batch is settled, but its batch runs only after that.
+    # Before Spark 4.2 an offset is written before the previous batch is settled, but the offset's batch runs only then.
     if not last <= planned <= last + 2 or (planned > 0 and not {planned - 1, last} - {-1} <= offsets.whole):
         raise _beyond(shown, f"the newest offset is {planned}, the newest commit {last}, and some offsets are missing")
     metadata = list(_metadata(checkpoint))
@@ -153,7 +153,7 @@ class _Log:
         return [Damage(self._place, self._log, name, why) for name in sorted(self.names) if batch_of(name) == batch]
 
     def empty(self, above: int) -> Iterator[Damage]:
-        """Yield files of later batches whose name reached the disk but whose content did not; and such checksums."""
+        """Yield later batches' files and checksum files whose names reached the disk but whose contents did not."""
         for name in sorted(self.names - self._whole):
             number = batch_of(name.removeprefix(".").removesuffix(".crc"))
             if number is not None and (number > above or name.startswith(".")):
@@ -161,10 +161,10 @@ class _Log:
 
 
 def _epoch(checkpoint: str, batch: int, id_log: str) -> int:
-    """Return the epoch that a batch has of the query's only source."""
+    """Return the number of a batch's epoch; the query must have only one source."""
     first, *others = read_batch(checkpoint, batch, id_log).values() or (None,)
     if first is None or others:
-        why = "the query has other sources, and batches without messages of this one are not synced"
+        why = "the query has other sources, and batches without messages of this source are not synced"
         raise _beyond(shown_place(checkpoint), why)
     return first.position.epoch
 
@@ -172,8 +172,8 @@ def _epoch(checkpoint: str, batch: int, id_log: str) -> int:
 def _metadata(checkpoint: str) -> Iterator[Damage]:
     """Yield the file with the query's ID if it is empty or missing.
 
-    It is written before the first offset, so it is on disk before a row leaves the source. If no batch was committed,
-    it may be replaced by a new one.
+    Spark writes it before the first offset, so it is on disk before a row leaves the source. If no batch was committed,
+    Spark may create a new one.
     """
     names = names_in(checkpoint, "")
     for name in (METADATA, f".{METADATA}.crc"):

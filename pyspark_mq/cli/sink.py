@@ -1,7 +1,7 @@
 """Find batches that a sink has but the checkpoint does not.
 
 Spark's file sink and Delta skip batches up to their newest one, and Spark then commits them (``FileStreamSink.scala``).
-If only the checkpoint is restored, new messages get such batch numbers: acknowledged, but in no file.
+If only the checkpoint is restored, new messages get such batch numbers: they are acknowledged, but written to no file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _newest_in_delta(checkpoint: str, sink: str) -> int:
 
 
 def _txns(sink: str, name: str) -> Iterator[dict[str, Any] | None]:
-    """Yield the newest batch of each query in a commit or a checkpoint of the table's log."""
+    """Yield the newest batch of each query, from a commit or a checkpoint of the table's log."""
     content = content_of(sink, _DELTA_LOG, name)
     with failing_as(sink, f"{_DELTA_LOG}/{name} cannot be read"):
         if name.endswith(".json"):

@@ -41,7 +41,7 @@ from pyspark_mq.dedup import IdSource, TextKeys
 
 __all__ = ["Amqp091Batch", "as_text", "unreadable_of"]
 
-#: Most headers decoded in batches, and the number of deliveries from which on each one pays.
+#: Most headers decoded in batches, and how many deliveries it takes for each header to pay.
 _HEADERS_MAX, _ROWS_PER_HEADER = 64, 8
 _MICROSECONDS = 1_000_000
 _SECONDS_MAX = INT64_MAX // _MICROSECONDS
@@ -63,7 +63,7 @@ _DEATHS = b"x-death"
 class _Field(NamedTuple):
     begins: Any
     ends: Any
-    #: None if all deliveries have it.
+    #: Whether each delivery has the field; None if all have it.
     present: Any | None
 
 
@@ -80,7 +80,7 @@ class Amqp091Batch(DeliveryBatch):
     Args:
         data: the memory; batches of one connection may share it.
         tags: delivery tags.
-        flagged: whether the broker has flagged each as redelivered.
+        flagged: whether the broker has flagged each delivery as redelivered.
         spans: six rows: starts and ends of properties, of bodies, and of exchanges with routing keys.
         bodies: bodies of single deliveries, which are outside the memory.
     """
@@ -136,12 +136,12 @@ class Amqp091Batch(DeliveryBatch):
 
     @classmethod
     def _read(cls, raws: Sequence[Raw], *, apart: bool) -> Amqp091Batch:
-        """Make a batch of single deliveries. With `apart`, bodies stay outside the memory, which saves a copy."""
+        """Create a batch from single deliveries. With `apart`, bodies stay outside the memory, which saves a copy."""
         bodies = [raw[3] for raw in raws] if apart else None
         parts = [part for raw in raws for part in (raw[2], b"" if apart else raw[3], raw[4])]
         bounds = np.cumsum([0, *map(len, parts)])
         spans = np.stack([bounds[:-1].reshape(-1, 3), bounds[1:].reshape(-1, 3)], axis=2).reshape(-1, 6).T
-        tags = np.array([raw[0] for raw in raws], np.uint64).astype(np.int64)  # no broker reaches the highest bit
+        tags = np.array([raw[0] for raw in raws], np.uint64).astype(np.int64)  # no broker counts up to the highest bit
         flagged = np.array([raw[1] for raw in raws], bool)
         made = cls(b"".join([*parts, bytes(8)]), tags, flagged, spans, bodies)
         made.unreadable = {
@@ -159,7 +159,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @property
     def sizes(self) -> Any:
-        """Bytes of properties, body, exchange and routing key of each."""
+        """Bytes of properties, body, exchange and routing key of each delivery."""
         sizes = (self.spans[1::2] - self.spans[::2]).sum(axis=0)
         return sizes if self._bodies is None else sizes + np.fromiter(map(len, self._bodies), np.int64, len(self))
 
@@ -191,11 +191,11 @@ class Amqp091Batch(DeliveryBatch):
             return [None if value is None else string(value) for value in found.to_pylist()]
 
     def given(self) -> list[object]:
-        """Return the ID, and the raw timestamp: if it is not in seconds, the column may lack it."""
+        """Return each delivery's ID with its raw timestamp, as the column is null if that is too large for seconds."""
         return [*zip(super().given(), listed(numbers(*self.numbers("timestamp"))), strict=True)]
 
     def not_redelivered(self) -> list[bool]:
-        """Whether each has neither the redelivered flag nor the header of dead letters."""
+        """Whether each delivery has neither the redelivered flag nor the header of dead letters."""
         spans = zip(self.redelivered, *self.spans[:2].tolist(), strict=True)
         return [not flagged and _DEATHS not in bytes(self.data[begin:end]) for flagged, begin, end in spans]
 
@@ -209,7 +209,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @cached_property
     def _walked(self) -> tuple[dict[str, _Field], Any]:
-        """Present fields by name, and whether each delivery's fields are within its properties."""
+        """Fields that any delivery has, by name, and whether each delivery's fields end within its properties."""
         views, (at, ends) = self._views, self.spans[:2]
         flags = views.at(at, FLAGS_BYTES)
         together = int(np.bitwise_or.reduce(flags))
@@ -347,15 +347,16 @@ class Amqp091Batch(DeliveryBatch):
         return list(map(_expiration_us, self.texts("expiration").to_pylist(), self.timestamps_us().to_pylist()))
 
     def delivery_counts(self) -> DictionaryColumn:
-        """Return how often each was delivered."""
+        """Return how often each message was delivered."""
         counts, rows = self.of_header(_DELIVERY_COUNT, lambda count: count)
         meanings = [_delivery_count(count, flag) for count in counts for flag in (False, True)]
         return DictionaryColumn(meanings, 2 * rows + self.flagged)
 
     def persistent(self) -> pa.Array:
-        """Return which are persistent.
+        """Return which messages are persistent.
 
-        Without the field a message is transient (RabbitMQ); in an unreadable message it may be in the unreadable part.
+        Without the field a message is transient (RabbitMQ); in an unreadable message the field may be in the unreadable
+        part.
         """
         modes, present = self.numbers("delivery_mode")
         known = np.ones(len(self), bool)
@@ -436,7 +437,7 @@ def _expiration_us(lifetime: object, published_us: int | None) -> int | None:
 
 def _delivery_count(count: object, redelivered: bool) -> int | None:
     # Quorum queues count earlier deliveries (header x-delivery-count, absent at first); classic
-    # queues only flag that there was one, and a producer may have put anything into the header.
+    # queues only flag an earlier delivery, and a producer may have put anything into the header.
     if _is_count(count) and count < INT32_MAX:
         return count + 1
     return None if redelivered else 1
@@ -463,7 +464,7 @@ def unreadable_of(raw: UnreadableDelivery) -> Unreadable:
 
 
 def _routing(where: bytes) -> tuple[str | None, str | None]:
-    """Return exchange and routing key, the last arguments of basic.deliver; None if these are cut off."""
+    """Return exchange and routing key, the last arguments of basic.deliver; None for either that is cut off."""
     try:
         end = 1 + where[0]
         exchange, key = where[1:end], where[end + 1 : end + 1 + where[end]]

@@ -5,7 +5,7 @@ An encoded block has flags for fourteen fields, followed by the present fields i
 that.
 
 Values equal pika's, with two exceptions: pika rounds floating-point numbers, and it fails on dates beyond the year
-9999, which result from milliseconds instead of seconds; here those stay numbers.
+9999, which result from milliseconds instead of seconds; here such dates stay numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 Raw: TypeAlias = "tuple[int, bool, bytes, bytes, bytes]"
 
 _TEXT, _TABLE = -1, -4
-#: Fields of class basic in the order of their flags: size of each in octets, or, negative, of its length prefix.
+#: Fields of class basic in the order of their flags -> size in octets; if negative, size of the field's length prefix.
 FIELDS = {
     "content_type": _TEXT,
     "content_encoding": _TEXT,
@@ -51,8 +51,8 @@ FLAGS = {name: 0x8000 >> place for place, name in enumerate(FIELDS)}
 FLAGS_BYTES = 2
 #: The lowest bit is set if another word of flags follows.
 MORE_FLAGS = 1
-#: Most nested tables and arrays; RabbitMQ's own are three deep. Reading and writing one level takes two calls, and the
-#: interpreter allows a thousand, of which the caller has used some.
+#: Deepest nesting of tables and arrays; those that RabbitMQ adds are three deep. Reading and writing one level takes
+#: two calls, and the interpreter allows a thousand, of which the caller has used some.
 _DEPTH_MAX = 64
 _TOO_SHORT = "fields are longer than the properties"
 
@@ -69,7 +69,7 @@ class Properties(dict[str, bytes]):
     """The encoded fields of a block, by name.
 
     Attributes:
-        whole: whether these are all fields; otherwise the block is too short for the next one.
+        whole: whether these are all fields; otherwise the block is too short for the next field.
     """
 
     whole = True
@@ -105,7 +105,7 @@ class Properties(dict[str, bytes]):
 class UnreadableDelivery(tuple[Any, ...]):
     """A delivery whose properties cannot be read.
 
-    (tag, redelivered, readable properties, body, exchange and routing key, the received properties, the reason).
+    The tuple: (tag, redelivered, readable properties, body, exchange and routing key, received properties, reason).
     The readable properties are a regular block, with the reason among its headers.
     """
 
@@ -162,7 +162,7 @@ def _check_values(block: bytes, at: int, end: int, within: int, depth: int = 0) 
             at += 1 + SIZES[kind]
             continue
         if kind not in _LONG:
-            raise ValueError(f"a value is of type {chr(kind)!r}, which there is not")
+            raise ValueError(f"a value has the unknown type {chr(kind)!r}")
         start = at + 5
         at = start + int.from_bytes(block[at + 1 : start], "big")
         if at > end:
@@ -176,7 +176,7 @@ def _check_values(block: bytes, at: int, end: int, within: int, depth: int = 0) 
 
 
 def unreadable(raw: Raw, error: str) -> UnreadableDelivery:
-    """Make a stand-in for a delivery with unreadable properties: its readable fields, and the reason as a header."""
+    """Create a stand-in for a delivery with unreadable properties: its readable fields, and the reason as a header."""
     tag, redelivered, block, body, where = raw
     name, value = UNREADABLE_PROPERTY.encode(), error.encode()
     entry = bytes((len(name),)) + name + b"S" + len(value).to_bytes(4, "big") + value
@@ -201,7 +201,7 @@ _LONG = LONG_STRING, _BYTES, _ARRAY, _FIELD_TABLE = b"SxAF"
 
 
 def headers(table: bytes) -> dict[str | bytes, Any]:
-    """Return the entries of a table; the last one of those with the same name."""
+    """Return the entries of a table; of entries with the same name the last one counts."""
     entries: dict[str | bytes, Any] = {}
     at = 0
     while at < len(table):

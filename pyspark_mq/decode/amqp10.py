@@ -1,7 +1,7 @@
 """Batches of AMQP 1.0 deliveries: most messages are decoded together, the others one by one.
 
-:mod:`pyspark_mq.decode.amqp10_columns` decodes messages that a session takes together into columns. A message that it
-leaves out becomes a single delivery between batches.
+:mod:`pyspark_mq.decode.amqp10_columns` decodes messages that a session receives together into columns. A message that
+it leaves out becomes a single delivery between batches.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class WalkedBatch(Amqp10Batch):
     Args:
         messages: the messages as received.
         tags: their numbers in the session.
-        group: their columns.
+        group: the columns of the messages.
         reader: the session's reader.
     """
 
@@ -200,7 +200,7 @@ def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -
     ends = np.cumsum(np.fromiter(map(len, messages), np.int64, count))
     whole = Messages(b"".join([*messages, PADDING]), np.concatenate(([0], ends[:-1])), ends)
     batch, left = _walked(first, whole, reader)
-    # Single messages split the batch: each run between them is a batch if it is long enough.
+    # Single messages split the batch: each run of messages between them is a batch if it is long enough.
     at = done = 0
     for row in [*left.tolist(), count]:
         run = row - at

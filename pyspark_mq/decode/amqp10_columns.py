@@ -30,7 +30,7 @@ __all__ = ["COLUMN_TYPES", "NOT_REDELIVERED", "PADDING", "TIMESTAMP", "Messages"
 
 #: Padding after the last message, so that reading a number needs no bounds check.
 PADDING = bytes(16)
-#: With fewer messages the walk is slower than reading them one by one.
+#: Walking fewer messages is slower than reading them one by one.
 _WALKED_MIN = 16
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 #: Internal column for :meth:`.DeliveryBatch.not_redelivered`.
@@ -61,7 +61,7 @@ COLUMN_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
     }
 )
 _TYPES = {**COLUMN_TYPES, NOT_REDELIVERED: pa.bool_()}
-#: Most different beginnings to look for; messages with others are read one by one.
+#: Most different beginnings to look for; messages with other beginnings are read one by one.
 _ROUNDS = 4
 
 
@@ -155,8 +155,8 @@ def _walked(messages: Messages, reader: SectionReader) -> tuple[WalkedGroup | No
     """Walk the messages that begin like the first one.
 
     Returns:
-        their group and rows. If some have invalid text or repeated property names: None and the rows of those, which
-        are then read one by one. No rows if none can be walked.
+        the messages' group and rows. If some messages have invalid text or repeated property names: None and the rows
+        of these messages, which are then read one by one. No rows if no message can be walked.
     """
     first = messages.data[messages.begins[0] : messages.ends[0]]
     known = prefix_of(first, reader)
@@ -200,7 +200,7 @@ class _Source:
         with suppress(ValueError):
             if ascii_symbols:
                 return text(found)
-        # The culprit is not searched for: all rows with more than ASCII are read one by one.
+        # This does not search for the invalid row: all rows with more than ASCII are read one by one.
         more = np.concatenate(([0], np.cumsum(np.frombuffer(self._data, np.uint8) >= 0x80)))
         last = len(self._data)
         wrong = more[np.minimum(begins + lengths, last)] != more[np.minimum(begins, last)]

@@ -33,7 +33,7 @@ _BARE_ELEMENTS_MAX = 1024
 
 
 class EncodingError(ValueError):
-    """The bytes are not an encoded value, or not one that belongs here."""
+    """The bytes are not an encoded value, or are a value that is not allowed here."""
 
 
 class Pairs(list[tuple[Any, Any]]):
@@ -47,7 +47,7 @@ def _number(shape: str) -> Callable[[bytes], Any]:
 
 def _boolean(data: bytes) -> bool:
     if data[0] > 1:
-        raise EncodingError(f"a boolean is 0x{data[0]:02x}")
+        raise EncodingError(f"a boolean is 0x{data[0]:02x}, neither 0x00 nor 0x01")
     return data[0] == 1
 
 
@@ -56,7 +56,7 @@ def _decimal(exponent_bits: int, digits: int) -> Callable[[bytes], Decimal]:
 
     Args:
         exponent_bits: width of the exponent.
-        digits: digits of the largest coefficient. A larger one is not canonical, and stands for 0.
+        digits: digits of the largest coefficient. A larger coefficient is not canonical, and stands for 0.
     """
     bias = 3 * (1 << (exponent_bits - 3)) + digits - 2
 
@@ -118,13 +118,13 @@ def plain_at(data: bytes, at: int) -> tuple[Any, int]:
     """Return the value that begins at `at`, and where it ends. It contains no other values, and has no descriptor.
 
     Raises:
-        EncodingError: it is another kind of value, or cut off.
-        IndexError: the bytes end before it.
-        UnicodeDecodeError: its text is invalid.
+        EncodingError: there is another kind of value, or the value is cut off.
+        IndexError: the bytes end before the value.
+        UnicodeDecodeError: the value's text is invalid.
     """
     code = data[at]
     if code not in _FIXED and code not in _VARIABLE:
-        raise EncodingError(f"a value has the code 0x{code:02x} at byte {at}")
+        raise EncodingError(f"the value at byte {at} has the unexpected code 0x{code:02x}")
     return _plain(code, data, at + 1, len(data))
 
 
@@ -172,7 +172,7 @@ class Values:
             depth: number of enclosing values.
 
         Raises:
-            EncodingError: there is no value, or it is not within these bounds.
+            EncodingError: there is no value, or it does not end within these bounds.
             UnicodeDecodeError: its text is invalid.
         """
         if at >= end:
@@ -191,7 +191,7 @@ class Values:
         if code == _LIST0:
             return [], at
         if code not in {_LIST8, _LIST32, _MAP8, _MAP32, _ARRAY8, _ARRAY32}:
-            raise EncodingError(f"no type has the code 0x{code:02x}, before byte {at}")
+            raise EncodingError(f"the value before byte {at} has the code 0x{code:02x}, which is not that of any type")
         width = 1 if code in {_LIST8, _MAP8, _ARRAY8} else 4
         begin, size = _length(data, at, width, end)
         stop = _bounded(at, begin + size, end)
@@ -199,7 +199,9 @@ class Values:
         read_items = self._elements if code in {_ARRAY8, _ARRAY32} else self._items
         items, last = read_items(begin, count, stop, _deeper(depth, at))
         if last != stop:
-            raise EncodingError(f"the {count} values that begin at byte {begin} end at {last}, not at {stop}")
+            raise EncodingError(
+                f"the {count} values that begin at byte {begin} end at byte {last}, not at {stop} as their size says"
+            )
         return (_paired(items, at) if code in {_MAP8, _MAP32} else items), stop
 
     def _items(self, at: int, count: int, end: int, depth: int) -> tuple[list[Any], int]:
@@ -221,7 +223,7 @@ class Values:
         if code == _LIST0 or (code in _FIXED and not _FIXED[code][0]):
             self._bare_left -= count
             if self._bare_left < 0:
-                raise EncodingError(f"an array at byte {at} claims {count} elements that have no bytes")
+                raise EncodingError(f"an array at byte {at} has {count} elements without bytes, which are too many")
         items = []
         for _ in range(count):
             item, at = self._of(code, at, end, depth)
@@ -245,8 +247,8 @@ def list_at(data: bytes, at: int) -> tuple[int, int, int]:
     """Return where the items of the list at `at` begin, how many there are, and where the list ends.
 
     Raises:
-        EncodingError: it is not a list, or longer than the bytes.
-        IndexError: the bytes end before it.
+        EncodingError: the value is not a list, or is longer than the bytes.
+        IndexError: the bytes end before the value.
     """
     if data[at] == _LIST0:
         return at + 1, 0, at + 1
@@ -261,7 +263,7 @@ def _compound(data: bytes, at: int, short: int, long: int) -> tuple[int, int, in
         begin, count = at + 9, int.from_bytes(data[at + 5 : at + 9], "big")
         end = at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")
     else:
-        raise EncodingError(f"a value has the code 0x{code:02x} at byte {at}")
+        raise EncodingError(f"the value at byte {at} has the unexpected code 0x{code:02x}")
     if not begin <= end <= len(data):
         raise EncodingError(f"the value at byte {at} is cut off")
     return begin, count, end
@@ -275,7 +277,7 @@ def bare_message_at(data: bytes) -> int:
     """Return where the bare message begins (3.2), after the sections that differ between deliveries.
 
     Raises:
-        EncodingError, IndexError: header or annotations cannot be read.
+        EncodingError, IndexError: the header or the annotations cannot be read.
     """
     at = list_at(data, len(_HEADER))[2] if data.startswith(_HEADER) else 0
     for mark in _ANNOTATIONS:

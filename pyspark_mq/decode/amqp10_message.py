@@ -1,8 +1,8 @@
 """AMQP 1.0 messages as columns.
 
-The session makes a :class:`Raw` of each arriving message; this module works on those and needs no client library. For
-sections and properties see AMQP 1.0, part 3. For their JMS mapping see OASIS's "AMQP JMS Mapping", and Qpid JMS, which
-both ActiveMQ brokers follow.
+The session creates a :class:`Raw` for each arriving message. This module reads these raw deliveries, and needs no
+client library. For sections and properties see AMQP 1.0, part 3. For their JMS mapping see OASIS's "AMQP JMS Mapping",
+and Qpid JMS, which both ActiveMQ brokers follow.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Sections(NamedTuple):
 
     Attributes:
         priority, durable, deliveries: header fields; `deliveries` counts the deliveries before this one.
-        redelivered: whether it may have been delivered before.
+        redelivered: whether the message may have been delivered before.
         id, correlation_id: as sent: str, int, UUID, bytes, or None.
         created_ms, expires_ms: milliseconds since 1970; 0 for none.
         application: application properties by name; a nested value is JSON.
         named: properties from other sections; they take precedence over application properties.
-        exchange, routing_key, died: where it was published, and whether it has been a dead letter.
-        value: the body: the bytes of `data`, the list of `amqp-sequence`, or the value of `amqp-value`; None without
-            one.
-        described: whether it is an `amqp-value` with a descriptor, whose body is always JSON.
+        exchange, routing_key, died: where the message was published, and whether it has been a dead letter.
+        value: the body: the bytes of `data`, the list of `amqp-sequence`, or the value of `amqp-value`; None without a
+            body.
+        described: whether the body is an `amqp-value` with a descriptor, which always becomes JSON.
     """
 
     priority: int = 4
@@ -113,8 +113,8 @@ _NO_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})
 def json_text(value: object) -> str:
     """Return a value of any AMQP type as JSON.
 
-    Binary values become base64 text, and numbers that JSON lacks (`NaN`, `Infinity`, `-Infinity`) text. A map becomes
-    an object if all its keys are plain and no two have the same text; otherwise a list of pairs, each a list.
+    Binary values become base64 text, and numbers that JSON lacks (`NaN`, `Infinity`, `-Infinity`) become text. A map
+    becomes an object if all its keys are plain and no two have the same text; otherwise a list of pairs, each a list.
     """
     if isinstance(value, str):
         return _quoted(value)
@@ -156,7 +156,7 @@ def _number(value: Any) -> str:
 
 
 def text(value: object) -> str | None:
-    """Return a value for a string column, or None: bytes as UTF-8, invalid ones as escapes; lists and maps as JSON."""
+    """Return a value for a string column, or None: bytes as UTF-8, invalid bytes as escapes; lists and maps as JSON."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -223,7 +223,7 @@ COLUMNS: Mapping[str, Column] = {
     "routingKey": lambda raws: [raw.of.routing_key for raw in raws],
     "exchange": lambda raws: [raw.of.exchange for raw in raws],
     "userId": lambda raws: [text(raw.of.user) for raw in raws],
-    # AMQP 1.0 has no field for it, but JMS has a property (JMS 2.0, 3.5.9).
+    # AMQP 1.0 has no field for the application's ID, but JMS has a property (JMS 2.0, 3.5.9).
     "appId": lambda raws: [text(property_of(raw, "JMSXAppID")) for raw in raws],
     "contentEncoding": lambda raws: [raw.of.content_encoding for raw in raws],
     "persistent": lambda raws: [raw.of.durable for raw in raws],

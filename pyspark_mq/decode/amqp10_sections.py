@@ -1,4 +1,4 @@
-"""Messages from their bytes: the sections of AMQP 1.0, part 3.2, whatever they hold. No socket, no clock.
+"""Messages from their bytes: the sections of AMQP 1.0, part 3.2, whatever they contain. No socket, no clock.
 
 The result depends only on the bytes of the message, and covers all of them: anything that has no place in a delivery
 raises an :class:`~pyspark_mq.decode.amqp10_encoding.EncodingError`, and the message is unreadable.
@@ -72,7 +72,7 @@ _LISTS = {_HEADER: _HEADER_FIELDS, _PROPERTIES: _PROPERTIES_FIELDS}
 
 
 class SectionReader:
-    """Makes raw deliveries from encoded messages.
+    """Creates raw deliveries from encoded messages.
 
     Args:
         counts_acquirers: whether the broker marks a redelivery by the header `first-acquirer`.
@@ -90,17 +90,18 @@ class SectionReader:
             )
             body = json_text(said.value).encode() if said.described else body_bytes(said.value)
             return Raw(tag, body, len(data), said)
-        except Exception as broken:  # noqa: BLE001 - whatever it is, it is of this message
+        except Exception as broken:  # noqa: BLE001 - whatever the error, this message is its cause
             return _unreadable(tag, data, broken)
 
 
 def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotations: bool = False) -> Sections:
     """Read all sections of an encoded message.
 
-    Sections may come in any order, each once; a body may have several of `data` or of `amqp-sequence`.
+    Sections may come in any order, each once; only a body may have several `data` or several `amqp-sequence` sections.
 
     Raises:
-        EncodingError, IndexError, UnicodeDecodeError: it is not a message, or has a part with no place in a delivery.
+        EncodingError, IndexError, UnicodeDecodeError: the bytes are not a message, or have a part with no place in a
+            delivery.
     """
     values, at, described = Values(data), 0, False
     found: dict[int, list[Any]] = {}
@@ -150,18 +151,20 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotati
 
 
 def _content_at(number: int, data: bytes, at: int, values: Values) -> tuple[Any, int]:
-    """Return the content of a section, and where it ends. For `header` and `properties` that is their fields."""
+    """Return the content of a section, and where it ends. The content of `header` and `properties` is their fields."""
     if number in _LISTS:
         return _fields(data, at, _LISTS[number])
     if number in _TYPES and data[at] not in _TYPES[number]:
-        raise EncodingError(f"a section {_NAME_OF[number]} has a value with the code 0x{data[at]:02x}")
+        raise EncodingError(
+            f"a section {_NAME_OF[number]} has a value with the code 0x{data[at]:02x}, which is not allowed there"
+        )
     return values.at(at, len(data))
 
 
 def _body(found: dict[int, list[Any]]) -> Any:
     kinds = [number for number in (_DATA, _SEQUENCE, _VALUE) if number in found]
     if len(kinds) > 1:
-        raise EncodingError("a body of " + " and ".join(_NAME_OF[number] for number in kinds))
+        raise EncodingError("a body of mixed sections: " + " and ".join(_NAME_OF[number] for number in kinds))
     if _DATA in found:
         return b"".join(found[_DATA])
     if _SEQUENCE in found:
@@ -184,8 +187,8 @@ def _annotated(pairs: Pairs, *, names_all: bool) -> tuple[Named, str | None, str
     """Read message annotations: as properties, where the message was published, and whether it was a dead letter.
 
     Args:
-        names_all: whether all of them are properties. In a queue a broker changes some at each delivery, in a log it
-            cannot.
+        names_all: whether all annotations become properties. In a queue a broker changes some annotations at each
+            delivery, in a log it cannot.
     """
     annotations = {key: value for key, value in reversed(pairs) if isinstance(key, str)}
     exchange, key = (text(annotations.get(name)) for name in ROUTING)
@@ -196,7 +199,7 @@ def _annotated(pairs: Pairs, *, names_all: bool) -> tuple[Named, str | None, str
 
 
 def _fields(data: bytes, at: int, kinds: tuple[frozenset[int], ...]) -> tuple[list[Any], int]:
-    """Return the fields of a section's list, each of an accepted type, None for those left out; and where it ends."""
+    """Return the fields of a section's list, None for fields left out, and where the list ends. Check their types."""
     item, count, end = list_at(data, at)
     if count > len(kinds):
         raise EncodingError(f"the list at byte {at} has {count} fields, but its section allows {len(kinds)}")
@@ -210,9 +213,13 @@ def _fields(data: bytes, at: int, kinds: tuple[frozenset[int], ...]) -> tuple[li
             value, item = plain_at(data, item)
             found.append(value)
         else:
-            raise EncodingError(f"field {len(found)} of the list at byte {at} has the code 0x{code:02x}")
+            raise EncodingError(
+                f"field {len(found)} of the list at byte {at} has the code 0x{code:02x}, which is not allowed there"
+            )
     if item != end:
-        raise EncodingError(f"the {count} fields of the list at byte {at} end at {item}, not at {end}")
+        raise EncodingError(
+            f"the {count} fields of the list at byte {at} end at byte {item}, not at byte {end} as its size says"
+        )
     return found + [None] * (len(kinds) - count), end
 
 
@@ -222,13 +229,15 @@ def _application(pairs: Pairs) -> dict[str, object]:
     for key, value in pairs:
         name = None if isinstance(key, list) else text(key)
         if name is None or name in found:
-            raise EncodingError(f"application-properties with {'two' if name in found else 'a key'} {name or key!r}")
+            raise EncodingError(
+                f"application-properties with {'two of' if name in found else 'the unusable key'} {name or key!r}"
+            )
         found[name] = text(value) if isinstance(value, list) else value
     return found
 
 
 def _unreadable(tag: int, data: bytes, broken: Exception) -> UnreadableMessage:
-    """Make a stand-in for an unreadable message, with the fields of its properties section if that is readable."""
+    """Create a stand-in for an unreadable message, with the fields of its properties section if that is readable."""
     fields: list[Any] = [None] * len(_PROPERTIES_FIELDS)
     with contextlib.suppress(Exception):
         values, at, number = Values(data), 0, 0

@@ -1,7 +1,7 @@
 """The walk over the sections of many messages at once (AMQP 1.0, 1.6 and 3.2) finds their values, with NumPy alone.
 
-A message with anything unexpected leaves the walk, without a verdict on it. Positions are clamped before they are read,
-so no size that a message states leads out of the memory.
+A message with anything unexpected leaves the walk, which does not judge the message. Positions are clamped before they
+are read, so no size that a message states leads out of the memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Walk", "Walked", "WalkedField", "WalkedPairs", "prefix_of"]
 
 _PROPERTIES, _APPLICATION, _DATA, _VALUE = 0x73, 0x74, 0x75, 0x77
 _MARK_BYTES = 3
-#: Comparing a longer beginning byte by byte does not pay.
+#: A longer beginning is not compared: that does not pay.
 _PREFIX_BYTES_MAX = 512
 _PAIRS_MAX = 64
 _NULL, _STRING8, _STRING32, _SYMBOL8, _SYMBOL32, _BINARY8, _BINARY32 = 0x40, 0xA1, 0xB1, 0xA3, 0xB3, 0xA0, 0xB0
@@ -30,7 +30,7 @@ _PROBE = b"\x00\x53\x73\xc0\x13\x0a" + b"\x40" * 9 + b"\x83" + (1).to_bytes(8, "
 
 
 class WalkedField(NamedTuple):
-    """A field of `properties`, text or a number, in all rows."""
+    """A field of `properties`, text or a number, for all rows."""
 
     begins: Any
     lengths: Any
@@ -42,8 +42,8 @@ class WalkedField(NamedTuple):
 class WalkedPairs(NamedTuple):
     """Application properties of all rows, concatenated; `counts` has the number in each row.
 
-    `texts`, `whole` and `truths` tell which values are text, a whole number or a truth value; `numbers` has the values
-    of the latter two. All others are null.
+    `texts`, `whole` and `truths` tell which values are text, a whole number or a boolean; `numbers` has the whole
+    numbers and booleans. All other values are null.
     """
 
     counts: Any
@@ -74,9 +74,9 @@ class Walked(NamedTuple):
 
 
 def prefix_of(message: bytes, reader: SectionReader) -> tuple[int, Raw, int] | None:
-    """Read everything before `properties` or the body; return its size, a message that has it, and its time to live.
+    """Read everything before `properties` or the body; return its size, a message with that part, and its time to live.
 
-    Returns None if it cannot be read.
+    Returns None if that part cannot be read.
     """
     try:
         at = bare_message_at(message)
@@ -111,7 +111,7 @@ class Walk:
         return self._views.at(at, 1)
 
     def _uint(self, at: Any, size: int) -> Any:
-        """Read big-endian integers: those of eight bytes as signed, others as unsigned."""
+        """Read big-endian integers: eight bytes as signed, fewer as unsigned."""
         return self._views.at(at, size).astype(np.int64)
 
     def _has(self, mark: int) -> Any:
@@ -153,7 +153,7 @@ class Walk:
         return item, count, end
 
     def _spans(self, item: Any, short: Any, long: Any) -> tuple[Any, Any]:
-        """Return where values of variable width begin, and how long they are; 0 for others."""
+        """Return where values of variable width begin, and how long they are; 0 for values of other kinds."""
         begins = np.where(long, item + 5, item + 2)
         lengths = np.where(short, self._byte(item + 1).astype(np.int64), 0)
         if long.any():

@@ -1,15 +1,15 @@
 """Consecutive deliveries as one batch: the contract of all decoders.
 
 A session appends batches and single deliveries to its inbox, with as little work as possible.
-:meth:`DeliveryBatch.gather` makes batches of all of them, and :func:`.make_block` reads IDs, bodies and the columns of
-the query from these.
+:meth:`DeliveryBatch.gather` merges the items into batches, and :func:`.make_block` reads IDs, bodies and the query's
+columns from the batches.
 
 A batch is immutable, so all methods may be called on any thread, any number of times, and a delivery has the same
 values alone, next to others, and in a slice. Nothing blocks. No message content raises an error: an undecodable message
-is a regular delivery, with an ID if that is readable, nulls for columns, and the reason in
+is a regular delivery, with an ID if that is readable, nulls for unknown columns, and the reason in
 :attr:`DeliveryBatch.unreadable`.
 
-Guarantee: a redelivery has the same ID, and no other message has it.
+Guarantee: a redelivery has the ID of the first delivery, and no other message has that ID.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ UNREADABLE_PROPERTY = "unreadable"
 #: Bytes that a delivery takes in addition to its content: its place in a block, in the in-flight table and in an epoch.
 #: Measured: 290 when received, 330 when planned.
 ROW_BYTES = 330
-#: Reading fewer deliveries one by one takes no longer (break-even measured at 30 to 40, over each protocol).
+#: Fewer deliveries are read one by one, which takes no longer (break-even measured at 30 to 40, over each protocol).
 BATCH_MIN = 40
 #: The largest numbers of integer columns.
 INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
@@ -126,7 +126,7 @@ def array_of(values: Any, kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-#: Makes a column, see :attr:`DeliveryBatch.columns`.
+#: A function from a batch to a column, see :attr:`DeliveryBatch.columns`.
 Column: TypeAlias = "Callable[[Any], Any]"
 
 
@@ -145,7 +145,7 @@ class DeliveryBatch(ABC):
     passing: ClassVar[frozenset[str]] = PASSING_HEADERS
     #: column name -> function from a batch to its column: an Arrow array, a :class:`DictionaryColumn`, or a list of
     #: values: str, int, bool, a list of (str, str or None) pairs for `properties`, microseconds since 1970 for
-    #: timestamps, or None. `messageId`, `body` and `destination` are made elsewhere. All other columns are null.
+    #: timestamps, or None. `messageId`, `body` and `destination` come from elsewhere. All other columns are null.
     columns: ClassVar[Mapping[str, Column]]
 
     @classmethod
@@ -169,7 +169,7 @@ class DeliveryBatch(ABC):
             yield cls.of(held)
 
     @classmethod
-    def kind(cls, item: Any, size: int) -> object:  # noqa: ARG003 - for those that override it
+    def kind(cls, item: Any, size: int) -> object:  # noqa: ARG003 - for subclasses that override it
         """Return a value that neighbours in an inbox must share to be merged."""
         return isinstance(item, DeliveryBatch)
 
@@ -206,11 +206,11 @@ class DeliveryBatch(ABC):
     @property
     @abstractmethod
     def sizes(self) -> Any:
-        """Bytes of each as received, including headers."""
+        """Bytes of each delivery as received, including headers."""
 
     @property
     def redelivered(self) -> Any:
-        """Whether the broker has flagged each as redelivered, an array."""
+        """Whether the broker has flagged each delivery as redelivered, an array."""
         flags = array_of(self.columns["redelivered"](self), pa.bool_())
         return flags.fill_null(False).to_numpy(zero_copy_only=False)
 
@@ -240,15 +240,15 @@ class DeliveryBatch(ABC):
         return digests
 
     def given(self) -> list[object]:
-        """Return the content of each that no column covers: the producer's ID."""
+        """Return the part of each delivery's content that no column covers: the producer's ID."""
         return [*self.ids(MESSAGE_ID)]
 
     @abstractmethod
     def not_redelivered(self) -> list[bool]:
-        """Whether nothing marks each as delivered before, or as a dead letter."""
+        """Whether each delivery has no mark of an earlier delivery, nor of a dead letter."""
 
     def hidden(self) -> list[str]:
-        """Return values that hide the broker's IDs; usually none."""
+        """Return the producers' values that hide the broker's IDs; usually there are none."""
         return []
 
     def nothing(self) -> DictionaryColumn:

@@ -25,7 +25,7 @@ class Views:
         self._all = {size: np.ndarray((len(data) - size + 1,), f">u{size}", data, 0, (1,)) for size in (1, 2, 4, 8)}
 
     def at(self, places: Any, size: int) -> Any:
-        """Return the integers of this many bytes that begin at these places; arbitrary ones beyond the end."""
+        """Return the integers of this many bytes that begin at these places; beyond the end they are arbitrary."""
         found = self._all[size]
         return found[np.minimum(places, len(found) - 1)].astype(f"u{size}", copy=False)
 
@@ -36,7 +36,7 @@ def binary(data: bytes | memoryview, begins: Any, ends: Any, valid: Any | None =
     Args:
         data: the memory, less than 2 GiB.
         begins, ends: bounds of each span, integer arrays.
-        valid: which spans are valid; the others are null. None if all are valid.
+        valid: which spans are valid; the other elements are null. None if all are valid.
     """
     if valid is None or valid.all():
         return _pieces(data, begins, ends).take(pa.array(np.arange(0, 2 * len(begins), 2)))
@@ -57,7 +57,7 @@ def _pieces(data: bytes | memoryview, begins: Any, ends: Any) -> pa.Array:
 
 
 def joined(values: Sequence[bytes]) -> pa.Array:
-    """Return values as an array without spare memory: a builder would double its memory each time it is full."""
+    """Return values as an array without spare memory; a builder would double its memory each time it is full."""
     ends = np.cumsum([0, *map(len, values)])
     _check_size(int(ends[-1]))
     buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(values))]
@@ -73,7 +73,7 @@ def text(found: pa.Array) -> pa.Array:
     """Return bytes as text.
 
     Raises:
-        ValueError: one of them is not UTF-8.
+        ValueError: one of the values is not UTF-8.
     """
     return found.view(pa.string()) if is_ascii(found) else found.cast(pa.string())
 

@@ -113,7 +113,7 @@ class StompBatch(DeliveryBatch):
     # -- meanings of headers
 
     def ids(self, source: IdSource) -> list[object]:
-        """Return the broker's ID if it gives one, or the producer's; None if a property hides the broker's."""
+        """Return each message's ID: the broker's if it sets one, else the producer's; None if a property hides it."""
         dialect = self.dialect
         name = {"message-id": dialect.id_header, "correlation-id": "correlation-id"}.get(source.kind, source.name)
         ids = [value if value is None or value.isascii() else _id(value) for value in self.values(name)]
@@ -127,7 +127,7 @@ class StompBatch(DeliveryBatch):
         return ids
 
     def given(self) -> list[object]:
-        """Return the producer's ID if the broker has a separate header for it, and the raw timestamp."""
+        """Return the producer's ID, if it has a header apart from the broker's ID, and the raw timestamp."""
         is_the_brokers = self.dialect.id_header == "message-id"
         ids = [None] * len(self) if is_the_brokers else self.ids(MESSAGE_ID)
         return [*zip(ids, self.values("timestamp"), strict=True)]
@@ -159,14 +159,14 @@ class StompBatch(DeliveryBatch):
             return pc.if_else(pc.equal(moments, 0), None, moments)
         if not self.has_any("expiration"):
             return self.nothing()
-        # A time to live in milliseconds, counted from publishing, as in AMQP 0-9-1.
+        # The header is a time to live in milliseconds, counted from publishing, as in AMQP 0-9-1.
         published, lives = self.timestamps_us().to_pylist(), self.number("expiration", INT64_MAX, 1000).to_pylist()
         return [_sum(*both) for both in zip(published, lives, strict=True)]
 
     def persistent(self) -> pa.Array:
-        """Return which are persistent.
+        """Return which messages are persistent.
 
-        Without the header a message is transient; in an unreadable message it may be in the missing part.
+        Without the header a message is transient; in an unreadable message the header may be in the missing part.
         """
         found = self.has("persistent", "true")
         if not self.unreadable:
@@ -185,7 +185,7 @@ class StompBatch(DeliveryBatch):
     def routing(self, part: int) -> DictionaryColumn:
         """Return exchanges (0) or routing keys (1), taken from header `destination`.
 
-        RabbitMQ writes it in `rabbit_stomp_util:format_destination`.
+        RabbitMQ writes that header in `rabbit_stomp_util:format_destination`.
         """
         if not self.dialect.routed:
             return self.nothing()
@@ -357,7 +357,7 @@ class FramesBatch(StompBatch):
         return pa.nulls(len(self), pa.binary()) if field is None else binary(self.frames.data, *field)
 
     def _text(self, name: str) -> pa.Array | None:
-        """Return a header as text; None if a value is not UTF-8, or escapes characters other than colons."""
+        """Return a header as text; None if a value is not UTF-8, or has escapes other than that of the colon."""
         try:
             found = text(self._written(name))
         except ValueError:

@@ -1,12 +1,12 @@
-"""STOMP messages in one piece of memory, cut together.
+"""STOMP messages in one piece of memory, split into frames all at once.
 
 Messages from one producer have the same headers in the same order. So NumPy compares the first message's header names
-with those of all others, line by line. That gives the spans of all values, from which columns are made on demand.
+with those of all others, line by line. That gives the spans of all values; columns are built from them on demand.
 
 This module accepts a subset of what :mod:`pyspark_mq.sources.stomp.frames` accepts: consecutive complete MESSAGE
 frames, each after one line feed, with a matching content-length, or with text without NUL that another frame follows;
-headers with short ASCII names; no carriage return before the body. The other module handles all others, so this one
-never decides that a frame or a message is broken.
+headers with short ASCII names; no carriage return before the body. The other module handles all other frames, so this
+one never decides that a frame or a message is broken.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 __all__ = ["Frames", "find_frames"]
 
 _COMMAND = b"MESSAGE"
-#: Bytes between the body of a frame and the next frame, which begins at the third of them.
+#: The bytes from the end of a frame's body to the headers of the next frame, which begins at the third byte.
 _BETWEEN = b"\0\nMESSAGE\n"
 _LAST = b"\0\n"
 _EOL, _RETURN = b"\n\r"
@@ -28,9 +28,9 @@ _LENGTH = "content-length"
 _DIGITS_MAX = 9
 #: Frames larger than this on average are not worth another copy.
 _FRAME_BYTES_MAX = 10 << 10
-#: Most header layouts to look for; each must cover at least one frame in this many.
+#: Most header layouts to look for, and the share of the frames, one in this many, that each must cover.
 _LAYOUTS_MAX, _SHARE_MIN = 3, 8
-#: Most headers of a layout, and most bytes of a name: as many are copied for each message.
+#: Most headers of a layout, and most bytes of a name: that many bytes are copied for each message.
 _HEADERS_MAX, _NAME_BYTES_MAX = 64, 256
 
 
@@ -39,7 +39,7 @@ class Field(NamedTuple):
 
     Attributes:
         begins, ends: bounds of each value.
-        present: whether each message has it.
+        present: whether each message has the header.
     """
 
     begins: Any
@@ -48,7 +48,7 @@ class Field(NamedTuple):
 
     @classmethod
     def of(cls, count: int, parts: Sequence[tuple[Any, Field]]) -> Field:
-        """Merge parts, each with the places of its messages, into a header of this many messages."""
+        """Merge parts, each with the places of its messages, into a header of `count` messages."""
         begins, ends, present = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, bool)
         for places, part in parts:
             begins[places], ends[places], present[places] = part
@@ -162,7 +162,7 @@ class _Finder:
         self._heads = b"".join(heads)
         bounds = np.cumsum([0, *map(len, heads)])
         self._begins, self._bodies = bounds[:-1], bounds[1:]
-        #: Distance from a position in these to the same position in the memory.
+        #: Distance from a position in the heads to the same position in the memory.
         self._shift = begins - self._begins
         self._octets = np.frombuffer(self._heads, np.uint8)
         self._lines = np.flatnonzero(self._octets == _EOL)
@@ -186,7 +186,7 @@ class _Finder:
             kinds[rows] = len(groups)
             spans[1, rows], spans[2, rows] = bounds[-2] + 1, bounds[-1] + 1
             groups.append((layout, rows, bounds))
-        # Everything before the first frame that is left.
+        # Keep everything before the first frame that has no layout.
         first = int(left[0]) if len(left) else count
         if not first:
             return None
@@ -199,7 +199,7 @@ class _Finder:
         """Return all headers by name.
 
         Args:
-            groups: layouts, each with the rows that have it and the ends of their lines.
+            groups: layouts, each with the rows that have that layout, and the ends of those rows' lines.
         """
         found: dict[str, list[tuple[Any, Field]]] = {}
         for layout, rows, bounds in groups:
@@ -252,7 +252,7 @@ class _Finder:
         return bounds, good
 
     def _starts(self, places: Any, name: bytes) -> Any:
-        """Return whether these bytes are found at each place."""
+        """Return whether each place begins with these bytes."""
         size = len(name)
         most = len(self._heads) - size
         if most < 0:

@@ -4,9 +4,9 @@ A *block* is the header lines of a frame as received, each between two line feed
 ``b"\\nack:1\\nsubscription:0\\n"``, without the command and without carriage returns at the ends of lines.
 
 The first entry of a repeated header counts (STOMP 1.2, section "Repeated Header Entries"). For one header that the
-dialect may name, the last does (:attr:`~pyspark_mq.brokers.base.StompDialect.last_header`). A line without a colon is a
-header with an empty value. Bytes that are not UTF-8 become reversible surrogates, so different IDs stay different.
-Undefined escapes are kept: an error would make the message unreadable forever.
+dialect may name, the last entry counts (:attr:`~pyspark_mq.brokers.base.StompDialect.last_header`). A line without a
+colon is a header with an empty value. Bytes that are not UTF-8 become reversible surrogates, so different IDs stay
+different. Undefined escapes are kept: an error would make the message unreadable forever.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ __all__ = ["MqDataSource"]
 _NO_TABLE = (
     "a table of format 'mq' cannot be created like this: when a query starts, Spark does not pass a table's OPTIONS or "
     "TBLPROPERTIES to a Python source. Use spark.readStream.format('mq') with options; or create the "
-    "table with its columns but without options, and pass those to spark.readStream.options(...).table(...)"
+    "table with its columns but without options, and pass the options to spark.readStream.options(...).table(...)"
 )
 _NO_OPTIONS = (
     "is required, but no options were set. Options of a SQL table do not reach a Python source: pass them to "
@@ -32,10 +32,10 @@ _NO_OPTIONS = (
 
 
 class MqDataSource(DataSource):
-    """Messages of a queue as an unbounded table, and rows written to one.
+    """The messages of a queue as an unbounded table, or rows to write to a queue.
 
     Options and columns are in ``docs/options.md``. With the default guarantee every message reaches
-    the query's output exactly once, whatever is killed and whenever, if the sink is
+    the query's output exactly once, whichever process is killed, and whenever, if the sink is
     idempotent by batch (file sinks, Delta, ``foreachBatch`` keyed by the batch ID).
 
     Raises
@@ -43,7 +43,7 @@ class MqDataSource(DataSource):
     OptionError
         at ``load()``, if an option is unknown or has a value that cannot be used
     ConfigurationError
-        if Spark creates it for ``CREATE TABLE``; at ``load()`` on Windows
+        if Spark creates the source for ``CREATE TABLE``; at ``load()`` on Windows
     MissingExtraError
         at ``load()``, if the client library of the protocol or of Redis is not installed
     """
@@ -58,7 +58,7 @@ class MqDataSource(DataSource):
 
     def __getstate__(self) -> dict[str, Any]:
         # Spark pickles the source for the driver's own processes, which need the options, and, after a
-        # reader is created, again into every task, which needs none and must not get a password.
+        # reader is created, again into every task, which needs no options and must not get a password.
         return {**self.__dict__, "options": {}} if self._reader_made else self.__dict__
 
     @classmethod
@@ -67,13 +67,13 @@ class MqDataSource(DataSource):
 
     @without_traceback
     def schema(self) -> StructType:
-        """Return the columns, all with `includeMetadata`; a schema given by the user may name any of them."""
+        """Return the columns, all with `includeMetadata`; a schema that the user gives may name any of the columns."""
         if is_stream(self.options):
             return stream_schema(include_metadata=parse_stream_options(self.options).include_metadata)
         return ALL_COLUMNS if self._checked().include_metadata else SCHEMA
 
     def _checked(self) -> Options:
-        """Return the options of a source. Spark does not say whether it creates one to read or to write."""
+        """Return the options of a source. Spark does not say whether it creates a source to read or to write."""
         if not self.options:
             raise OptionError("broker", _NO_OPTIONS)
         parsed = parse_options(self.options)
@@ -90,7 +90,7 @@ class MqDataSource(DataSource):
 
     @without_traceback
     def reader(self, schema: StructType) -> StreamBatchReader:
-        """Return the reader of a range of streams. A queue is not a table: it would need an end and a commit."""
+        """Return the reader of a range of streams. Refuse queues: a batch has no commit that acknowledges."""
         if is_stream(self.options):
             self._reader_made = True
             return StreamBatchReader(parse_stream_options(self.options).batch, schema)

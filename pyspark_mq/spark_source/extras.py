@@ -14,10 +14,10 @@ __all__ = ["check_installed", "redis_store_class"]
 
 
 def check_installed(options: Options) -> None:
-    """Import the client libraries that the options need, so that `load()` reports a missing one.
+    """Import the client libraries that the options need, so that `load()` reports a missing library.
 
     Raises:
-        MissingExtraError: with the command that installs it.
+        MissingExtraError: a library is missing; the text has the command that installs it.
         ConfigurationError: the source does not run on this system.
     """
     session_class(options.settings.endpoint.protocol)

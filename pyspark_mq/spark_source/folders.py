@@ -26,12 +26,12 @@ PLACES = "an absolute path, or a URI that pyarrow.fs opens: s3://, s3a://, gs://
 
 #: Object stores write a whole file or none, and rename by copying.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs", "azure"})
-#: Class of `pyarrow.fs` for a scheme.
+#: Scheme -> class of `pyarrow.fs` that opens it.
 _SYSTEMS = {
     "s3": "S3FileSystem", "gs": "GcsFileSystem", "gcs": "GcsFileSystem", "abfs": "AzureFileSystem",
     "abfss": "AzureFileSystem", "hdfs": "HadoopFileSystem", "viewfs": "HadoopFileSystem",
 }  # fmt: skip
-#: Hadoop's other names for the same store.
+#: Hadoop's other names for a scheme -> the scheme of the same store.
 _SAME = {"s3a": "s3", "s3n": "s3"}
 #: Schemes that Spark opens and `pyarrow.fs` does not, and what to use instead.
 _INSTEAD = {
@@ -65,7 +65,7 @@ def resolve(place: str) -> str:
     """Normalize a place as users write it for Spark.
 
     Raises:
-        ValueError: it cannot be opened; the message says what to use instead and hides credentials.
+        ValueError: the place cannot be opened; the message says what to use instead and hides credentials.
     """
     found = _URI.fullmatch(place)
     if found is None:
@@ -113,7 +113,7 @@ def below(place: str, name: str) -> str:
 
 
 def above(place: str) -> str | None:
-    """Return the checkpoint that an ID folder (:data:`ID_FOLDER`) is in; None for another folder."""
+    """Return the checkpoint that an ID folder (:data:`ID_FOLDER`) is in; None for any other folder."""
     path, parameters = _split(place)
     root = path.removesuffix(f"/{ID_FOLDER}")
     return None if root == path else f"{root}{parameters}"
@@ -192,7 +192,7 @@ class _Remote(Folder):
         # In a URI, parameters may follow the path.
         self._path = f"{path.rstrip('/')}/{below}".rstrip("/")
         self._select = fs.FileSelector(self._path, allow_not_found=True)
-        # Object stores have no folders, and the user may lack the right to create one.
+        # Object stores have no folders, and the user may lack the right to create a folder there.
         self._objects = self._system.type_name in _OBJECT_STORES
         self._made = self._objects
 
@@ -228,7 +228,7 @@ class _Remote(Folder):
 
 
 def _escaped(uri: str) -> str:
-    """Escape a URI for `pyarrow.fs`, which takes %20 for a space and refuses one."""
+    """Escape a URI for `pyarrow.fs`, which decodes %20 to a space, and refuses an unescaped space."""
     found = _URI.fullmatch(uri)
     assert found is not None, "only URIs are remote"
     return f"{found['scheme']}://{found['authority'] or ''}{quote(found['path'])}{found['parameters']}"

@@ -1,7 +1,8 @@
 """The bytes of an epoch's file: one Arrow IPC record batch with one row, compressed with zstd.
 
 Keys are a list of bytes; texts are in UTF-8, and a second list marks the keys that are not text, if any. All digests
-of a kind are one value, as they have the same width. The rest is JSON, which also says where keys and digests belong.
+of a kind are joined into one value, as they have the same width. The rest is JSON, which also says where keys and
+digests belong.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def decoded(data: bytes) -> EpochFile:
 
 
 class _Pieces:
-    """Digests, taken piece by piece from the front."""
+    """Joined digests, from which pieces are taken in order."""
 
     def __init__(self, digests: Any) -> None:
         self._digests, self._at = digests, 0

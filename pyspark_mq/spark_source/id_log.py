@@ -8,7 +8,8 @@ A name begins with the process's random token and a number, so queries and sourc
 A file is removed by its exact name, after the journal has stopped naming it. A crash may leave a file without an
 offset, but the next process can find its name: a process names its first file after the last one that Spark showed, or
 after the state of Spark's log if it showed none; later files have the next number. A first file also records that
-state: two sources of a query may have written in the same state, and Spark's next entry shows whose files it names.
+state: two sources of a query may have written in the same state, and the next entry of Spark's log shows whose file
+it names.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from pyspark_mq.spark_source.offset_log import OffsetLog
 
 __all__ = ["IdLog"]
 
-#: A process's first file has the token of the file before it and the next number, then its own token: it counts as 1.
+#: The name of a process's first file has the token of the file before it and the next number, then the process's own
+#: token; the file counts as the process's number 1.
 _FILE = re.compile(
     r"(?P<stem>(?P<after>[0-9a-f]{16})-(?P<number>[0-9]{6,})(?:-(?P<token>[0-9a-f]{16}))?-[0-9a-f]{32})"
     r"(?:-[a-z0-9-]+)?\.arrow"
@@ -50,7 +52,7 @@ _SYNCED = "synced.json"
 _TOKEN_BYTES = 8
 _MAKE_ROOM = "Make room, and give the driver's user the right to write there"
 _READABLE = "Make the folder readable for the driver's user"
-#: Prefix of a part's name -> problem and advice of the error if it cannot be written.
+#: Prefix of a part's name -> problem and advice of the error if the part cannot be written.
 _WRITTEN = {
     "alone": ("the note that a run begins at '{}' cannot be written", f"Nothing was received. {_MAKE_ROOM}"),
     "abandoned": (
@@ -85,7 +87,7 @@ class IdLog:
         self._token = secrets.token_hex(_TOKEN_BYTES)
         #: How many files this process has written, and the name of the first.
         self._number, self._first = 0, ""
-        #: Files that Spark has shown, the newest last; None once nothing depends on them.
+        #: Files that Spark has shown, the newest last; None once nothing depends on these files.
         self._shown: dict[str, None] | None = {}
         #: Files left by crashes but not reported yet.
         self._left: list[str] = []
@@ -98,7 +100,7 @@ class IdLog:
         """Record a file named by an offset that Spark has shown.
 
         Raises:
-            CheckpointError: the folder is in a checkpoint, and Spark's log there has no such offset.
+            CheckpointError: the folder is in a checkpoint, and Spark's log there has no offset that names the file.
         """
         if not file or self._shown is None or file in self._shown:
             return
@@ -109,10 +111,10 @@ class IdLog:
             self._left += self._unlogged(file, self.offsets)
 
     def _unlogged(self, file: str, offsets: OffsetLog) -> list[str]:
-        """Find files that crashes left while Spark's log was in the same state as at a process's first file.
+        """Find files left by crashes: written in the same state of Spark's log as `file`, the first of its process.
 
-        An entry has the offsets of all sources, so a file that the first entry after that state does not name is in
-        no entry.
+        Each log entry has the offsets of all sources. So if the first entry that names `file` does not name another of
+        these files, no entry does.
         """
         with contextlib.suppress(CheckpointError):  # raised again when the file is needed
             state = self.read(file).state
@@ -131,7 +133,7 @@ class IdLog:
         return left
 
     def _after(self, file: str) -> list[str]:
-        """Return the files written after this one, by its process or by one that continued from it."""
+        """Return the files written after this file, by its process or by a process that continued from it."""
         every = [found for name in self._names if (found := _FILE.fullmatch(name.lstrip(".")))]
         after: set[str] = set()
         chains = [_place_of(file)]
@@ -150,7 +152,7 @@ class IdLog:
             named = self.offsets.names(file)
         if not named:
             if file == self._first and not self._shown:
-                self._remove(file)  # nothing was emitted, and the next start writes another file
+                self._remove(file)  # nothing was emitted, and the next start writes a new file
             place = shown_place(above(self._place) or self._place)
             raise CheckpointError(
                 f"{self._destination}: {place!r}, the 'checkpointLocation' of the source, is not this query's "
@@ -201,11 +203,11 @@ class IdLog:
             else:
                 whole = name.endswith(f"-{_digest(data)}{_END}")
         if not whole:
-            raise self._error(f"the file '{name}' was changed after it was written", "another digest", advice)
+            raise self._error(f"the file '{name}' was changed after it was written", "its digest differs", advice)
         try:
             content = decoded(data)
         except ValueError as unknown:
-            other = f"Go on with the version of pyspark-mq that wrote it, or {START_ANEW}"
+            other = f"Use the version of pyspark-mq that wrote it, or {START_ANEW}"
             raise self._error(f"the file '{name}' has the form of another version", unknown, other) from None
         self._last = name, content
         return content
@@ -223,7 +225,7 @@ class IdLog:
             self._remove(f"{_stem(file)}-{part}{_END}")
 
     def _write(self, name: str, data: bytes) -> None:
-        if name not in self._names:  # else it is the same
+        if name not in self._names:  # else the file there has the same content
             self._folder.write(name, data)
             self._names.add(name)
 
@@ -257,7 +259,7 @@ class IdLog:
         )
 
     def lost_power(self, epoch: int) -> bool:
-        # Before Spark 4.2 numbers are times, and a clock may have been set back: they do not say which is later.
+        # Before Spark 4.2 epoch numbers are times, and a clock may have been set back: the higher may be the earlier.
         noted = self._note()
         return noted is not None and bool(noted["epoch"] != epoch and noted["boot"] != _boot())
 
@@ -331,7 +333,7 @@ def _place_of(file: str) -> tuple[str, int]:
 
 
 def _boot() -> str:
-    """Return a text that changes with each boot (random(4)); always empty on systems without one."""
+    """Return the boot ID, which changes with each boot (random(4)); empty on systems that have none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:

@@ -59,7 +59,7 @@ class _Watched:
     #: Newest progress of each source with its batch, and the counts since the last log line.
     last: dict[int, tuple[int, Reading]] = field(default_factory=dict)
     sums: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    #: For each epoch of a source, the span that its confirmation belongs to.
+    #: (source, epoch) -> the span that the epoch's confirmation belongs to.
     epochs: OrderedDict[tuple[int, int], Any] = field(default_factory=OrderedDict)
 
 
@@ -121,7 +121,7 @@ class QueueListener(StreamingQueryListener):
         self._say(run)
 
     def _take(self, run: _Watched, batch: int, found: Sequence[Reading]) -> None:
-        """Add readings, except old ones: Spark delivers progress late, and a look-up on an idle query may be newer."""
+        """Add readings, except old ones: Spark delivers progress late, so a look-up while idle may have been newer."""
         alarms = []
         for now in found:
             last_batch, last = run.last.get(now.source, (-1, None))
@@ -140,7 +140,7 @@ class QueueListener(StreamingQueryListener):
         run = self._runs.get(str(event.runId))
         if run is None:
             return
-        # Spark sends a listener only progress with rows; the last settled messages show in a later one.
+        # Spark sends a listener only progress with rows; the last settled messages show in a later progress report.
         session = self.spark or self._session
         query = None if session is None else session.streams.get(str(event.id))
         # A later run of the query has its own counters.
@@ -153,14 +153,14 @@ class QueueListener(StreamingQueryListener):
         run = self._runs.pop(str(event.runId), None)
         if self._log_every_s is None:
             return
-        # A query that started before the listener was added, and was idle since, is known only by its end.
+        # A query that started before the listener was added, and has been idle since, is first seen when it ends.
         label = _label(None, event.id) if run is None else run.label
         if run is not None:
             self._say(run, at_once=True)
         if event.exception is None:
             _LOG.info("%s: ended", label)
         else:
-            # Spark repeats offsets in the text, with all their IDs.
+            # In the text Spark repeats offsets, with all their IDs.
             text = " ".join(event.exception.split())
             _LOG.warning("%s: failed: %s", label, text if len(text) <= _ERROR_SHOWN else f"{text[:_ERROR_SHOWN]}...")
 

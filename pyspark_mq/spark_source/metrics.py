@@ -1,4 +1,4 @@
-"""Progress of queries as OpenTelemetry metrics and traces. Its API is imported if it is installed.
+"""Progress of queries as OpenTelemetry metrics and traces. OpenTelemetry's API is imported if it is installed.
 
 Names are in docs/monitor.md.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Metrics", "Spans", "serve"]
 
-#: What Spark's durations are called here, in the order of a trigger (``MicroBatchExecution.scala``).
+#: Spark's name of a duration -> its name here, in the order of a trigger (``MicroBatchExecution.scala``).
 _STEPS: Mapping[str, str] = {
     "latestOffset": "receive and plan",
     "walCommit": "write offsets",
@@ -31,7 +31,7 @@ _STEPS: Mapping[str, str] = {
     "addBatch": "run",
     "commitOffsets": "write commit",
 }
-#: From one step of a slow trickle to a batch on a busy cluster.
+#: The bounds reach from one step of a nearly idle query to a batch on a busy cluster.
 _DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _PORT_MAX = 65_535
 #: Epochs whose confirmation may still be reported.
@@ -125,7 +125,7 @@ class Spans:
     def trigger(
         self, label: str, epochs: OrderedDict[tuple[int, int], Any], progress: Any, found: list[Reading]
     ) -> None:
-        """Record a span for the trigger, and one for each of its steps."""
+        """Record a span for the trigger, and a span for each of its steps."""
         if self._tracer is None:
             return
         at_ns = round(datetime.fromisoformat(progress.timestamp.replace("Z", "+00:00")).timestamp() * 1e9)

@@ -6,14 +6,14 @@ One JSON object with a fixed key order (Spark compares offsets as text), always 
 ``v``          version of this format
 ``broker``     value of the option `broker`
 ``source``     what is read: virtual host, queue or topic, subscription, selector; its digest if that is long
-``ids``        where message IDs come from, with the protocol if that makes a difference;
+``ids``        where message IDs come from, with the protocol if IDs depend on it;
                empty for a guarantee without IDs
 ``identity``   the broker's permanent name for itself, empty if unknown
 ``epoch``      number of the epoch that ends here
 ``file``       the name of its file in the journal, with the file's digest; empty if there is none
 ``released``   true if the epoch may be replayed without messages that do not return
                (``pyspark-mq release``), else absent
-``crc``        CRC-32 of all the above: an offset edited by hand is refused, not believed
+``crc``        CRC-32 of all the above: an offset edited by hand is refused
 =============  ===============================================================================
 
 :class:`.EpochFile` has the contents of a file. An offset has no host, user or password, so a broker may move.
@@ -39,7 +39,7 @@ VERSION = 4
 #: Types of the fields that are not text.
 _TYPES: Mapping[str, type] = {"epoch": int, "crc": int}
 _FRESH = f"Restore the checkpoint, or {START_ANEW}"
-#: Texts longer than this in JSON are replaced by their digests.
+#: Longer strings, as JSON, are replaced by their digests.
 _SOURCE_MAX, _IDS_MAX = 80, 40
 
 
@@ -51,8 +51,8 @@ class OffsetCodec:
         broker, source, ids: as in the module's table, but not shortened.
         destination: what the query reads, as errors name it.
         log: the files of the journal; None if there is no place for them.
-        queues: the names if the query reads several queues; None if it reads one.
-        pattern: the pattern that names must match, if they are looked up.
+        queues: the queue names if the query reads several queues; None if it reads one.
+        pattern: the pattern that queue names must match, if the queues are looked up.
         scope: the end of `source`, which all queues share.
     """
 
@@ -101,22 +101,22 @@ class OffsetCodec:
         """Return the position of an offset.
 
         Raises:
-            CheckpointError: it is broken, or from another source or version.
+            CheckpointError: the offset is broken, or from another source or version.
         """
         if not isinstance(offset, dict) or "v" not in offset:
-            raise self._error("is not from this kind of source: the checkpoint belongs to another")
+            raise self._error("is not from this kind of source: the checkpoint belongs to another kind of source")
         version = offset["v"]
         if version != VERSION:
             raise CheckpointError(
                 f"{self.destination}: the checkpoint has offsets of version {version!r:.20}, but this pyspark-mq reads "
-                f"{VERSION}. Use the version that wrote them, or {START_ANEW}"
+                f"{VERSION}. Use the version that wrote the offsets, or {START_ANEW}"
             )
         for name in ("broker", "source", "ids", "identity", "epoch", "file", "crc"):
             if not isinstance(offset.get(name), _TYPES.get(name, str)):
-                raise self._error(f"is broken: field '{name}' is {offset.get(name)!r:.40}")
+                raise self._error(f"is broken: field '{name}' has the invalid value {offset.get(name)!r:.40}")
         body = {name: value for name, value in offset.items() if name != "crc"}
         if _crc(body) != offset["crc"]:
-            raise self._error("was changed after it was written (its checksum does not fit)")
+            raise self._error("was changed after it was written (its checksum does not match)")
         self._check_owner(offset)
         if self.log is None and offset["file"] and self.ids:
             raise CheckpointError(
@@ -126,7 +126,7 @@ class OffsetCodec:
         return Position(offset["epoch"], offset["file"], offset["identity"], released=offset.get("released") is True)
 
     def _check_owner(self, offset: Mapping[str, Any]) -> None:
-        """Refuse an offset of another source, or one whose IDs come from elsewhere."""
+        """Refuse an offset of another source, or an offset whose IDs come from elsewhere."""
         source = offset["source"]
         if offset["broker"] != self.broker or not self._may_have_written(source):
             raise CheckpointError(
@@ -143,7 +143,7 @@ class OffsetCodec:
             )
 
     def _may_have_written(self, source: str) -> bool:
-        """Whether a query of these queues may resume from a checkpoint of that source; its file says which it read."""
+        """Whether a query of these queues may resume from a checkpoint of that source. The file names its queues."""
         if source in {shortened(self.source, _SOURCE_MAX), shortened(f"queues{self.scope}", _SOURCE_MAX)}:
             return True
         if self.queues is None:

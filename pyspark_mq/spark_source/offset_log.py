@@ -1,7 +1,7 @@
 """Spark's offset log in a checkpoint: a file for each batch, written before the batch runs.
 
-Its format depends on Spark's version and settings (``OffsetSeqLog.scala``). Here an entry is bytes, which contain the
-name of a file or do not.
+The log's format depends on Spark's version and settings (``OffsetSeqLog.scala``). So this module does not parse an
+entry: it only searches the bytes for the names of files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OffsetLog:
         return b""
 
     def state(self) -> str:
-        """Return a text that changes with every new entry."""
+        """Return a string that changes with every new entry."""
         newest = next((entry for _, entry in self._newest_first()), b"")
         return hashlib.blake2b(newest, digest_size=_STATE_BYTES).hexdigest()
 

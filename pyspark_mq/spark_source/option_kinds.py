@@ -1,4 +1,4 @@
-"""Kinds of options: how text becomes a value, and what errors say is accepted. Pure functions."""
+"""Kinds of options: how text becomes a value, and how errors describe accepted values. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Kind:
     """One kind.
 
     Attributes:
-        parse: returns the value of a lower-case text; None if it is not accepted.
+        parse: returns the value of a lower-case text; None if the text is not accepted.
         accepted: what is accepted, beginning with a verb, for errors.
     """
 

@@ -23,7 +23,7 @@ _SECRET = frozenset({"password", "username"})
 _ON_ONE_LINE = frozenset({"password", "username", "subscription"})
 #: Options that may contain a password.
 _URLS = frozenset({"url", "managementUrl", "dedupStore", "idLog", "checkpointLocation"})
-#: Options that may hold any URL: a selector may compare with one.
+#: Options that may contain any URL: a selector may compare a property with a URL.
 _ANY = frozenset({*_URLS, *_SECRET, "selector"})
 
 _SHORT_STRING_BYTES, _SHOWN_CHARACTERS = 255, 60
@@ -53,7 +53,7 @@ class OptionParser:
 
     #: By name, as documented.
     TABLE: ClassVar[Mapping[str, Option]]
-    #: What the options are for, as errors say it.
+    #: What the options are for, in the words of errors.
     OF: ClassVar[str] = ""
 
     def __init__(self, given: Mapping[str, str]) -> None:
@@ -128,7 +128,7 @@ class OptionParser:
     def _endpoint_at(self, urls: tuple[BrokerUrl, ...], *, secured: bool, **known: Any) -> Endpoint:
         """Return the endpoint at these URLs, with login, TLS and timeouts; `known` has the other fields.
 
-        Files are read now, so that a wrong one fails load(). `secured` says whether any URL uses TLS.
+        Files are read now, so that a wrong file fails load(). `secured` says whether any URL uses TLS.
         """
         used = [name for name in self._values if name.startswith("tls.")]
         if used and not secured:
@@ -164,7 +164,7 @@ class OptionParser:
                 raise OptionError(
                     "url",
                     f"names a {what} for {named[0]} but not for {nameless[0]}: each candidate has its own login. "
-                    "Write one into each, or set 'username' and 'password' for all",
+                    f"Write a {what} into each URL, or set 'username' and 'password' for all",
                 )
 
 
@@ -189,8 +189,8 @@ def check_short(names: Iterable[tuple[str, str | None]]) -> None:
     """Refuse option values that are too long for a short string of AMQP 0-9-1 (section 4.2.5.3)."""
     for option, name in names:
         if name is not None and (size := len(name.encode())) > _SHORT_STRING_BYTES:
-            maximum = f"has {size} bytes, and AMQP 0-9-1 allows {_SHORT_STRING_BYTES} in a name"
-            raise OptionError(option, f"'{name[:_SHOWN_CHARACTERS]}...' {maximum}; correct it")
+            maximum = f"has {size} bytes, but AMQP 0-9-1 allows at most {_SHORT_STRING_BYTES} in a name"
+            raise OptionError(option, f"'{name[:_SHOWN_CHARACTERS]}...' {maximum}; shorten it")
 
 
 def check_characters(name: str, value: str) -> None:
@@ -200,7 +200,7 @@ def check_characters(name: str, value: str) -> None:
     """
     shown = "" if name in _SECRET else f"{(redact(value) if name in _URLS else value)!r} "
     if name not in _ANY and has_login(value):
-        # Taken as a name, it would show up in offsets and errors, whole or in pieces.
+        # If such a URL were taken as a name, it would show up in offsets and errors, whole or in pieces.
         raise OptionError(name, f"{redact(value)!r} is a URL with a user: set it as 'url'")
     if "\0" in value:
         raise OptionError(name, f"{shown}has a NUL, which ends a string; leave it out")

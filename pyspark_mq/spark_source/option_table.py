@@ -1,8 +1,8 @@
 """Every option of the source: its name, its default, and what it means.
 
-The one place for an option, with its kind, its bounds and the field it sets. Rules that involve several options are in
-:mod:`pyspark_mq.spark_source.options`, which parses the options named here. ``make docs`` writes the tables of
-docs/options.md. The texts are Markdown, with links relative to that page.
+The only place that defines an option, with its kind, its bounds and the field it sets. Rules that involve several
+options are in :mod:`pyspark_mq.spark_source.options`, which parses the options named here. ``make docs`` writes the
+tables of docs/options.md. The texts are Markdown, with links relative to that page.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark_mq.spark_source.option_kinds import FLAG, SIZE_BYTES, Kind, choice,
 __all__ = ["OPTIONS", "Option"]
 
 #: connection.tune has 16 bits for seconds (AMQP 0-9-1, class connection, method tune). AMQP counts heartbeats in whole
-#: seconds; without them a silent peer is never noticed.
+#: seconds; without heartbeats a silent peer is never noticed.
 _HEARTBEAT_MAX_S = 65_535.0
 
 _READ = "What is read"
@@ -34,11 +34,11 @@ class Option:
         name: in camelCase, as errors and documentation spell it.
         section: heading of docs/options.md that its row is under.
         text: its meaning, accepted values and limits.
-        default: as a user would write it; None if leaving it out equals no value.
-        unset: what applies without it, if there is no `default`; empty for nothing.
-        kind: how its text becomes a value, and which are accepted; None if that depends on other options or takes
-            more than a kind.
-        sets: the field of :class:`.Settings` or :class:`.Endpoint` that takes the value unchanged; empty if the field
+        default: as a user would write it; None if an option that is left out has no value.
+        unset: what applies if the option is left out and has no `default`; empty if nothing does.
+        kind: how its text becomes a value, and which values are accepted; None if that depends on other options or
+            needs more than a kind.
+        sets: the field of :class:`.Settings` or :class:`.Endpoint` that gets the value unchanged; empty if the field
             depends on other options.
     """
 
@@ -101,7 +101,8 @@ _TABLE = (
     Option(
         "queuePatternInterval",
         _READ,
-        "how often queues are looked up, at least `1s`. A run of `Trigger.AvailableNow` keeps to those it starts with",
+        "how often queues are looked up, at least `1s`. A run of `Trigger.AvailableNow` reads only those found at its "
+        "start",
         default="1m",
         kind=duration_s(1),
         sets="pattern_interval_s",
@@ -109,7 +110,7 @@ _TABLE = (
     Option(
         "managementUrl",
         _READ,
-        "required with `queuePattern`; asked for the [backlog](#counters) if no session reports it, and by the "
+        "required with `queuePattern`; queried for the [backlog](#counters) if no session reports it, and by the "
         "command [`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it): the HTTP API of RabbitMQ "
         "(`http://host:15672`, plugin `rabbitmq_management`), "
         "or Jolokia in the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or Artemis "
@@ -121,8 +122,8 @@ _TABLE = (
     Option(
         "managementInterval",
         _READ,
-        "how often `managementUrl` is asked for the backlog, at least `1s`. AWS wants `1m` or more for [Amazon "
-        "MQ](deploy.md#amazon-mq)",
+        "how often `managementUrl` is queried for the backlog, at least `1s`. AWS wants `1m` or more for "
+        "[Amazon MQ](deploy.md#amazon-mq)",
         default="5s",
         kind=duration_s(1),
         sets="management_interval_s",
@@ -321,8 +322,8 @@ _TABLE = (
     Option(
         "connectTimeout",
         _CONNECTION,
-        "longest time for a run's first connection, all attempts together, shared by the hosts of `url`; and for each "
-        "later attempt; from 0.1 s",
+        "longest time for a run's first connection, over all attempts and all hosts of `url`; afterwards the longest "
+        "time for each attempt; from 0.1 s",
         default="30s",
         kind=duration_s(0.1),
         sets="connect_timeout_s",

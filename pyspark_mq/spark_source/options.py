@@ -43,7 +43,7 @@ _NO_OFFSETS = (
     "have offsets and can be read again (docs/streams.md)"
 )
 _SIZE = "use 'maxMessagesPerTrigger'"
-_BIND = "a query reads a queue: bind one to the exchange, and name it as 'queue'"
+_BIND = "a query reads a queue: bind a queue to the exchange, and name it with option 'queue'"
 #: Option names of other sources, in lower case -> what to use for a queue.
 _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(
@@ -72,8 +72,8 @@ class Options:
     Attributes:
         num_partitions: input partitions of an epoch; None to let the source choose.
         dedup_store: ``checkpoint`` or a ``redis://`` URL; left out of the repr, as it may hold a password.
-        id_log: a folder, path or URI; None if none is named. Left out of the repr, for the same reason.
-        management: where to ask the broker for its queues and their settings; None if not set.
+        id_log: a folder, path or URI; None if no option names one. Left out of the repr, for the same reason.
+        management: where to query the broker's queues and their settings; None if not set.
         include_metadata: whether a query without a schema gets all columns.
     """
 
@@ -85,7 +85,7 @@ class Options:
     include_metadata: bool = False
 
     def check_place(self) -> None:
-        """Raise an OptionError if message IDs are needed and there is nowhere to keep them."""
+        """Raise an OptionError if message IDs have to be kept and no option says where."""
         if self.settings.guarantee.identifies and self.id_log is None:
             raise OptionError(
                 "checkpointLocation",
@@ -102,7 +102,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
         given: names in any case, values as text.
 
     Raises:
-        OptionError: with the name, the value, and what is accepted.
+        OptionError: an option cannot be used; the text has its name, its value, and what is accepted.
     """
     with redacting(given):
         return _QueueOptionParser(given).parse()
@@ -202,10 +202,10 @@ class _QueueOptionParser(OptionParser):
 
             management = Management.of(given, endpoint)
         if management is None and "managementInterval" in self._values:
-            raise OptionError("managementInterval", "is set, but needs 'managementUrl', which is not")
+            raise OptionError("managementInterval", "is set, but needs 'managementUrl', which is not set")
         if self._pattern() is None:
             if "queuePatternInterval" in self._values:
-                raise OptionError("queuePatternInterval", "is set, but needs 'queuePattern', which is not")
+                raise OptionError("queuePatternInterval", "is set, but needs 'queuePattern', which is not set")
         elif management is None:
             problem = "is required with 'queuePattern': the queues are looked up there"
             raise OptionError("managementUrl", f"{problem}, for example {endpoint.broker.listing.url}")
@@ -225,10 +225,12 @@ class _QueueOptionParser(OptionParser):
     def _shared(self, endpoint: Endpoint, consumers: int) -> Endpoint:
         topic, broker = endpoint.topic, endpoint.broker
         if endpoint.subscription is None:
-            problem = f"{consumers} would each get every message of topic '{topic}'"
-            raise OptionError("consumers", f"{problem}; name a 'subscription', or leave it at 1")
+            problem = f"each of {consumers} consumers would receive every message of topic '{topic}'"
+            raise OptionError("consumers", f"{problem}; set 'subscription', or leave 'consumers' at 1")
         if endpoint.protocol not in broker.shared_topics:
-            problem = f"{consumers} cannot share a subscription on broker '{broker.name}' over {endpoint.protocol}"
+            problem = (
+                f"{consumers} consumers cannot share a subscription on broker '{broker.name}' over {endpoint.protocol}"
+            )
             raise OptionError("consumers", f"{problem}; leave it at 1")
         # Over AMQP 1.0 a shared subscription differs from an unshared one.
         return replace(endpoint, shared=endpoint.protocol == AMQP_1_0)
@@ -273,7 +275,7 @@ class _QueueOptionParser(OptionParser):
             raise OptionError(
                 "subscription",
                 f"is required to read topic '{topic}' with guarantee '{guarantee.value}': without a durable "
-                "subscription the broker keeps nothing while a query is down. Name one, or set "
+                "subscription the broker keeps nothing while a query is down. Name a subscription, or set "
                 "guarantee 'none'",
             )
         if subscription is not None and protocol not in broker.durable_topics:
@@ -305,9 +307,10 @@ class _QueueOptionParser(OptionParser):
         checkpoint, log = self._place("checkpointLocation"), self._place("idLog")
         own = None if checkpoint is None else below(checkpoint, ID_FOLDER)
         if log is not None and log != own and above(log) is not None:
-            # Spark's log next to it would not name its files.
-            raise OptionError("idLog", f"{shown_place(log)!r} is the ID folder of a checkpoint; if the checkpoint is "
-                              "the writer's, set 'checkpointLocation' to it, else choose another folder")  # fmt: skip
+            # Spark's log next to that folder would not name this query's files.
+            raise OptionError("idLog", f"{shown_place(log)!r} is the ID folder inside a checkpoint. If writeStream "
+                              "uses that checkpoint, set option 'checkpointLocation' to the checkpoint instead of "
+                              "setting 'idLog'; otherwise choose another folder")  # fmt: skip
         return log or own
 
     def _place(self, name: str) -> str | None:

@@ -19,7 +19,7 @@ class Reading:
     Attributes:
         source: its place in the query.
         reads: the queues, the topic or the streams, as errors name them.
-        counters: the counters of its process since it started. For streams `planned`, `lost` and `backlog`.
+        counters: the counters of the source's process since it started. For streams `planned`, `lost` and `backlog`.
         partitions: offsets available but not planned, by partition; None for queues.
         planned: the last planned epoch: `epoch`, `messages`, `bytes`, `askedAtMs` (since 1970), `receiveMs`, `planMs`.
             None before the first.
@@ -36,13 +36,13 @@ class Reading:
 
 
 def readings(progress: Any) -> list[Reading]:
-    """Return the readings of the `mq` sources in a progress.
+    """Return the readings of the `mq` sources in a progress report.
 
     Args:
         progress: a `StreamingQueryProgress`, or the mapping `query.lastProgress`; None before the first.
 
     Returns:
-        one reading for each source that reports. Empty before Spark 4.2 and for a replayed batch.
+        one reading for each source that reports counters. Empty before Spark 4.2 and for a replayed batch.
     """
     if progress is None:
         return []

@@ -20,5 +20,5 @@ __all__ = ["ReadAllAvailable", "ReadMaxRows", "SupportsTriggerAvailableNow", "is
 
 
 def is_unlimited(limit: Any) -> bool:
-    """Whether Spark asks for everything available."""
+    """Whether this limit asks for everything available."""
     return ReadAllAvailable is not None and isinstance(limit, ReadAllAvailable)

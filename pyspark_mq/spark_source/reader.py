@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MqStreamReader"]
 
-#: Rows per task below which an epoch is not split further, unless the user set partitions.
+#: An epoch is not split into tasks with fewer rows than this, unless the user set `numPartitions`.
 _ROWS_PER_TASK_MIN = 2_000
 #: Start and end of the running epoch, and the end of the next.
 _OFFSETS_KNOWN = 3
@@ -125,7 +125,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before, after = self._position(start), self._position(end)
         self._shown.show(end)
         if before == after:
-            # Other sources of the query cause this call, as does Spark before each replay: it proves nothing.
+            # Other sources of the query cause this call, as does Spark before each replay: the call proves nothing.
             return []
         runs = self._source().payload(before, after)
         if self._partitions is None or self._partitions[0] != after.epoch:
@@ -146,9 +146,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [one for cut in cuts for one in self._partitions_of([*_between(runs, *cut)], task_transport)]
 
     def _partitions_of(self, runs: Sequence[Run], task_transport: TaskTransport) -> list[InputPartition]:
-        """Make a partition of these rows, or several if one task cannot carry them: each queue adds a kilobyte.
+        """Create a partition of these rows, or several if one task cannot carry them.
 
-        The rows move into the partition's memory, which leaves no second copy.
+        The rows move into the partition's memory, so that there is no second copy. Each queue adds a kilobyte.
 
         Raises:
             MessageError: a single message is larger than a task may carry.
@@ -162,7 +162,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     run.rows.move_to(written)
             return [partition]
         size, count = stream.size, sum(len(run.rows) for run in runs)
-        del batches, partition, stream  # free them before the halves are made
+        del batches, partition, stream  # free the memory before creating the halves
         if count > 1:
             halves = (0, count // 2), (count // 2, count)
             return [one for half in halves for one in self._partitions_of([*_between(runs, *half)], task_transport)]
@@ -176,13 +176,13 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a partition on an executor. Needs nothing but the partition."""
+        """Read a partition on an executor, from nothing but the partition itself."""
         with partition.opened() as stream:  # type: ignore[attr-defined]
             yield from stream
 
     @without_traceback
     def commit(self, end: dict[str, Any]) -> None:
-        """Acknowledge up to `end`. Spark may call this late or not at all; `latestOffset` proves the same."""
+        """Acknowledge up to `end`. Spark may call this late or not at all; `latestOffset` proves the commit too."""
         self._source().commit(self._position(end))
 
     def stop(self) -> None:

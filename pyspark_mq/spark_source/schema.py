@@ -1,6 +1,6 @@
 """Columns of the source, and the record batches made of them.
 
-By now deliveries are rows of Arrow blocks, in the query's types: a batch is made of slices of those blocks.
+Here deliveries already are rows of Arrow blocks, in the query's types: a batch consists of slices of those blocks.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class BatchBuilder:
         schema: the query's schema: all columns or a subset, in any order.
 
     Raises:
-        SchemaError: it names a column or a type that the source does not have.
+        SchemaError: the schema names a column or a type that the source does not have.
     """
 
     def __init__(self, schema: StructType) -> None:
@@ -172,6 +172,6 @@ def _check(field: StructField) -> None:
         and (field.dataType.keyType, field.dataType.valueType) != (StringType(), StringType())
     ):
         raise SchemaError(
-            f"the schema gives column '{field.name}' type {field.dataType.simpleString()}, but it is "
+            f"the schema gives column '{field.name}' type {field.dataType.simpleString()}, but its type is "
             f"{expected.simpleString()}; cast it after load()"
         )

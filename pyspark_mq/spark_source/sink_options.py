@@ -1,4 +1,4 @@
-"""Options of a write. An option with the meaning of a source option also has its name."""
+"""Options of a write. An option that means the same as a source option has the same name."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _TABLE = (
     Option("routingKey", _WRITTEN, "RabbitMQ: with `exchange`, the routing key of all rows",
            unset="a row's column `routingKey`, or empty"),
     Option("writeId", _WRITTEN, "batch only: names this write, so that a rerun has the same [IDs](#ids); "
-           "in `foreachBatch`, for example, made of query, batch and destination. If another write has the same name, "
-           "equal rows are taken for copies", unset="random"),
+           "in `foreachBatch` build it, for example, from query, batch and destination. Rows equal to those of another "
+           "write with the same name are taken for copies", unset="random"),
     Option("sendTimeout", _SENDING, "longest wait for a confirmation, from 1 s; longer while the broker says it is "
            "blocked", default="2m", kind=duration_s(1)),
     Option("checkpointLocation", _SENDING, "for a streaming write: Spark's own, not checked here"),
@@ -52,10 +52,10 @@ def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkSett
 
     Args:
         given: names in any case, values as text.
-        streaming: whether it is a streaming query, which has a checkpoint.
+        streaming: whether the write is that of a streaming query, which has a checkpoint.
 
     Raises:
-        OptionError: with the name, the value, and what is accepted.
+        OptionError: an option cannot be used; the text has its name, its value, and what is accepted.
     """
     with redacting(given):
         if is_stream(given):

@@ -1,4 +1,4 @@
-"""The writers: translate Spark's calls to the write of a task."""
+"""The writers: translate Spark's calls, and publish the rows of a task."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["BatchWriter", "StreamWriter"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Rows of a batch if Spark passes them one by one; Spark's own Arrow batches have as many.
+#: Rows in each batch if Spark passes rows one by one; Spark's own Arrow batches have as many.
 _ROWS = 10_000
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 _APPEND = (
@@ -47,7 +47,7 @@ _OfStream: Any = getattr(spark_api, "DataSourceStreamArrowWriter", DataSourceStr
 
 @dataclass
 class Written(WriterCommitMessage):
-    """Result of a task.
+    """The result of a task that published rows.
 
     Attributes:
         messages: how many messages the broker has confirmed.
@@ -71,7 +71,7 @@ class _Writer:
 
     def _write(self, rows: Iterator[Any], writer: Sequence[str], task: TaskContext) -> int:
         thread = threading.current_thread()
-        # Client libraries log what the errors raised here already say.
+        # Client libraries also log the failures that this package's errors already describe.
         setattr(thread, COMMAND, True)
         escape_log_lines()
         try:
@@ -89,7 +89,7 @@ class _Writer:
         return batches_of_rows(everything, self._fields, _plain, _ROWS)
 
     def abort(self, *_: Any) -> None:
-        """Retract nothing: confirmed messages are in the queue."""
+        """Do nothing: confirmed messages cannot be retracted from the queue."""
 
 
 class BatchWriter(_Writer, _OfBatch):  # type: ignore[misc]

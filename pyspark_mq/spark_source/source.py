@@ -1,4 +1,4 @@
-"""Creates the source, in the one process in which a query receives. Spark's other processes do not import this."""
+"""Creates the source, in the one process that receives for a query. Spark's other processes do not import it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 2 << 20
 
 
 def use_little_memory() -> None:
-    """Make Arrow use the system's allocator in this process, and that allocator return large blocks.
+    """Make Arrow use the system's allocator in this process, and make that allocator return large freed blocks.
 
     Arrow's own allocator keeps more freed memory: 602 bytes for a held message of 200 bytes over AMQP 0-9-1, against
-    553 with this. The system's allocator is not slower.
+    553 after this call. The system's allocator is not slower.
     """
     pa.set_memory_pool(pa.system_memory_pool())
     with suppress(AttributeError):  # not glibc
@@ -42,7 +42,7 @@ def use_little_memory() -> None:
 
 
 def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tuple[EpochSource, Worker]:
-    """Return a query's source and the worker of its connections, none of them open yet. Blocks have this schema."""
+    """Return a query's source and the worker of its connections, which are not open yet. Blocks have this schema."""
     watch_parent()
     # Tens of thousands of deliveries are held at a time, none of them part of a cycle, so looking for
     # cycles among them finds nothing and costs a tenth of the throughput.
@@ -50,7 +50,7 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
     use_little_memory()
     settings, management, runtime = options.settings, options.management, Threads()
     worker = Worker(session_class, schema, runtime)
-    # A topic's depth is that of its subscriptions, which are many queues.
+    # A topic has no depth of its own: messages wait in the queues of its subscriptions.
     ask = None if management is None or settings.endpoint.topic is not None else partial(ask_depth, management)
     source = EpochSource(
         settings,

@@ -1,4 +1,4 @@
-"""Options of a query of streams, named as in Spark's Kafka source; the URL tells such a query from one of a queue."""
+"""Options of a query of streams, named as in Spark's Kafka source. The URL's scheme selects streams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHARED = (
     "broker", "username", "password", "passwordFile", "connectTimeout", "reconnectTimeout", "heartbeat",
     "maxTriggerDelay", "includeMetadata", "tls.caFile", "tls.certFile", "tls.keyFile", "tls.verify",
 )  # fmt: skip
-#: Options of queues, and what to do here instead.
+#: Options of queues -> what to do instead for a stream.
 _INSTEAD = {
     "queue": "a stream URL reads streams: name the stream with 'stream', or read a queue with amqp://",
     "topic": "a stream URL reads streams: name them with 'stream'",
@@ -135,7 +135,7 @@ class _StreamOptionParser(OptionParser):
             raise OptionError("stream", f"{text!r} has an empty name, or the same name twice; correct it")
         if longest := max((name for name in names if len(name.encode()) > _NAME_BYTES_MAX), key=len, default=""):
             raise OptionError(
-                "stream", f"'{longest[:40]}…' is longer than {_NAME_BYTES_MAX} bytes, the most for a name"
+                "stream", f"'{longest[:40]}…' is longer than {_NAME_BYTES_MAX} bytes, the maximum for a name"
             )
         return names
 

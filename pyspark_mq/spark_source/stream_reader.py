@@ -59,7 +59,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 class _RangePartition(InputPartition):
-    """Range that one task reads. Its text has no secrets, but it carries some."""
+    """Range that one task reads. The partition carries secrets, but its repr shows none."""
 
     def __init__(self, wanted: Range) -> None:
         self.wanted = wanted
@@ -92,12 +92,12 @@ class StreamBatchReader(_Tasks, DataSourceReader):
 
     @without_traceback
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one task for each partition of a stream, or more if the options ask for it."""
+        """Return one task for each partition of a stream, or more tasks if the options require them."""
         return [_RangePartition(wanted) for wanted in self._planner.batch()]
 
 
 class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of one query's streams, epoch by epoch. An offset is a position in each partition, and its own proof."""
+    """Reader of one query's streams, epoch by epoch. Offsets contain positions and need no other files."""
 
     def __init__(self, settings: StreamSettings, schema: StructType) -> None:
         super().__init__(settings, schema)

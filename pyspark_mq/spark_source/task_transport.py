@@ -4,9 +4,9 @@ Rows inside a task are copied a dozen times: pickled, sent to the JVM, put into 
 sent to the worker, unpickled. If Spark runs in one JVM (local mode), the worker reads the memory that this process
 wrote them to (``memfd_create(2)``), and the task has only its path.
 
-That there is one JVM is not guessed: the first rows travel inside their tasks, with a *mark*. A worker that descends
-from this process's JVM, and finds the mark under its name, writes to it. On a cluster, or without memfd or ``/proc``,
-no worker does, and rows stay inside tasks.
+This module does not guess whether there is one JVM: the first rows travel inside their tasks, with a *mark*. A worker
+that descends from this process's JVM, and finds the mark under its name, writes to the mark. On a cluster, or without
+memfd or ``/proc``, no worker does, and rows stay inside tasks.
 
 The memory of an epoch is kept until Spark asks for the partitions of the next one, which is after its commit.
 """
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 __all__ = ["Rows", "TaskTransport"]
 
 _CONFIRMED = b"1"
-#: Files in memory for one epoch; a process may have 1,024 files of any kind by default.
+#: Most in-memory files for one epoch; by default a process may have 1,024 open files of any kind.
 _FILES_MAX = 64
 
 
 class _Memory:
-    """A file in memory, by a path at which processes of the same user on the same machine find it.
+    """An in-memory file, by the path under which processes of the same user on the same machine find it.
 
-    The path names a process and one of its files. The name tells whether it is still the same file.
+    The path names a process and one of its files. The file's name tells whether it is still the same file.
     """
 
     def __init__(self, file: int, name: str) -> None:
@@ -66,12 +66,12 @@ class _OwnMemory:
     """Memory in the process that created it.
 
     Raises:
-        OSError: this machine has no files in memory, or the process has no descriptor left.
+        OSError: this system does not support in-memory files, or the process has no descriptor left.
     """
 
     def __init__(self) -> None:
         if not hasattr(os, "memfd_create"):
-            raise OSError("this system has no files in memory")
+            raise OSError("this system does not support in-memory files (memfd_create)")
         name = f"pyspark-mq-{secrets.token_hex(16)}"
         self.file = os.memfd_create(name, os.MFD_CLOEXEC)
         self.shared = _Memory(self.file, name)
@@ -79,7 +79,7 @@ class _OwnMemory:
     def write(self, builder: BatchBuilder, batches: Iterable[pa.RecordBatch]) -> pa.Buffer:
         """Write an Arrow stream and map it; raise an OSError if there is no room.
 
-        Write through the file: writing to a mapping costs a page fault for each page, after zero-filling all pages.
+        Write through the file: writing to the mapping would zero-fill all pages, then cost a page fault for each.
         """
         path = f"/proc/self/fd/{self.file}"
         with pa.OSFile(path, "wb") as sink:
@@ -151,7 +151,7 @@ class TaskTransport:
 
     @property
     def same_jvm(self) -> bool:
-        """Whether a worker has marked that it descends from the same JVM."""
+        """Whether a worker has written to the mark, so that it descends from the same JVM."""
         return self._mark is not None and os.pread(self._mark.file, len(_CONFIRMED), 0) == _CONFIRMED
 
     def begin_epoch(self) -> Self:
@@ -184,7 +184,7 @@ class TaskTransport:
 def _ancestors() -> list[int]:
     """Return the parent and grandparent of this process, as far as they are known.
 
-    A Spark worker is a child of the JVM, or of a daemon that is (PythonWorkerFactory.scala).
+    A Spark worker is a child of the JVM, or of a daemon that is a child of the JVM (PythonWorkerFactory.scala).
     """
     parent = os.getppid()
     return [parent, parent_of(parent)]

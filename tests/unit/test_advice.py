@@ -78,7 +78,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str], str, Level, str]] = [
     ),
     (
         "rabbitmq", {"single_active": True, "other_consumers": 1, "consumer_names": ("joe",)}, {},
-        "single-active-consumer", Level.PROBLEM, "another one (joe)",
+        "single-active-consumer", Level.PROBLEM, "another consumer (joe)",
     ),
     ("rabbitmq", {"other_consumers": 2, "consumer_names": ("a", "b")}, {}, "other-consumers", Level.WARNING, "(a, b)"),
     ("rabbitmq", {"other_consumers": 0}, {}, "other-consumers", Level.OK, "none"),

@@ -205,7 +205,7 @@ def test_what_is_no_checkpoint_of_this_source_is_said(
 def test_a_damaged_offset_is_refused(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     file = folder.path / "offsets" / "1"
     file.write_text(file.read_text().replace('"epoch": 2', '"epoch": 3'))
-    assert "its checksum does not fit" in told("inspect", str(folder.path), capsys=capsys, code=1)
+    assert "its checksum does not match" in told("inspect", str(folder.path), capsys=capsys, code=1)
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_the_offset_of_another_version_is_for_the_pyspark_mq_that_wrote_it(versi
     text = refusal(codec(), {"v": version, "something": "else"})
     assert f"offsets of version {version}" in text
     assert f"reads {VERSION}" in text
-    assert "Use the version that wrote them, or start with a new checkpointLocation" in text
+    assert "Use the version that wrote the offsets, or start with a new checkpointLocation" in text
 
 
 @pytest.mark.parametrize("version", [0, -1, 0.5, "1", "2", None, [], 1.5])
@@ -199,7 +199,7 @@ def test_a_version_that_never_was_is_refused(version: object) -> None:
 def test_a_missing_field_is_named(name: str) -> None:
     offset = spark(codec().encode(POSITION))
     del offset[name]
-    assert f"field '{name}' is None" in refusal(codec(), offset)
+    assert f"field '{name}' has the invalid value None" in refusal(codec(), offset)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_missing_field_is_named(name: str) -> None:
 )
 def test_a_field_of_another_type_is_named_even_with_its_checksum(name: str, value: object) -> None:
     offset = sealed(spark(codec().encode(POSITION)), **{name: value})
-    assert f"field '{name}' is {value!r}" in refusal(codec(), offset)
+    assert f"field '{name}' has the invalid value {value!r}" in refusal(codec(), offset)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_field_of_another_type_is_named_even_with_its_checksum(name: str, valu
 )
 def test_a_checksum_of_another_type_is_named(name: str, value: object) -> None:
     offset = {**spark(codec().encode(POSITION)), name: value}
-    assert f"field '{name}' is {value!r}" in refusal(codec(), offset)
+    assert f"field '{name}' has the invalid value {value!r}" in refusal(codec(), offset)
 
 
 def test_a_long_field_of_another_type_is_shown_in_part() -> None:

@@ -543,7 +543,7 @@ def test_a_path_is_no_queue() -> None:
         ("host", "is part of 'url'"),
         ("virtualHost", "is part of 'url'"),
         ("user", "'username'"),
-        ("exchange", "bind one to the exchange"),
+        ("exchange", "bind a queue to the exchange"),
     ],
 )
 def test_names_of_other_sources_and_clients_get_the_name_here(theirs: str, advice: str) -> None:

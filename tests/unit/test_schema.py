@@ -277,7 +277,7 @@ def test_an_unknown_column_is_refused_with_the_known_ones(name: str) -> None:
 def test_a_column_of_another_type_is_refused_with_its_own(name: str, kind: DataType, given: str, expected: str) -> None:
     with pytest.raises(SchemaError) as caught:
         BatchBuilder(StructType([StructField(name, kind)]))
-    assert f"column '{name}' type {given}, but it is {expected}; cast it after load()" in str(caught.value)
+    assert f"column '{name}' type {given}, but its type is {expected}; cast it after load()" in str(caught.value)
 
 
 # -- maps and timestamps ----------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_what_is_taken() -> None:
         ({"exchange": "e"}, "exchange", "set as well as 'queue'"),
         ({"routingKey": "k"}, "routingKey", "goes with 'exchange', not with 'queue'"),
         ({"queue": ""}, "queue", "is empty"),
-        ({"queue": "q" * 256}, "queue", "has 256 bytes, and AMQP 0-9-1 allows 255"),
+        ({"queue": "q" * 256}, "queue", "has 256 bytes, but AMQP 0-9-1 allows at most 255"),
         ({"queu": "q"}, "queu", "did you mean 'queue'? Accepted for a write are queue, topic, exchange"),
         ({"sendTimeout": "0s"}, "sendTimeout", "'0s' is not accepted"),
         ({"sendTimeout": "5"}, "sendTimeout", "is a time with its unit"),

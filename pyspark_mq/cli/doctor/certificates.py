@@ -1,8 +1,8 @@
 """Certificates of brokers and clients, and when they expire.
 
-Python's `ssl` reports the expiry of a server's certificate only if it has verified it, and of a client's own not at
-all. So that field is read from the bytes (X.509, RFC 5280, 4.1: a SEQUENCE whose first element has the validity as its
-fifth element, or as its fourth if there is no version).
+Python's `ssl` reports when a server's certificate expires only if it has verified the certificate, and does not report
+when a client's own expires. So this module reads that field from the bytes (X.509, RFC 5280, 4.1: a SEQUENCE whose
+first element has the validity as its fifth element, or as its fourth if the version is left out).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["check_certificate", "check_tls", "of_file", "of_server", "valid_unti
 
 _EXPLICIT_VERSION = 0xA0
 _UTC_TIME = 0x17
-#: Two-digit years from this one on are in the 20th century (RFC 5280, 4.1.2.5.1).
+#: Two-digit years from 50 on are in the 20th century (RFC 5280, 4.1.2.5.1).
 _LAST_CENTURY = 50
 #: A certificate that expires within this many days gets a warning.
 _DAYS_LEFT = 30
@@ -73,7 +73,7 @@ def of_server(url: BrokerUrl, endpoint: Endpoint) -> datetime:
     """Return when a broker's certificate expires.
 
     Raises:
-        OSError: there is no connection; an `ssl.SSLError` if the handshake fails.
+        OSError: the connection fails, or (as `ssl.SSLError`) the handshake does.
         ValueError: the certificate cannot be read.
     """
     with (

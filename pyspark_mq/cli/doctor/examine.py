@@ -46,7 +46,7 @@ def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Secti
     """Examine everything, section by section.
 
     Args:
-        options: those of the query that would run.
+        options: the options of the query to examine.
         maximum: most messages to look at in each queue; 0 for none.
         patience_s: longest wait for the next message.
     """
@@ -68,8 +68,10 @@ def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Secti
         yield Section(settings.destination, [Finding("queue", Level.PROBLEM, str(failed))])
         return
     if settings.pattern is not None and not queues:
-        text = "no queue matches yet; the query waits for one"
-        yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "ask again when there is one")])
+        text = "no queue matches the pattern yet; the query waits for a queue that does"
+        yield Section(
+            settings.destination, [Finding("queue", Level.UNKNOWN, text, "run doctor again when there is such a queue")]
+        )
         return
     brokers = [_broker(url, (queues or [settings])[0], server, management) for url in settings.endpoint.urls]
     answered = [url for url, broker in zip(settings.endpoint.urls, brokers, strict=True) if broker.answered]
@@ -87,12 +89,12 @@ def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Secti
 
 
 def _management(management: Management) -> tuple[Finding, str]:
-    """Check that the management answers; return the finding, and the broker's name there."""
+    """Check that the management answers; return the finding, and the broker's name as the management reports it."""
     check = "management"
     try:
         names, server = management.names(), ask_server(management)
     except BrokerError as failed:
-        advice = "without it, some of the queue's settings are not known"
+        advice = "without the management, some of the queue's settings are not known"
         return Finding(check, Level.WARNING, str(failed), advice), ""
     text = f"{management.url} answers {_who(management.user)}: {server.replace('/', ' ')}, {len(names)} queue(s)"
     return Finding(check, Level.OK, text), server
@@ -138,7 +140,7 @@ class _Broker:
 
 
 def _broker(url: BrokerUrl, settings: Settings, server: str, management: Management | None) -> _Broker:
-    """Log in to a broker; `server` is its name from the management, in case it does not report its version."""
+    """Log in to a broker; `server` is its name from the management, for a broker that does not report its version."""
     endpoint = settings.endpoint
     findings = [*check_host(url, settings, asked=management is not None), *check_tls(url, endpoint)]
     if any(one.level is Level.PROBLEM for one in findings):
@@ -198,9 +200,9 @@ class _Look:
 
     Attributes:
         greeting: the broker's greeting; None if the session could not be opened.
-        sample: the messages; None if none were to be examined, or none could be.
+        sample: the messages; None if no messages were to be examined, or none could be.
         problem: why no messages could be examined; empty if they could.
-        absent: whether the queue does not exist, or not for this user.
+        absent: whether the queue does not exist, or is not visible to this user.
     """
 
     greeting: Greeting | None
@@ -244,7 +246,7 @@ def _queue(
 
 
 def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts, str]:
-    """Return a queue's facts from the management, and advice how to learn the facts that it does not report."""
+    """Return a queue's facts from the management, and advice on how to learn the facts that it does not report."""
     if management is None:
         url = settings.endpoint.broker.listing.url
         to_know = f"set option 'managementUrl', for example to {url}, with a user who may read there"
@@ -261,12 +263,12 @@ def _look(settings: Settings, maximum: int, patience_s: float) -> _Look:
     endpoint = settings.endpoint
     if maximum and endpoint.protocol in endpoint.broker.browsable_over:
         look = _session(settings, maximum, patience_s, browses=True)
-        # Browsing may need another permission than reading.
+        # Browsing may need a permission that reading does not need.
         if not look.problem:
             return look
     if maximum and endpoint.protocol != AMQP_1_0:
-        # Try widening the window, as a query does after a restart: except over AMQP 1.0, where it is more credit, that
-        # takes a further consumer, and a broker that does not accept it ends the session.
+        # Try widening the window, as a query does after a restart. Over AMQP 1.0 that takes only more credit; elsewhere
+        # it takes a further consumer, and a broker that does not accept that consumer ends the session.
         wide = _session(settings, maximum, patience_s, widens=True)
         if not wide.problem:
             return wide

@@ -15,7 +15,7 @@ _CHECK = "hosting"
 
 
 def check_host(url: BrokerUrl, settings: Settings, *, asked: bool) -> Iterator[Finding]:
-    """Yield findings about a cloud provider's broker, none about others; `asked` says if `managementUrl` is set."""
+    """Yield findings about a cloud provider's broker; `asked` says whether `managementUrl` is set."""
     host, endpoint = hosted_by(url.host), settings.endpoint
     if not host:
         return
@@ -36,7 +36,7 @@ def _of_connection(host: str, url: BrokerUrl, settings: Settings) -> Iterator[Fi
 def _of_queues(host: str, settings: Settings, *, asked: bool) -> Iterator[Finding]:
     stranded_s = settings.endpoint.broker.stranded_s
     if asked and settings.management_interval_s < METRICS_S:
-        text = f"{host} asks clients to read metrics at most every {METRICS_S:.0f} s"
+        text = f"{host} asks clients to read metrics no more often than every {METRICS_S:.0f} s"
         advice = f"set 'managementInterval' to 1m or more; it is {settings.management_interval_s:g}s"
         yield Finding(_CHECK, Level.WARNING, text, advice)
     if settings.replay_timeout_s < stranded_s:

@@ -24,7 +24,7 @@ __all__ = ["Interpreter", "Machine", "check_machine", "examine_machine"]
 _TIMEOUT_S = 60.0
 #: First and last Spark release with streaming sources in Python that this package is tested with.
 _SPARK_FIRST, _SPARK_LAST = (4, 0), (4, 3)
-#: Exists from Spark 4.2 on, and on platforms that have its functions under an older number.
+#: A module of Spark 4.2 and later, and of platforms that have its features under an older version number.
 _SPARK_FULL = "pyspark.sql.streaming.datasource"
 #: Spark 4 runs on Java 17 and later.
 _JAVA_FIRST = 17
@@ -49,13 +49,13 @@ for name in sys.argv[2].split(","):
 print(json.dumps(found))
 """
 _PYTHON = "PYSPARK_PYTHON"
-#: Overrides it for a source that Spark finds by name, and for its tasks (Spark: PythonUtils.defaultPythonExec).
+#: Overrides `PYSPARK_PYTHON` for a source that Spark finds by name, and for its tasks (PythonUtils.defaultPythonExec).
 _DRIVER_PYTHON = "PYSPARK_DRIVER_PYTHON"
 _SET_IT = (
     f"set {_PYTHON} to the interpreter that has the package, before you create the session: "
     f'os.environ.setdefault("{_PYTHON}", sys.executable)'
 )
-_REMEDIES = {_DRIVER_PYTHON: f'{_SET_IT}; and unset the other: os.environ.pop("{_DRIVER_PYTHON}", None)'}
+_REMEDIES = {_DRIVER_PYTHON: f'{_SET_IT}; and unset {_DRIVER_PYTHON}: os.environ.pop("{_DRIVER_PYTHON}", None)'}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Interpreter:
 
     Attributes:
         name: the command that starts it: a name, or a path.
-        python: its version; empty if it did not answer.
+        python: its version; empty if the interpreter did not answer.
         executable: its path.
         versions: versions of modules and distributions, by name.
         errors: errors of modules that cannot be imported, by name.
@@ -86,7 +86,7 @@ class Machine:
     Attributes:
         driver: the Python that runs this command.
         worker: the Python that Spark would start for the source.
-        chosen: the environment variable that names the worker; empty if none does.
+        chosen: the environment variable that names the worker's Python; empty if none does.
         java: the version line of `java -version`; empty if there is no Java.
     """
 
@@ -97,7 +97,7 @@ class Machine:
 
 
 def examine_machine() -> Machine:
-    """Ask both interpreters and Java."""
+    """Query both interpreters and Java."""
     driver = _ask(sys.executable, ("pyspark_mq", "pyarrow", "pyspark", _SPARK_FULL))
     chosen = next((name for name in (_DRIVER_PYTHON, _PYTHON) if name in os.environ), "")
     worker = _ask(os.environ.get(chosen, "python3"), ("pyspark_mq", "pyarrow"))
@@ -125,7 +125,7 @@ def _java() -> str:
         done = _run([program, "-version"])
     except (OSError, subprocess.SubprocessError):
         return ""
-    # Before that line the virtual machine names the variables whose options it has picked up.
+    # Before the version line, Java names the environment variables whose options it has picked up.
     lines = (done.stderr + done.stdout).splitlines()
     return next((line for line in lines if " version " in line), next(iter(lines), ""))
 
@@ -141,7 +141,7 @@ def check_machine(machine: Machine, protocol: str, id_log: str | None, *, syncs:
 
     Args:
         protocol: the query's protocol, whose client library has to be installed.
-        id_log: where the query keeps its IDs; None if that is unknown.
+        id_log: where the query keeps its message IDs; None if that is unknown.
         syncs: whether batches are on disk before they are acknowledged.
     """
     found = [_spark(machine), _java_finding(machine), _driver(machine, protocol), _workers(machine)]
@@ -173,7 +173,7 @@ def _spark(machine: Machine) -> Finding:
         text = f"Spark {spark}: a run of Trigger.AvailableNow is one epoch, and progress shows no counters"
         return Finding(check, Level.WARNING, text, "use 4.2 or later")
     if numbers > _SPARK_LAST:
-        return Finding(check, Level.WARNING, f"Spark {spark} is newer than tested versions", "see docs/versions.md")
+        return Finding(check, Level.WARNING, f"Spark {spark} is newer than the tested versions", "see docs/versions.md")
     return Finding(check, Level.OK, f"Spark {spark}")
 
 

@@ -35,7 +35,7 @@ def worst(sections: Sequence[Section]) -> Level:
 
 
 def written(section: Section) -> Iterator[str]:
-    """Yield a section as lines: problems first; unknown ones grouped by remedy."""
+    """Yield a section as lines: problems first, unknown facts grouped by remedy."""
     yield section.about
     for finding in sorted(section.findings, key=attrgetter("level"), reverse=True):
         if finding.level is not Level.UNKNOWN:
@@ -70,7 +70,7 @@ def summary(sections: Sequence[Section]) -> str:
 
 
 def as_json(sections: Sequence[Section]) -> dict[str, Any]:
-    """Describe all sections; `level` is the worst."""
+    """Describe all sections; `level` is the worst level of their findings."""
     findings = [
         {
             "about": section.about,

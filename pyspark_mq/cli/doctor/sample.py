@@ -1,4 +1,4 @@
-"""Make a sample of a queue's messages: their IDs, sizes and priorities, and other values that could serve as IDs."""
+"""Describe a sample of a queue's messages: IDs, sizes and priorities, and other values that could serve as IDs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pyspark_mq.admin.checks import Sample
 
 __all__ = ["sample_of"]
 
-#: With fewer messages, differing values prove nothing.
+#: Among fewer messages, values that differ prove nothing.
 _UNIQUE_MIN = 3
 
 
 def sample_of(rows: Sequence[dict[str, Any]], how: str) -> Sample:
-    """Make a sample of deliveries given by column; `how` is that of :class:`.Sample`."""
+    """Describe deliveries, given as rows by column; `how` is that of :class:`.Sample`."""
     contents = Counter((row["body"], repr(sorted(row["properties"].items()))) for row in rows)
     return Sample(
         how,
@@ -30,7 +30,7 @@ def sample_of(rows: Sequence[dict[str, Any]], how: str) -> Sample:
 
 
 def _unique(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return values for `messageIdFrom` under which all the messages have different IDs."""
+    """Return the values of `messageIdFrom` that give every message its own ID."""
     found = [dict(_candidates(row)) for row in rows]
     if len(found) < _UNIQUE_MIN:
         return []
@@ -39,7 +39,7 @@ def _unique(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _candidates(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each place where a message may have its ID, with the value there."""
+    """Yield each value of `messageIdFrom` that finds an ID in a message, with that ID."""
     if row["correlationId"]:
         yield "correlation-id", row["correlationId"]
     for name, value in row["properties"].items():

@@ -31,7 +31,7 @@ __all__ = ["examine_streams"]
 
 #: How many partitions of a super stream are examined.
 _PARTITIONS_MAX = 20
-#: With fewer messages per chunk, the chunks cost more than the messages.
+#: With fewer messages in each chunk, reading the chunks costs more than decoding the messages.
 _CHUNK_RECORDS_MIN = 10
 _CHUNKS = 20
 
@@ -75,14 +75,14 @@ def _node(access: Access, url: BrokerUrl, settings: StreamSettings) -> Iterator[
 
 
 def _advertised(members: Sequence[Member], access: Access, known: Member | None = None) -> Finding:
-    """Check whether this machine reaches the addresses that nodes advertise; `known` is already reached."""
+    """Check whether this machine reaches the addresses that nodes advertise; it has already reached `known`."""
     failed = [text for member in members if member != known and (text := _unreached(member, access.connect_timeout_s))]
     if not failed:
         places = ", ".join(place_of(*member) for member in members)
         return Finding("advertised", Level.OK, f"{places}: reached from this machine; workers must reach it too")
     advice = (
         "set the broker's stream.advertised_host and stream.advertised_port to an address that workers reach; until "
-        "then they use the hosts of 'url', and do not read from members that are not among these"
+        "then workers use the hosts of 'url', and do not read from members on other hosts"
     )
     return Finding("advertised", Level.WARNING, "; ".join(failed), advice)
 
@@ -157,7 +157,9 @@ def _last(connection: StreamConnection, name: str, begin: int, end: int, patienc
 def _contents(chunks: Sequence[Chunk]) -> Iterator[Finding]:
     count = sum(chunk.records for chunk in chunks)
     if not count:
-        yield Finding("chunks", Level.UNKNOWN, "none of the last offsets is a message's", "use --messages above 20")
+        yield Finding(
+            "chunks", Level.UNKNOWN, "none of the last offsets belongs to a message", "use --messages above 20"
+        )
         return
     a_chunk = count / len(chunks)
     text = f"{a_chunk:,.1f} message(s) a chunk, among the last {count:,}"
@@ -169,15 +171,17 @@ def _contents(chunks: Sequence[Chunk]) -> Iterator[Finding]:
     try:
         messages = [message for chunk in chunks for message in _cut(chunk)]
     except ChunkError as broken:
-        yield Finding("messages", Level.PROBLEM, f"a chunk cannot be read: {broken}", "start after it")
+        yield Finding("messages", Level.PROBLEM, f"a chunk cannot be read: {broken}", "start after that chunk")
         return
     reader = SectionReader(counts_acquirers=False)
     bad = list(ReadBatch([reader.read(*one) for one in enumerate(messages)]).unreadable.values())
     if bad:
         advice = "set 'onUnreadableMessage' to 'row' to get their bytes as rows, or have producers write AMQP 1.0"
-        yield Finding("messages", Level.PROBLEM, f"{len(bad):,} of {count:,} are not AMQP 1.0: {bad[0].error}", advice)
+        yield Finding(
+            "messages", Level.PROBLEM, f"{len(bad):,} of {count:,} messages are not AMQP 1.0: {bad[0].error}", advice
+        )
     else:
-        yield Finding("messages", Level.OK, f"{count:,} were decoded")
+        yield Finding("messages", Level.OK, f"{count:,} messages were decoded")
 
 
 def _cut(chunk: Chunk) -> list[bytes]:

@@ -1,7 +1,7 @@
 """Examine a write (`doctor --write`): the login, the destination, and the right to write to it.
 
-Nothing is published or created. ActiveMQ Classic and Artemis create a queue when a client asks to write to it, so there
-only queues are probed that exist according to option `managementUrl`.
+Nothing is published or created. ActiveMQ Classic and Artemis create a queue when a client asks to write to it, so
+there the command probes only queues that the management at `managementUrl` lists.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def examine_write(options: Mapping[str, str]) -> Iterator[Section]:
     endpoint, destination = settings.endpoint, settings.destination
     management = None if asked is None else Management.of(asked, endpoint)
     yield Section("this machine", check_machine(examine_machine(), endpoint.protocol, None, syncs=False))
-    # Without its destination: opening that may create it.
+    # Leave out the destination: opening it may create it.
     anywhere = replace(settings, queue=None, topic=None, exchange=None)
     answered = []
     with endpoint.hiding():
@@ -49,7 +49,7 @@ def examine_write(options: Mapping[str, str]) -> Iterator[Section]:
             yield Section(str(url), findings)
         if destination is None:
             text = "rows name their own destinations, which are not examined"
-            yield Section("the rows", [Finding(_CHECK, Level.UNKNOWN, text, "ask again with option 'queue'")])
+            yield Section("the rows", [Finding(_CHECK, Level.UNKNOWN, text, "run doctor again with option 'queue'")])
         elif answered:
             found = _unsaid(settings, destination, management) or _right(anywhere, destination, answered[0])
             yield Section(str(destination), [found])
@@ -78,7 +78,7 @@ def _opened(settings: SinkSettings, url: BrokerUrl) -> Publisher:
 
 
 def _unsaid(settings: SinkSettings, destination: Destination, management: Management | None) -> Finding | None:
-    """Return a finding instead of asking the broker; None to ask it."""
+    """Return a finding if the destination must not be probed; None if it may be."""
     broker = settings.endpoint.broker
     if broker.virtual_hosts:
         return None
