@@ -98,7 +98,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Acknowledge the epoch that ends at `start` and plan the next one."""
         if start is None:
-            # It may be all of a run: before Spark 4.2 those of Trigger.AvailableNow have one epoch.
+            # Before Spark 4.2 a run of Trigger.AvailableNow has one epoch, so the first one may be the whole run.
             alone, self._asked = not self._asked, True
             return self._shown.latest(self.initialOffset, lambda start: self._latest(start, limit, alone=alone))
         return self._latest(start, limit)
