@@ -1,8 +1,8 @@
 """The journal: the memory of a query, and its files. :class:`.EpochFile` describes their content.
 
 The file of an epoch is written once, and is durable before the offset that names it is returned. Spark before 4.2 may
-plan an epoch without a start offset; its file has the planned IDs and nothing else. When the epoch is about to run, a
-complete file with the remaining IDs is written next to it, and readers get that one.
+plan an epoch without a start offset; the epoch's file then has only the planned IDs. When the epoch is about to run, a
+complete file with the remaining IDs is written next to the first, and readers get the complete file.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: Bytes of the secret for digests.
 _SECRET_BYTES = 32
-#: Parts of an epoch next to its file: the memory when it was about to run, if it was planned without a start offset; a
-#: note that it is acknowledged; and numbered records of abandoned messages.
+#: Parts of an epoch next to its file: the memory when the epoch was about to run, if it was planned without a start
+#: offset; a note that it is acknowledged; and numbered records of abandoned messages.
 _BESIDE, _ACKNOWLEDGED, _ABANDONED = "beside", "acknowledged", "abandoned"
 
 
@@ -37,7 +37,7 @@ class LeftOpen(NamedTuple):
 
     Attributes:
         counts: how many, by queue.
-        keys: keys of the last committed epoch, by queue: the store of IDs may lack them.
+        keys: keys of the last committed epoch, by queue; the store of IDs may lack these.
         coming: contents that will certainly be redelivered, as no process has acknowledged them.
     """
 
@@ -50,10 +50,10 @@ def file_of(files: JournalFiles, name: str, *, complete: bool = False) -> EpochF
     """Read the file of an epoch, without its abandoned messages.
 
     Args:
-        complete: require the complete file: its epoch was run, so there is one.
+        complete: whether to require the complete file, which exists if the epoch was run.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the file cannot be read.
     """
     file, kept = files.read(name), files.parts(name)
     if file.without_start and (complete or _BESIDE in kept):
@@ -72,13 +72,13 @@ def file_of(files: JournalFiles, name: str, *, complete: bool = False) -> EpochF
 
 
 def _abandoned(files: JournalFiles, name: str, kept: Iterable[str], first: int | None = None) -> ByQueue:
-    """Look up abandoned messages (rule 15), in the first records or in all. Each record includes those before it."""
+    """Look up abandoned messages (rule 15), in the first records or in all. Each record includes all earlier ones."""
     records = [part for part in kept if part.startswith(_ABANDONED)][:first]
     return files.read(name, records[-1]).planned if records else {}
 
 
 def _without(keys: Sequence[Key], gone: Mapping[Key, int]) -> list[Key]:
-    """Remove keys; of equal contents the last ones, as redeliveries take the first places."""
+    """Remove keys. Among equal contents, remove the last ones, as redeliveries take the first places."""
     counts = Counter(gone)
     kept: list[Key] = []
     for key in reversed(keys):
@@ -93,21 +93,21 @@ def planned_in(files: JournalFiles, name: str) -> dict[str, list[Key]]:
     """Read the keys of an epoch: queue -> keys in order, without the abandoned ones.
 
     Args:
-        name: name of its file; empty for none.
+        name: name of the epoch's file; empty for none.
 
     Raises:
-        CheckpointError: they cannot be read.
+        CheckpointError: the keys cannot be read.
     """
     planned = file_of(files, name).planned if name else {}
-    # Messages without an identity are not awaited: they come in later epochs.
+    # Messages without an identity are not awaited: later epochs emit them.
     return {queue: [key for key in keys if type(key) is str or any(key)] for queue, keys in planned.items()}
 
 
 def remembered_in(files: JournalFiles, name: str) -> dict[str, int]:
-    """Count the IDs that are remembered besides those of an epoch, by kind.
+    """Count the IDs that are remembered in addition to those of an epoch, by kind.
 
     Args:
-        name: name of its file; empty for none.
+        name: name of the epoch's file; empty for none.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -130,7 +130,7 @@ class Journal:
         #: Epochs that get a note once they are acknowledged.
         self._to_note: set[str] = set()
         self._coming: Mapping[str, Sequence[Key]] = {}
-        #: Files that the last plan named, and its own file.
+        #: Files that the last plan named, and the file of that plan.
         self._named: set[str] = set()
         self._seen_s: float | None = None
 
@@ -200,17 +200,17 @@ class Journal:
         return {queue: keys for queue, keys in found.items() if keys}
 
     def plan_beside(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
-        """Write the complete file next to that of an epoch planned without a start offset.
+        """Write the complete file of an epoch next to the file planned without a start offset.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: the file cannot be written.
         """
         if not self.planned_without_start(end):
             return
         self._named.discard(end.file)  # its epoch is about to run, so its file stays
         kept = self._files.parts(end.file)
         if _BESIDE in kept:
-            # A former process wrote it, and this one has read it.
+            # A former process wrote the complete file, and this process has read it.
             self._named.add(end.file)
             return
         planned = {
@@ -221,7 +221,7 @@ class Journal:
         without = sum(part.startswith(_ABANDONED) for part in kept)
         self._files.put(replace(file, without=without), end.file, _BESIDE)
         self._written(end.file, file)
-        if self._repeating(planned):  # a message redelivered for the epoch may have shown it
+        if self._repeating(planned):  # a redelivery for this epoch may have shown that a content repeats
             self._to_note.add(end.file)
 
     def _compose(
@@ -246,11 +246,11 @@ class Journal:
         )
         if self.forgotten > forgotten:
             _LOG.warning(
-                "%s: the IDs of %d messages left open when connections ended are forgotten, as %s others were left "
-                "after them. If redelivered, they count as new",
+                "%s: the IDs of %d messages left open when connections ended are forgotten, because %s more were left "
+                "open later. If the forgotten messages are redelivered, they count as new",
                 self._destination, self.forgotten - forgotten, f"{memory.left.maximum:,}",
             )  # fmt: skip
-        # A begun epoch's file is removed by this list, too: the next process may load this file, and has no other list.
+        # The list must include the files of begun epochs: the next process may load this file, and has no other list.
         gone, going = memory.forget_files({*self._named, *self._files.left_by_crashes()}, file.names)
         self._files.remove(gone)
         return replace(file, gone=going)
@@ -275,14 +275,15 @@ class Journal:
         """Read the keys of the epoch between two positions, by queue and in order, without the abandoned ones.
 
         Raises:
-            CheckpointError: they cannot be read.
+            CheckpointError: the keys cannot be read.
         """
         if not end.file:
             return {}
         self._open[end.epoch] = end.file
         planned = planned_in(self._files, end.file)
         if file_of(self._files, end.file).without_start:
-            # It may include committed messages: the in-flight table recognises IDs, contents are removed here.
+            # The epoch may include committed messages. The in-flight table recognises their IDs; contents are removed
+            # here.
             planned = {
                 queue: _without(
                     keys, Counter(self.known(queue).recognise(contents, Counter(self._coming.get(queue, ()))))
@@ -307,8 +308,8 @@ class Journal:
 
         Args:
             start: the first known committed position.
-            open_: end of an epoch that it planned but did not see committed. Its file has the memory as of the plan, if
-                the committed offset was known then.
+            open_: end of an epoch that the former process planned but did not see committed. The epoch's file has the
+                memory as of the plan, if the committed offset was known then.
 
         Raises:
             CheckpointError: a file cannot be read.
@@ -323,13 +324,14 @@ class Journal:
             return LeftOpen({}, {}, {})
         counts = self.memory.load(name, self._file, committed=committed)
         file, keys = self._file(name), planned_in(self._files, start.file)
-        # Either the repeats were known when the epoch was planned, or there is no note whether it is acknowledged.
+        # For contents that were known to repeat when the epoch was planned, a note tells whether it is acknowledged.
+        # For contents found to repeat since then, there is no such note.
         since = frozenset() if name == start.file else frozenset(map(bytes, file.repeating))
         coming = self._repeating(keys, since)
         if coming and _ACKNOWLEDGED in self._files.parts(start.file):
             coming = {}
         elif coming:
-            # Otherwise each further process would expect them again.
+            # Otherwise each later process would expect these contents again.
             self._files.put(EpochFile(), start.file, _ACKNOWLEDGED)
         self._coming = coming
         self._named = {name, *file.names}
@@ -383,7 +385,7 @@ class NoJournal:
     def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:
         """Abandon all messages of an epoch, which runs empty; later epochs emit them.
 
-        Otherwise, if the guarantee is raised again, its file would count them as committed.
+        Otherwise, if the guarantee is raised again, the epoch's file would count these messages as committed.
 
         Raises:
             CheckpointError: there is no place for the record.
@@ -410,7 +412,7 @@ class NoJournal:
         """Write nothing: no epoch waits for messages."""
 
     def queues(self, position: Position) -> list[str]:  # noqa: ARG002
-        """List none: without IDs the queues of an epoch are unknown."""
+        """Return an empty list: without IDs the queues of an epoch are unknown."""
         return []
 
     def adopt(self, start: Position, open_: Position | None) -> LeftOpen:  # noqa: ARG002

@@ -1,9 +1,9 @@
 """Spark before 4.2 plans without a start offset: `latestOffset` has no `start`.
 
-After a restart it plans before it shows the committed offset; messages planned twice are removed once it does. And it
-shows the commit of an epoch only after the next one is planned. (``MicroBatchExecution.scala`` and
-``PythonMicroBatchStream.scala`` of 4.0 and 4.1.) Everything that follows from this is here, and in the complete file
-next to that of such an epoch (:meth:`.Journal.plan_beside`).
+After a restart Spark plans before it shows the committed offset; when it shows the offset, messages planned twice are
+removed. Spark also shows the commit of an epoch only after the next epoch is planned. (``MicroBatchExecution.scala``
+and ``PythonMicroBatchStream.scala`` of 4.0 and 4.1.) Everything that follows from this is here, and in the complete
+file that is written next to the file of such an epoch (:meth:`.Journal.plan_beside`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def limit_by_windows(queues: QueueGroup, limit: int | None) -> int:
 def needs_empty_epoch(queues: QueueGroup, shown: Committed, *, running: bool) -> bool:
     """Whether an empty epoch is due.
 
-    The first answer of a process has to be an epoch: Spark compares it with the committed offset, which the process
-    does not know, and makes a batch of any other.
+    The first answer of a process has to be an epoch: Spark compares the answer with the committed offset, which the
+    process does not know, and runs a batch if they differ.
 
-    Or an epoch takes all the room, and is acknowledged only after the next plan: duplicates fill every window of a
-    queue, or the epoch is as large as may be held.
+    An empty epoch is also due if a running epoch takes all the room, as it is acknowledged only after the next plan:
+    duplicates fill every window of a queue, or the epoch is as large as may be held.
 
     Args:
         running: whether Spark has begun an epoch and not committed it.
