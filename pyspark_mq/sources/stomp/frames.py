@@ -161,7 +161,7 @@ class FrameReader:
 
     @property
     def rest(self) -> bytes:
-        """The start of an incomplete frame, for errors."""
+        """The start of an incomplete frame, for error texts."""
         return bytes(self._buffer[:_SHOWN_BYTES])
 
     def _next(self, *, quiet: bool) -> Frame | None:
