@@ -269,7 +269,10 @@ def test_rabbitmq_takes_no_life_of_two_months() -> None:
 
 
 def test_amqp_10_has_symbols_and_small_numbers() -> None:
-    for row, words in (({"contentType": "tä"}, "'contentType' is 'tä'"), ({"groupSequence": 1 << 32}, "at most 42949")):
+    for row, words in (
+        ({"contentType": "tä"}, "a row has 'tä' in column 'contentType'"),
+        ({"groupSequence": 1 << 32}, "at most 42949"),
+    ):
         (message,) = messages_of([{"body": b"", **row}])
         with pytest.raises(RowError, match=words):
             encoded(message, "artemis")
