@@ -1,9 +1,9 @@
 """The buffer: messages received but not planned, oldest first, with their payloads. Pure.
 
 Nearly every message is delivered once, and is planned and committed with its neighbours. Until something else happens,
-a block of them is one object, a *run*, and no key, tag or payload is handled individually. On an event for a single
-message of a run, or a delivery that may repeat one, the in-flight table *spreads* the run into containers of single
-messages.
+a block of messages is one object, a *run*, and no key, tag or payload is handled individually. On an event for a single
+message of a run, or a delivery that may repeat such a message, the in-flight table *spreads* the run into containers of
+single messages.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["RUN_MIN", "SPREAD_MAX", "Buffer", "MessageRun", "joined", "lowest_ta
 
 #: Fewest messages in a run, unless many others are buffered.
 RUN_MIN = 64
-#: A small block becomes single messages, and spreads all runs, while fewer than this many times `RUN_MIN` messages are
-#: buffered: each small run has a fixed cost.
+#: A small block becomes single messages, and spreads all runs, as long as fewer than `SPREAD_MAX * RUN_MIN` messages
+#: are buffered: each small run has a fixed cost.
 SPREAD_MAX = 16
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
-P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
+P = TypeVar("P")  #: payload: the object that the caller gets back when the message is emitted
 
 
 @dataclass(eq=False)
@@ -32,7 +32,7 @@ class MessageRun(Generic[K, P]):
     """Messages of one session, each with one delivery.
 
     Attributes:
-        tags: ascending.
+        tags: the deliveries' tags, ascending.
         size_bytes: bytes of the payloads.
         digests: digests of the keys, an array made by the memory; None without a memory.
     """
@@ -81,7 +81,7 @@ class Buffer(Generic[K, P]):
     Attributes:
         size_bytes: bytes of all payloads.
         order: the single messages, oldest first.
-        runs: the runs after them.
+        runs: the runs that follow the single messages.
     """
 
     def __init__(self, size_of: Callable[[Sequence[P]], int]) -> None:
@@ -105,7 +105,7 @@ class Buffer(Generic[K, P]):
         return self._payloads.get(key)
 
     def oldest(self, limit: int) -> Iterable[P]:
-        """Return the payloads of the oldest messages."""
+        """Return the payloads of the oldest messages, at most `limit`."""
         first = map(self._payloads.__getitem__, self.order)
         return islice(chain(first, chain.from_iterable(run.payloads for run in self.runs)), limit)
 
@@ -132,7 +132,7 @@ class Buffer(Generic[K, P]):
         self.runs = joined_
 
     def front(self, count: int) -> list[MessageRun[K, P]]:
-        """Return the runs of the oldest messages, after splitting the last one if needed."""
+        """Return runs with exactly the oldest `count` messages; split the last run if needed."""
         runs: list[MessageRun[K, P]] = []
         for run in self.runs:
             if count <= 0:
@@ -147,7 +147,7 @@ class Buffer(Generic[K, P]):
         return runs
 
     def spread(self, count: int) -> list[MessageRun[K, P]]:
-        """Split the oldest runs until `count` messages are single; return the runs split, with keys as lists."""
+        """Spread the oldest runs until `count` messages are single; return the spread runs, with keys as lists."""
         spread: list[MessageRun[K, P]] = []
         while self.runs and len(self.order) < count:
             run = self.take_run()
@@ -161,7 +161,7 @@ class Buffer(Generic[K, P]):
         self._payloads[key] = payload
 
     def put(self, keys: Collection[K], payloads: Sequence[P], run: MessageRun[K, P] | None = None) -> None:
-        """Add new messages, as a run if given, or as single ones."""
+        """Add new messages, as `run` if that is given, otherwise as single messages."""
         if run is not None:
             self.runs.append(run)
             self._in_runs += len(run)
@@ -172,7 +172,7 @@ class Buffer(Generic[K, P]):
         self.order.extend(keys)
 
     def take(self, keys: Collection[K]) -> tuple[list[P], int]:
-        """Remove messages; return their payloads and the total bytes of these."""
+        """Remove messages; return their payloads and the payloads' total bytes."""
         first = all(map(eq, keys, self.order))
         if first and len(keys) == len(self._payloads):
             held = list(self._payloads.values())

@@ -3,9 +3,9 @@
 Within a process, a message without an ID has a unique key: the digest of its content and an ordinal. Files hold only
 the digest. This module decides whether a delivery is a known message or a new one.
 
-Brokers prove little. On RabbitMQ, a missing `redelivered` flag proves that a delivery is new, unless the message was
-dead-lettered. A flag proves nothing, as unread messages may be flagged, too. A content *repeats* once two messages have
-had it; the memory records that. The first rule that fits says what a delivery is:
+Brokers prove little. On RabbitMQ, a missing `redelivered` flag proves that a message is new, unless it was
+dead-lettered. The flag proves nothing, as unread messages may be flagged, too. A content *repeats* once two messages
+have had it; the memory records that. The first rule that fits says what a delivery is:
 
 1. a planned message with its content and without a handle;
 2. a new message, if that is proved;
@@ -13,11 +13,11 @@ had it; the memory records that. The first rule that fits says what a delivery i
 4. a message that was left open, if its content does not repeat: dropped. If the content repeats, the delivery is new,
    and counted as ambiguous;
 5. a message that was proved new and that another session holds or is acknowledging, if its content does not repeat:
-   a redelivery, as the broker has given up that session;
+   the delivery is a redelivery, as the broker has given up that session;
 6. a new message.
 
 A session never delivers a message twice: after a match by rules 3 to 5, another delivery of the content in that session
-is new. A message that was left open stays left until its own acknowledgement is settled.
+is new. A message that was left open remains so until its own acknowledgement is settled.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ from pyspark_mq.ack.table import State
 
 __all__ = ["ContentMatcher", "Lookup"]
 
-#: Bytes of a digest and of a key; the ordinal of the first message with a content.
+#: Bytes of a digest and of a key; the ordinal of the first message with each content.
 _DIGEST, _KEY = 16, 24
 _FIRST = bytes(_KEY - _DIGEST)
 #: Stands for the digest of messages without an identity.
 _NAMELESS = bytes(_DIGEST)
-#: Notes of forgotten messages are dropped only if there are more notes than this.
+#: Notes about forgotten messages are dropped only if there are more notes than this.
 _NOTED_MIN = 4_096
 
 
 class Lookup(Protocol):
-    """View of an in-flight table's messages."""
+    """Look-ups in an in-flight table."""
 
     def all_unseen(self, keys: set[Any]) -> bool:
-        """Whether none of these is known."""
+        """Whether none of these keys is known."""
 
     def states(self, keys: Collection[Any]) -> Callable[[Any], State]:
-        """Return a function for the state of each of these keys, valid until the next change."""
+        """Return a function that returns the state of any of these keys. It is valid until the next change."""
 
     def in_other_sessions(self, session: int, keys: Collection[Any]) -> set[Any]:
-        """Return the keys that another session holds, or has acknowledged but not settled."""
+        """Return the keys that another session holds, or has acknowledged while this is not settled."""
 
 
 class ContentMatcher:
-    """Matches one queue's messages without IDs. The in-flight table uses the keys that it makes.
+    """Matches one queue's messages without IDs, and makes the keys that the in-flight table uses for them.
 
     Args:
-        proves: whether a delivery without a `redelivered` flag is a new message.
+        proves: whether a missing `redelivered` flag proves that a message is new.
 
     Attributes:
-        ambiguous: deliveries emitted although they may be redeliveries.
+        ambiguous: number of deliveries emitted although they may be redeliveries.
     """
 
     def __init__(self, memory: Remembered[Any], *, proves: bool) -> None:
@@ -71,9 +71,9 @@ class ContentMatcher:
         self._ordinals = count(1)
         #: Planned messages without a handle: digest -> keys, oldest first.
         self._waiting: dict[bytes, dict[bytes, None]] = {}
-        #: Number of committed messages that had no handle, by digest.
+        #: Number of messages that were committed without a handle and will be redelivered, by digest.
         self._coming: Counter[Any] = Counter()
-        #: Digest of a redelivered message -> its session.
+        #: Digest of a redelivered message -> the session that received it.
         self._again: dict[bytes, int] = {}
         #: Messages that were not proved new.
         self._unproved: set[bytes] = set()
@@ -88,10 +88,10 @@ class ContentMatcher:
         """Identify deliveries of a session.
 
         Args:
-            not_redelivered: whether each is neither flagged as redelivered nor a dead letter.
+            not_redelivered: for each delivery, whether it is neither flagged as redelivered nor a dead letter.
 
         Returns:
-            their keys; and the set of the committed ones.
+            the deliveries' keys; and the set of those keys that are committed.
         """
         first = [digest + _FIRST for digest in digests]
         every = set(first)
@@ -112,7 +112,7 @@ class ContentMatcher:
             new = sure and self._proves
             if found is not None:
                 if new:
-                    self._repeat(key, repeats)  # either of two equal ones will do; the other may follow
+                    self._repeat(key, repeats)  # match either of two equal messages, as the other may follow
                 self._doubt([] if sure else [found])
             elif not new and self._was_committed(session, digest, key, left, repeats, set() if held else elsewhere):
                 self._again[digest] = session
@@ -152,18 +152,18 @@ class ContentMatcher:
     def _is_there(
         self, session: int, digest: bytes, key: bytes, repeats: Collection[Any], elsewhere: Collection[Any]
     ) -> bool:
-        """Whether a delivery is a message held by another session, which the broker has given up."""
+        """Whether a delivery is a message held by another session. Then the broker has given up that session."""
         return key in elsewhere and self._is_proved(key) and self._may_be(session, digest, key, repeats)
 
     def _may_be(self, session: int, digest: bytes, key: bytes, repeats: Collection[Any]) -> bool:
-        """Whether a delivery may be a content's only message, which a session delivers once."""
+        """Whether a delivery may be the only message with its content, which a session delivers only once."""
         return key not in repeats and self._again.get(digest) != session
 
     def _is_proved(self, key: bytes) -> bool:
         return self._proves and key not in self._unproved
 
     def name_nothing(self, count_of: int) -> list[bytes]:
-        """Make keys for deliveries without an identity."""
+        """Return new keys for deliveries without an identity."""
         return [self._further(_NAMELESS) for _ in range(count_of)]
 
     def _further(self, digest: bytes) -> bytes:
@@ -207,7 +207,11 @@ class ContentMatcher:
             self._coming[key[:_DIGEST]] += 1
 
     def restore(self, keys: Sequence[Any], lookup: Lookup) -> list[Any]:
-        """Make keys for the contents of an epoch that a former process planned, from those in its file."""
+        """Return keys of this process for the contents of an epoch that a former process planned.
+
+        Args:
+            keys: keys in the epoch's file.
+        """
         digests = {key for key in keys if type(key) is bytes and len(key) == _DIGEST}
         known, _, repeats = self._memory.contents_among(digests)
         every: list[Any] = []
@@ -235,7 +239,7 @@ class ContentMatcher:
         self._again.update((key[:_DIGEST], session) for key in _contents(keys))
 
     def settle(self, keys: Collection[Any]) -> None:
-        """Record that the acknowledgement of redelivered messages is settled."""
+        """Record that the acknowledgements of redelivered messages are settled."""
         contents = [*_contents(keys)]
         if contents:
             self._memory.settle_again(contents)
@@ -247,7 +251,7 @@ class ContentMatcher:
         self._again = {digest: where for digest, where in self._again.items() if where != session}
 
     def sweep(self, lookup: Lookup) -> None:
-        """Drop notes of messages that are no longer held, if there are many notes."""
+        """Drop notes about messages that are no longer held, if there are many notes."""
         noted = (self._unproved, self._again, self._waiting, self._coming)
         if sum(map(len, noted)) <= self._noted_max:
             return
@@ -271,5 +275,5 @@ class ContentMatcher:
 
 
 def _contents(keys: Iterable[Any]) -> Iterator[bytes]:
-    """Select keys that stand for contents, in this process or in a file."""
+    """Select the keys that stand for contents, in the form of this process or of files."""
     return (key for key in keys if type(key) is bytes and len(key) in {_DIGEST, _KEY} and not key.startswith(_NAMELESS))

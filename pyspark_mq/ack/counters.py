@@ -64,7 +64,7 @@ class Counters:
     backlog: int | None = 0
 
     def __add__(self, other: Counters) -> Counters:
-        """Add up the counters of two queues, which are replayed together."""
+        """Add up the counters of two queues. Both count the same replays, so the larger number is used."""
         both = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in _COUNTS}
         known = self.backlog is not None and other.backlog is not None
         backlog = self.backlog + other.backlog if known else None  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Groups of messages in one state that meet an event together: a class for each kind of event data. Pure."""
+"""Groups of messages in one state that meet an event together: one class for each kind of data of an event. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark_mq.ack.table import State
 __all__ = ["Assigned", "DeliveredGroup", "Ended", "Group", "Whole", "sorted_by_state"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
-P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
+P = TypeVar("P")  #: payload: the object that the caller gets back when the message is emitted
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Group(Generic[K]):
 
 @dataclass(slots=True)
 class DeliveredGroup(Group[K], Generic[K, P]):
-    """Deliveries of one session, with their handles and payloads, and their run if they form one."""
+    """Deliveries of one session, with their handles and payloads, and with their run if they form a run."""
 
     session: int
     tags: Sequence[int]
@@ -67,7 +67,7 @@ def sorted_by_state(
     unseen: set[K] = set()
     for delivery in zip(tags, keys, payloads, strict=True):
         key = delivery[1]
-        # A repetition within the same call meets the state that the first delivery leaves.
+        # A repetition within the same call meets the state after the first delivery.
         state = State.RECEIVED if key in unseen else state_of(key)
         if state is State.UNSEEN:
             unseen.add(key)

@@ -24,10 +24,10 @@ class SessionAcks:
     """Acknowledgements due in one session.
 
     Attributes:
-        session: the session of these tags; in any other they name other messages (rule 10).
+        session: the session of these tags; in any other session the tags name other messages (rule 10).
         upto: all open deliveries up to this tag may be acknowledged at once; 0 if there are none.
         singles: tags above `upto`, ascending, to be acknowledged one by one.
-        deliveries: number of them.
+        deliveries: number of deliveries acknowledged.
     """
 
     session: int
@@ -38,7 +38,7 @@ class SessionAcks:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgements:
-    """Acknowledgements that are due, by session, and the number under which to confirm them."""
+    """Acknowledgements that are due, by session, and the number under which they will be confirmed."""
 
     number: int
     parts: tuple[SessionAcks, ...]
@@ -47,12 +47,12 @@ class Acknowledgements:
 class Handles(Generic[K]):
     """The open deliveries of one session, in the order of their tags.
 
-    They are two parallel lists with a start index: epochs are cut from the front, and a dict that keeps losing its
-    front is rescanned from there each time.
+    Tags and keys are two parallel lists with a start index: epochs are cut from the front, and a dict that keeps losing
+    its front is rescanned from the beginning each time.
 
     Attributes:
-        cumulative_below: only tags below this may be acknowledged cumulatively: some deliveries from there on were
-            skipped and must stay open. None for no bound.
+        cumulative_below: only tags below this may be acknowledged cumulatively, as some deliveries with higher tags
+            were skipped and must stay open. None for no bound.
     """
 
     __slots__ = ("_keys", "_start", "_tags", "cumulative_below")
@@ -76,7 +76,7 @@ class Handles(Generic[K]):
         return held if self.cumulative_below is None else min(held, self.cumulative_below)
 
     def hold(self, tags: Sequence[int], keys: Iterable[K]) -> None:
-        """Add deliveries in ascending order of tags; only the last few held may have higher ones."""
+        """Add deliveries in ascending order of tags. Only the last few deliveries held may have higher tags."""
         at = bisect_left(self._tags, tags[0], self._start)
         if at == len(self._tags):
             self._tags.extend(tags)
@@ -88,13 +88,14 @@ class Handles(Generic[K]):
         self._keys[at:] = [key for _, key in late]
 
     def take_front(self, wanted: Collection[K], below: float) -> tuple[Sequence[K], int]:
-        """Take the deliveries of these messages, up to the first of another message or to `cumulative_below`.
+        """Take deliveries from the front until one is of another message, or has a tag of `cumulative_below` or higher.
 
         Args:
+            wanted: the messages whose deliveries to take.
             below: take only tags below this one.
 
         Returns:
-            their messages and the last tag; 0 for none.
+            the messages of the deliveries taken, and the last tag; 0 for none.
         """
         end = self._start + len(wanted)
         if self._keys[self._start : end] != list(wanted):  # nearly always equal
@@ -125,8 +126,8 @@ class Handles(Generic[K]):
         return list(compress(keys, goes)), tuple(compress(tags, goes))
 
     def split(self, tags: Sequence[int], below: float = math.inf) -> tuple[int, tuple[int, ...]]:
-        """Split tags that are not held into the last one below every held tag, `cumulative_below` and `below`, and the
-        rest.
+        """Split tags that are not held: return the last tag below every held tag, `cumulative_below` and `below`; and
+        the tags after it.
 
         Args:
             tags: ascending.
@@ -140,7 +141,7 @@ class OpenDeliveries(Generic[K]):
 
     def __init__(self) -> None:
         self._sessions: dict[int, Handles[K]] = {}
-        #: Extra handles of messages with several. An upper bound: lets a commit stop searching early.
+        #: Number of further handles of messages with several; an upper bound, which lets a commit stop searching early.
         self._more: Counter[K] = Counter()
 
     def __len__(self) -> int:
@@ -160,7 +161,7 @@ class OpenDeliveries(Generic[K]):
         self._more.update(keys)
 
     def held(self, except_session: int | None = None) -> set[K]:
-        """Messages with a handle, in all sessions or in all but one."""
+        """Return the messages with a handle, in all sessions or in all but one."""
         return {key for number, held in self._sessions.items() if number != except_session for key in held.messages()}
 
     def close(self, session: int) -> int:
@@ -177,7 +178,7 @@ class OpenDeliveries(Generic[K]):
             below: session -> the lowest tag of its open deliveries that are in runs.
 
         Returns:
-            the acknowledgements due in each session, and the messages that they are for.
+            the acknowledgements due in each session, each with the messages that it acknowledges.
         """
         more = self._more.keys() & keys.keys() if self._more else ()
         expected = len(keys) + sum(map(self._more.pop, more))
@@ -199,7 +200,7 @@ class OpenDeliveries(Generic[K]):
         """Take the handles of runs, as :meth:`take` does. Each message of a run has one handle.
 
         Args:
-            below: session -> the lowest tag of its other runs.
+            below: session -> the lowest tag of the session's other runs.
         """
         by_session: dict[int, list[MessageRun[K, Any]]] = {}
         for run in runs:

@@ -7,8 +7,8 @@ The table of :mod:`.table` decides, and this module executes it. Nearly every me
 committed with thousands of others, so each state is a container: the buffer (RECEIVED), the planned epochs (PLANNED),
 the memory (COMMITTED). Messages of one state that meet an event form a group: the transition is looked up once, its
 action is done, and the group moves into the container of the target state. New messages that arrive together stay
-together as a *run* (:mod:`.buffer`). When a delivery repeats a known ID, all runs are spread, and its block is sorted
-by state. Rules are cited by their number in docs/how-it-works.md#the-rules.
+together as a *run* (:mod:`.buffer`). When a delivery repeats a known ID, all runs are spread, and the messages of that
+delivery's block are sorted by state. Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyspark_mq.errors import InternalError
 __all__ = ["Acknowledgements", "InFlightTable", "SessionAcks"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
-P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
+P = TypeVar("P")  #: payload: the object that the caller gets back when the message is emitted
 
 
 #: Actions that move a message into another container even if its state stays the same.
@@ -40,18 +40,19 @@ _REPLACING = frozenset({Action.FORGET})
 
 
 class InFlightTable(Generic[K, P]):
-    """Deliveries and their two phases, for one queue. One thread calls it.
+    """Deliveries of one queue, and the two phases of their commit. Called by one thread.
 
     Args:
-        grace_s: seconds after a confirmation before an answer settles (`settleGrace`).
+        grace_s: seconds that must pass after a confirmation before an answer settles (`settleGrace`).
         memory: knows committed messages. None for the lower guarantees: keys are then serial numbers of deliveries, and
             committed epochs are not remembered.
         matcher: identifies messages without an ID by keys of its own; None if there are no such messages.
         size_of: computes the bytes of payloads.
-        run_min: fewer new messages become a run only if many are buffered; otherwise single ones cost less.
+        run_min: fewer new messages than this become a run only if many messages are buffered; otherwise single messages
+            cost less.
 
     Attributes:
-        received: messages not planned yet, oldest first. Read-only for others, like the next three.
+        received: messages not planned yet, oldest first. Read-only for other code, like the next three.
         planned: epochs planned but not committed.
         settling: acknowledgements that are not settled. The caller reports requests and their times.
         recalled: messages that the former process may have left open, until the first commit.
@@ -95,7 +96,7 @@ class InFlightTable(Generic[K, P]):
     # -- queries ---------------------------------------------------------------------------
 
     def states(self, keys: Collection[K]) -> Callable[[K], State]:
-        """Return a function for the state of each of these keys, valid until the next change."""
+        """Return a function that returns the state of any of these keys. It is valid until the next change."""
         self._spread()
         known = frozenset() if self._memory is None else self._memory.among(keys)
 
@@ -131,7 +132,7 @@ class InFlightTable(Generic[K, P]):
         yield from (key for key in keys if state_of(key) is State.UNSEEN)
 
     def all_unseen(self, keys: set[K]) -> bool:
-        """Whether none of these is known. Runs are not searched."""
+        """Whether none of these keys is known. Runs are not searched."""
         here = self.received.knows_none_of(keys) and self.planned.knows_none_of(keys)
         return here and not (self._memory is not None and self._memory.among(keys))
 
@@ -195,7 +196,7 @@ class InFlightTable(Generic[K, P]):
         return [place for place, key in enumerate(keys) if self._payload(key) == payloads[place]]
 
     def exchange(self, keys: Iterable[K], payloads: Iterable[P]) -> None:
-        """Replace the payloads of these messages by others of the same size."""
+        """Replace the payloads of these messages by other payloads of the same size."""
         for key, payload in zip(keys, payloads, strict=True):
             (self.received if key in self.received else self.planned).exchange(key, payload)
 
@@ -204,7 +205,7 @@ class InFlightTable(Generic[K, P]):
         return self.received.get(key) if epoch is None else epoch.payloads[key]
 
     def pass_over(self, session: int, tag: int) -> None:
-        """Leave a delivery open until the session ends: neither it nor a later one is acknowledged cumulatively."""
+        """Leave a delivery open until the session ends. It and later ones are never acknowledged cumulatively."""
         handles = self._open[session]
         bound = handles.cumulative_below
         handles.cumulative_below = tag if bound is None else min(tag, bound)
@@ -227,7 +228,7 @@ class InFlightTable(Generic[K, P]):
             self._matcher.give_back(only_here)
             self._matcher.wait(key for key in planned if key not in elsewhere)
             self._matcher.end(session)
-        # Another session holds these too: they only lose a handle.
+        # Messages that another session holds, too, only lose a handle.
         self._unbind(Ended([key for key in received if key in elsewhere], session))
         self._meet(
             Event.LOSE,
@@ -287,7 +288,7 @@ class InFlightTable(Generic[K, P]):
     # -- phase two -------------------------------------------------------------------------
 
     def commit(self, epoch: int) -> Acknowledgements | None:
-        """Process the commit of one epoch. It proves nothing about lower numbers: the clock may have gone back.
+        """Process the commit of one epoch. This proves nothing about lower epochs: the clock may have gone back.
 
         Returns:
             the acknowledgements that are due now, or None without handles.
@@ -305,7 +306,7 @@ class InFlightTable(Generic[K, P]):
         return due
 
     def confirm(self, number: int, session: int, now_s: float) -> None:
-        """Process a session's answer to the request of that number."""
+        """Process a session's answer to the request with that number."""
         self._count["settled"] += self.settling.confirm(number, session, now_s)
         again = self.settling.take_again()
         if again and self._matcher is not None:
@@ -320,7 +321,7 @@ class InFlightTable(Generic[K, P]):
     def _as_run(
         self, session: int, tags: Sequence[int], keys: Sequence[K], payloads: Sequence[P]
     ) -> MessageRun[K, P] | None:
-        """Make deliveries a run, if they are new messages and a run pays off."""
+        """Return deliveries as a run if they are new messages and a run is worth its cost; otherwise None."""
         if len(keys) < self._run_min and len(self.received) < SPREAD_MAX * self._run_min:
             return None
         if self._memory is None:
@@ -358,7 +359,7 @@ class InFlightTable(Generic[K, P]):
         """Apply an event to groups of messages, each in one state.
 
         Args:
-            epoch: the epoch that the event commits.
+            epoch: the epoch that the event commits; None if it commits none.
         """
         # Look up all transitions first, so that an illegal event changes nothing.
         rows = [(state, group, *step(state, event)) for state, group in groups.items() if group.keys]
@@ -385,7 +386,7 @@ class InFlightTable(Generic[K, P]):
 
     def _hold(self, group: DeliveredGroup[K, P]) -> None:
         if group.run is not None:
-            return  # a run has its handles
+            return  # the run itself has the handles
         self._open[group.session].hold(group.tags, group.keys)
 
     def _bind(self, group: DeliveredGroup[K, P]) -> None:
@@ -438,7 +439,7 @@ class InFlightTable(Generic[K, P]):
             if isinstance(group, Whole)
             else dict.fromkeys(key for one, _ in due for key in one.keys)
         )
-        if any(taken.unbound for _, taken in due):  # maybe not: messages may have been redelivered since
+        if any(taken.unbound for _, taken in due):  # search anyway: these messages may have been redelivered since
             held = self._open.held()
             unheld = [key for key in keys if key not in held]
             self._leave(Group(unheld))

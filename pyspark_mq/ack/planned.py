@@ -11,7 +11,7 @@ from pyspark_mq.ack.buffer import MessageRun, joined
 __all__ = ["Epoch", "Planned", "Taken"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
-P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
+P = TypeVar("P")  #: payload: the object that the caller gets back when the message is emitted
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Epoch(Generic[K, P]):
     """A planned epoch. Its messages are all single, or all in runs.
 
     Attributes:
-        payloads: payloads in planned order; None for a missing one. Empty with runs.
+        payloads: payloads in planned order; None for a missing payload. Empty if the epoch has runs.
         runs: runs in planned order.
         size_bytes: bytes of the payloads received so far.
         unbound: whether some handles are gone with their session.
@@ -41,8 +41,8 @@ class Taken(Generic[P]):
     """Payloads that leave a container with their messages.
 
     Attributes:
-        payloads: None for a missing one.
-        size_bytes: bytes of the others.
+        payloads: the payloads; None for each missing one.
+        size_bytes: bytes of the payloads that are not missing.
         missing: number of missing payloads.
         unbound: whether some messages may have no handle.
     """
@@ -85,7 +85,7 @@ class Planned(Generic[K, P]):
         return joined([run.keys for run in found.runs]) if found.runs else tuple(found.payloads)
 
     def parts(self, epoch: int) -> list[Sequence[P]]:
-        """Return the payloads that an epoch emits, in planned order: one part for each run, or one for all messages."""
+        """Return the payloads that an epoch emits, in planned order: a part for each run, or one part without runs."""
         found = self.epochs[epoch]
         if found.runs:
             return [run.payloads for run in found.runs]
@@ -113,13 +113,13 @@ class Planned(Generic[K, P]):
         return [run for epoch in self.epochs.values() for run in epoch.runs]
 
     def missing(self, epoch: int) -> list[K]:
-        """Return the messages of an epoch without a payload yet, in planned order."""
+        """Return the messages of an epoch that have no payload yet, in planned order."""
         return [key for key, payload in self.epochs[epoch].payloads.items() if payload is None]
 
     def put(
         self, epoch: Epoch[K, P], keys: Collection[K], taken: Taken[P], runs: Sequence[MessageRun[K, P]] = ()
     ) -> None:
-        """Add single messages, or runs."""
+        """Add single messages, or runs, to an epoch."""
         epoch.runs = runs
         epoch.payloads.update(zip(keys, taken.payloads, strict=True))
         epoch.missing += taken.missing
@@ -150,7 +150,7 @@ class Planned(Generic[K, P]):
             del self._epoch_of[key]
 
     def fill(self, keys: Iterable[K], payloads: Iterable[P]) -> list[K]:
-        """Add missing payloads; return the other keys: not planned, or with a payload already."""
+        """Add missing payloads; return the keys that are not planned or already have a payload."""
         filled: dict[int, list[P]] = {}
         others: list[K] = []
         for key, payload in zip(keys, payloads, strict=True):

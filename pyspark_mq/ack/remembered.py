@@ -20,13 +20,13 @@ class Remembered(Protocol[K]):
         """Return the keys whose messages were left open when a session or process ended."""
 
     def hold(self, keys: Collection[K]) -> Any:
-        """Hold the IDs of received messages; return their digests, or None if one was known or held."""
+        """Hold the IDs of received messages; return their digests, or None if one of the IDs was known or held."""
 
     def hold_only(self, digests: Sequence[Any]) -> None:
         """Hold only these IDs from now on."""
 
     def committed(self, epoch: int, keys: Collection[K], digests: Sequence[Any] = ()) -> None:
-        """Record that messages of an epoch are committed, with their digests if known."""
+        """Record that messages of an epoch are committed; `digests` are their digests, if known."""
 
     def leave(self, keys: Collection[K]) -> None:
         """Record that committed messages were left open and may be redelivered."""
@@ -40,7 +40,7 @@ class Remembered(Protocol[K]):
         """Record that the content of a message repeats."""
 
     def emit_again(self, key: Any) -> bool:
-        """Record the emission of a message that may be one left open; return whether one with its content was."""
+        """Record the emission of a message that may have been left open; return whether one with its content was."""
 
     def settle_again(self, keys: Collection[Any]) -> None:
-        """Record that messages which were left open were redelivered and settled."""
+        """Record that messages that were left open have been redelivered and settled."""

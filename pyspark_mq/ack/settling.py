@@ -1,9 +1,10 @@
 """Acknowledgements under way, until their messages cannot be redelivered. Pure.
 
 An acknowledgement is *settled* in a session once the broker has confirmed it and has then answered a request sent
-`settleGrace` later in the same session: a killed broker may forget what it has confirmed, and one that answers later
-has survived. Elapsed time alone proves nothing, as a paused receiver reads bytes written before the broker died.
-Acknowledgements cut off by the end of a session are *left*: their messages may be redelivered, however late.
+`settleGrace` later in the same session: a killed broker may forget acknowledgements that it has confirmed, but a broker
+that answers later has survived. Elapsed time alone proves nothing, as a paused receiver reads bytes written before the
+broker died. Acknowledgements cut off by the end of a session are *left*: their messages may be redelivered, however
+late.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class _Batch(Generic[K]):
 
     Attributes:
         epoch: the epoch that committed them; None for redeliveries.
-        answer_s: an answer to a request from then on settles them; infinity until the broker confirms.
+        answer_s: an answer to a request sent at this time or later settles them; infinity until the broker confirms.
     """
 
     keys: Collection[K]
@@ -50,13 +51,13 @@ class Settling(Generic[K]):
         self._again: list[K] = []
 
     def __len__(self) -> int:
-        """Messages not settled."""
+        """Number of acknowledged messages that are not settled."""
         return sum(len(batch.keys) for batch in self._batches.values())
 
     # -- queries
 
     def unconfirmed(self, number: int | None = None) -> bool:
-        """Whether the acknowledgements of this number, or any, may still be confirmed."""
+        """Whether the acknowledgements with this number, or with any if None, are still unconfirmed."""
         return any(
             batch.answer_s == math.inf
             for (asked, _), batch in self._batches.items()
@@ -69,7 +70,7 @@ class Settling(Generic[K]):
         return {batch.epoch for batch in self._batches.values() if batch.epoch is not None}
 
     def among(self, keys: Collection[K], except_session: int) -> set[K]:
-        """Return the messages with an unsettled acknowledgement in another session than this one."""
+        """Return the messages that have an unsettled acknowledgement in a session other than `except_session`."""
         wanted, batches = set(keys), self._batches.items()
         return {
             key
@@ -79,7 +80,7 @@ class Settling(Generic[K]):
         }
 
     def asks(self, now_s: float) -> bool:
-        """Whether to send the broker a request only for its answer."""
+        """Whether to send the broker a request just to get an answer."""
         asked_s: dict[int, float] = {}
         for (_, session), at_s in self._asked.items():
             asked_s[session] = max(at_s, asked_s.get(session, at_s))
@@ -91,12 +92,12 @@ class Settling(Generic[K]):
     # -- events
 
     def put(self, number: int, parts: Iterable[tuple[SessionAcks, Collection[K]]], epoch: int | None) -> None:
-        """Add acknowledgements that are due, with the messages of each session."""
+        """Add acknowledgements that are due, each with the messages that it acknowledges."""
         for acks, keys in parts:
             self._batches[number, acks.session] = _Batch(keys, acks.deliveries, epoch)
 
     def asked(self, number: int, sessions: Iterable[int], now_s: float) -> None:
-        """Record that sessions were sent a request, which they answer after all earlier ones."""
+        """Record that a request was sent in these sessions. Each is answered after all earlier requests."""
         for session in sessions:
             self._asked[number, session] = now_s
 
@@ -122,7 +123,7 @@ class Settling(Generic[K]):
         return again
 
     def lose(self, session: int) -> list[K]:
-        """Process the end of a session; return the messages it leaves."""
+        """Process the end of a session; return the messages whose acknowledgement it cut off."""
         for place in [place for place in self._asked if place[1] == session]:
             del self._asked[place]
         ended = [place for place in self._batches if place[1] == session]

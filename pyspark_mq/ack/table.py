@@ -12,26 +12,26 @@ Theory
 ------
 A message is identified by its ID, never by the handle of a delivery: a handle (delivery tag, ack id) is valid only in
 the session that received it, and brokers redeliver a message under a new handle whenever a session ends (AMQP 0-9-1
-section 4.7 "message redelivery"; not all of them set the redelivered flag, so nothing here uses it).
+section 4.7 "message redelivery"; not all brokers set the redelivered flag, so nothing here uses it).
 
 The coordinator of the two-phase commit is Spark's checkpoint:
 
 * phase one is PLAN. The ID is in a file that the offset log names, so from here on the message belongs to exactly one
   epoch, forever;
 * COMMIT is Spark's proof that the epoch is in the commit log. Only now may the broker forget;
-* phase two is the acknowledgement that COMMIT causes. The broker may take it, or forget that it did: every delivery
+* phase two is the acknowledgement that COMMIT causes. The broker may process it, or forget that it did: every delivery
   with the ID of a committed message is acknowledged again.
 
-A crash is not an event. The next process finds the IDs of committed epochs in files: these are COMMITTED from the
-beginning, and those of the open epoch meet RESTORE_PLANNED. The loss of a session (LOSE) voids handles and leaves
-PLANNED and COMMITTED as they are. A message that is only RECEIVED is forgotten, because the broker redelivers it,
-perhaps to another consumer.
+A crash is not an event. The next process finds the IDs of committed epochs in files: their messages are COMMITTED from
+the beginning, and those of the open epoch meet RESTORE_PLANNED. The loss of a session (LOSE) voids handles and leaves
+PLANNED and COMMITTED messages as they are. A message that is only RECEIVED is forgotten, because the broker redelivers
+it, perhaps to another consumer.
 
-The memory decides for many IDs at once how long they are remembered (:mod:`pyspark_mq.dedup.memory`); no event of a
-single message does.
+The memory decides for many IDs at once how long they are remembered (:mod:`pyspark_mq.dedup.memory`); events of single
+messages do not decide this.
 
-Only one action acknowledges, and every row with it leads to COMMITTED (rule 1). ``tests/unit/test_table.py`` checks
-that in the table, and the in-flight table refuses a row that breaks it.
+Only one action acknowledges, and every row with this action leads to COMMITTED (rule 1). ``tests/unit/test_table.py``
+checks that in the table, and the in-flight table refuses a row that breaks the rule.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
@@ -50,7 +50,7 @@ __all__ = ["TRANSITIONS", "Action", "Event", "IllegalEventError", "State", "step
 class State(Enum):
     """State of a message in this process."""
 
-    UNSEEN = "unseen"  #: not known: never seen, or forgotten
+    UNSEEN = "unseen"  #: never seen, or forgotten
     RECEIVED = "received"  #: in the buffer, unacknowledged
     PLANNED = "planned"  #: its ID is in the file of an epoch that Spark has, or is about to have
     COMMITTED = "committed"  #: its epoch is in the commit log
@@ -62,13 +62,13 @@ class Event(Enum):
     DELIVER = "deliver"  #: a delivery with its ID arrives, the first or a later one
     PLAN = "plan"  #: it is cut into an epoch
     COMMIT = "commit"  #: Spark proves that its epoch is committed
-    LOSE = "lose"  #: its handle is gone with its session; a received message has no other
+    LOSE = "lose"  #: its handle is gone with its session; a received message has no other handle
     ABANDON = "abandon"  #: it was not redelivered for its replay (rule 9), and the query continues without it
-    RESTORE_PLANNED = "restore planned"  #: found as planned in the file of an open epoch
+    RESTORE_PLANNED = "restore planned"  #: the file of an open epoch has it as planned
 
 
 class Action(Enum):
-    """An action that a transition asks of the in-flight table."""
+    """An action that the in-flight table takes in a transition."""
 
     NOTHING = "nothing"
     KEEP = "keep"  #: hold payload and handle
@@ -80,7 +80,7 @@ class Action(Enum):
 
 
 class IllegalEventError(InternalError):
-    """An event that cannot happen in this state. The in-flight table is unchanged."""
+    """The event cannot happen in this state. The in-flight table is unchanged."""
 
     def __init__(self, state: State, event: Event) -> None:
         self.state = state
@@ -94,17 +94,17 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, Action]] = MappingProxyTy
     {
         (_S.UNSEEN, _E.DELIVER): (_S.RECEIVED, _A.KEEP),
         (_S.UNSEEN, _E.RESTORE_PLANNED): (_S.PLANNED, _A.NOTHING),
-        # A second delivery while the first is open is a producer's duplicate, or the same message after an unnoticed
-        # end of another connection. Either way it shares the fate of the first, and both handles are acknowledged
-        # together (rule 7).
+        # A second delivery while the first is open is a producer's duplicate, or the same message after the end of
+        # another connection, which was not noticed here yet. Either way both handles are acknowledged together
+        # (rule 7).
         (_S.RECEIVED, _E.DELIVER): (_S.RECEIVED, _A.BIND),
         (_S.RECEIVED, _E.PLAN): (_S.PLANNED, _A.NOTHING),
         (_S.RECEIVED, _E.LOSE): (_S.UNSEEN, _A.FORGET),
         (_S.PLANNED, _E.DELIVER): (_S.PLANNED, _A.BIND),
         (_S.PLANNED, _E.COMMIT): (_S.COMMITTED, _A.ACKNOWLEDGE),
         (_S.PLANNED, _E.LOSE): (_S.PLANNED, _A.UNBIND),
-        # This epoch never emits it, so it counts as new if it is redelivered after all: a message declared lost and
-        # then dropped would be lost twice.
+        # The epoch never emits an abandoned message, so the message counts as new if it is redelivered after all:
+        # otherwise a message that was only late would really be lost.
         (_S.PLANNED, _E.ABANDON): (_S.UNSEEN, _A.FORGET),
         # Rule 4: a dropped duplicate is acknowledged, or it would fill the prefetch window.
         (_S.COMMITTED, _E.DELIVER): (_S.COMMITTED, _A.ACKNOWLEDGE),

@@ -1,4 +1,4 @@
-"""Seen messages: keys, the memory of committed ones, and stores that share them."""
+"""Seen messages: their keys, the memory of committed messages, and stores that share the keys."""
 
 from pyspark_mq.dedup.epoch_file import ByQueue, EpochFile
 from pyspark_mq.dedup.identity import (

@@ -1,10 +1,11 @@
-"""Digests: the IDs of committed messages as 16 bytes each in arrays. Pure.
+"""Digests: arrays with 16 bytes for each ID of a committed message. Pure.
 
-A digest covers the queue, the kind of the key, and the key itself, so the same ID in two queues has two digests. It is
-the same in every process of a query: files keep remembered IDs as digests.
+A digest covers the queue, the kind of the key, and the key itself, so the same ID in two queues has two digests. An
+ID's digest is the same in every process of a query: files keep remembered IDs as digests.
 
-They are in numbered *batches*, such as one for an epoch or an ended session. A batch is a sorted array. A Bloom filter
-(Bloom, 1970; two places per ID, one byte per place) rules out most unknown digests before the batches are searched.
+Digests are in numbered *batches*, such as one for an epoch or an ended session. A batch is a sorted array. A Bloom
+filter (Bloom, 1970; two places per ID, one byte per place) rules out most unknown digests before the batches are
+searched.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ __all__ = ["DIGEST_BYTES", "Batches", "Digester", "from_bytes"]
 DIGEST_BYTES = 16
 _HALF, _WORD = np.dtype("<u8"), np.dtype("<u4")
 _SUMS, _UPPER = 4, np.uint64(32)
-#: Words of the queue. Most words of a key: those, one for kind and length, and four bytes per character.
+#: Words of the queue's name. The most words of a key: these, one for kind and length, and four bytes per character.
 _QUEUE_WORDS = 4
 _WORDS_MAX = _QUEUE_WORDS + 1 + ID_CHARS_MAX
 _TEXT, _BYTES = 0, 1
 #: Fewest places of the filter per digest; it grows by doubling. With 8 to 16, batches are searched for 2 to 6 % of
 #: unknown digests.
 _PLACES = 8
-#: The second place of a digest uses other bits of it.
+#: The second place of a digest in the filter uses other bits of the digest.
 _SHIFT = np.uint64(31)
 
 
@@ -41,11 +42,11 @@ class Digester:
     Each of the four is the upper half of `c + sum(m[i] * word[i])` modulo 2**64, over 32-bit words of the queue, of the
     kind and length of the key, and of the key. With secret random multipliers, two different inputs have an equal
     half with a probability of 2**-32, whoever chose them (D. Lemire and O. Kaser, "Strongly universal string hashing is
-    fast", The Computer Journal 57, 2014), and an equal digest with 2**-128. Knowing the secret allows collisions: it is
-    in the checkpoint, like the IDs, and producers need no access to that.
+    fast", The Computer Journal 57, 2014), and an equal digest with 2**-128. Who knows the secret can construct
+    collisions: the secret is in the checkpoint, like the IDs, and producers need no access to the checkpoint.
 
     Args:
-        secret: random bytes. Each file of the checkpoint has it, so that digests are the same in every process.
+        secret: random bytes. Every file of the journal has them, so that digests are the same in every process.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -106,15 +107,15 @@ def from_bytes(data: bytes) -> Any:
 
 
 class Batches:
-    """Batches by number. A missing one counts as empty."""
+    """Batches by number. A missing batch counts as empty."""
 
     def __init__(self) -> None:
-        #: Each sorted by the first half.
+        #: Batches, each sorted by the first halves of its digests.
         self._sorted: dict[int, Any] = {}
-        #: Digests not sorted into their batch yet: those of an epoch come queue by queue.
+        #: Digests not sorted into their batch yet: the digests of an epoch are added queue by queue.
         self._added: dict[int, list[Any]] = {}
         self._filter: Any = np.zeros(1, bool)
-        #: Digests in the filter.
+        #: Number of digests in the filter.
         self._marked = 0
 
     def __len__(self) -> int:
@@ -130,7 +131,7 @@ class Batches:
             self._added.setdefault(number, []).append(digests)
 
     def pile(self, digests: Any) -> None:
-        """Add digests to a pile of batches, each at least twice as large as the next."""
+        """Add digests to a pile of batches, in which each batch is at least twice as large as the next."""
         top = len(self._batches)
         self.put(top, digests)
         while top and self.size(top - 1) < 2 * self.size(top):
@@ -159,7 +160,7 @@ class Batches:
         return digests
 
     def find(self, digests: Any, numbers: Collection[int] | None = None) -> Iterator[int]:
-        """Yield the places of the digests found in these batches, or in any; once for each batch."""
+        """Yield the places of the digests that are in these batches, or in any; once for each batch that has them."""
         batches = self._batches
         if not batches or not len(digests):
             return

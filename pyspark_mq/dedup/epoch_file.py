@@ -1,4 +1,4 @@
-"""The file of an epoch, written before its offset is returned. Pure; it is encoded elsewhere."""
+"""The content of an epoch's file, which is written before the epoch's offset is returned. Pure; encoded elsewhere."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Snapshot:
     """A committed, unsettled epoch, or contents that were left together.
 
     Attributes:
-        number: number of the epoch; for contents the connected seconds when they were left.
+        number: number of the epoch; for contents, the connected seconds at which they were left.
         contents: digests of contents.
         digests: digests of IDs.
-        queues: messages of each queue.
+        queues: number of messages of each queue.
         so_far: number of messages left before these contents.
     """
 
@@ -45,16 +45,16 @@ class EpochFile:
         connected_s: seconds for which every connection of the query was up, over all its processes.
         left_so_far: number of messages left, over all processes.
         settled: epochs settled since the previous file.
-        left: digests left since then.
-        left_contents: contents left since then.
-        settled_again: contents that were left, redelivered, and settled since then.
-        repeating: contents found to repeat since then.
+        left: digests of IDs left since the previous file.
+        left_contents: contents left since the previous file.
+        settled_again: contents that were left, and have been redelivered and settled since the previous file.
+        repeating: contents found to repeat since the previous file.
         base: the newest file with `unsettled` and `contents`; `after` lists the files after it.
         left_after: files with `left` after the newest of `left_parts`.
         window_parts, left_parts: files with a part of the window and of the left IDs, oldest first.
         window_part, left_part: such a part in this file, if any.
-        unsettled: epochs not settled by then, oldest first.
-        contents: contents left by then; `repeats`: those known to repeat.
+        unsettled: epochs not settled when this file was written, oldest first.
+        contents: contents left by the time this file was written; `repeats`: contents known to repeat.
         gone: files no longer named, grouped by the last plan that named them, oldest first.
         state: state of Spark's log, in the first file of a process.
         secret: secret of all digests (:class:`.Digester`), in hexadecimal. Files that name each other share it.
@@ -88,6 +88,6 @@ class EpochFile:
 
     @property
     def names(self) -> set[str]:
-        """Names of the other files that loading this one reads."""
+        """Names of the other files that are read when this one is loaded."""
         every = {self.base or "", *self.after, *self.left_after, *self.window_parts, *self.left_parts}
         return every - {""}

@@ -1,8 +1,8 @@
 """Identity of messages: from a delivered value to one hashable key.
 
-A key is the ID itself if that is a short string, and otherwise a digest (``bytes``): files should not hold an ID of a
-megabyte, and cannot hold one that is not text. Strings and digests never mix, so no producer can forge one with the
-other.
+A key is the ID itself if the ID is a short string, and otherwise a digest (``bytes``): files should not hold an ID of a
+megabyte, and cannot hold an ID that is not text. A string never equals a digest, so a producer cannot use one to forge
+the other.
 
 A message without an ID is identified by its content: in files by a digest of :data:`CONTENT_DIGEST_BYTES`. Within a
 process, :mod:`pyspark_mq.ack.content_matcher` appends an ordinal of eight bytes, which tells equal messages apart. No
@@ -39,20 +39,20 @@ __all__ = [
 
 Key: TypeAlias = "str | bytes"
 
-#: AMQP 0-9-1 has room for 255 bytes in `message_id` (section 4.2.5.3, short strings); JMS
-#: providers use 40 to 120 characters. Longer IDs come from properties and are replaced by digests.
+#: Longest ID that is its own key. AMQP 0-9-1 has room for 255 bytes in `message_id` (section 4.2.5.3, short strings);
+#: JMS providers use 40 to 120 characters. Longer IDs come from properties and are replaced by digests.
 ID_CHARS_MAX = 255
 
 #: With 160 bits, the probability that two of 10**12 messages collide is below 10**-24.
 DIGEST_BYTES = 20
 
-#: Bytes of the digest of a content, and of a message's key: the digest and an ordinal.
+#: Bytes of a content's digest, and of the key of a message without an ID: that digest and an ordinal.
 CONTENT_DIGEST_BYTES = 16
 CONTENT_BYTES = 24
 
 
 class OnMissing(Enum):
-    """The handling of a message without an ID (option `onMissingMessageId`)."""
+    """What to do with a message without an ID (option `onMissingMessageId`)."""
 
     CONTENT = "content"  #: identified by its content; equal messages are counted
     FAIL = "fail"
@@ -62,7 +62,7 @@ class OnMissing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class IdSource:
-    """Place of a message's ID (option `messageIdFrom`).
+    """Where a message's ID is found (option `messageIdFrom`).
 
     Attributes:
         kind: `message-id`, `correlation-id`, `property`, `json` or `content`.
@@ -77,10 +77,10 @@ class IdSource:
 
 
 class TextKeys(Sequence[str]):
-    """IDs, all of them texts.
+    """A sequence of IDs that are all strings.
 
     Args:
-        chunks: arrays of strings without nulls; slices share their memory.
+        chunks: arrays of strings without nulls; slices of the sequence share the arrays' memory.
     """
 
     __slots__ = ("_bounds", "_length", "chunks")
@@ -98,7 +98,7 @@ class TextKeys(Sequence[str]):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Byte lengths of the shortest and the longest key. Cached: keys and texts of a block both use them."""
+        """Byte lengths of the shortest and the longest key. Cached, as a block needs them for keys and for texts."""
         if self._bounds is None:
             every = [pc.min_max(pc.binary_length(chunk)).values() for chunk in self.chunks if len(chunk)]
             sizes = [size.as_py() for some in every for size in some]
@@ -155,10 +155,10 @@ def as_text_keys(keys: Iterable[Any]) -> TextKeys | None:
 
 
 def id_keys(values: Sequence[object] | TextKeys) -> Sequence[Key | None]:
-    """Return the keys of IDs as delivered: None for a missing or empty one.
+    """Return the keys of IDs as delivered: None for a missing or empty ID.
 
     Text is used as is, including newlines and NUL; bytes that are not text and text longer than :data:`ID_CHARS_MAX`
-    are digested; numbers become decimal text. If every ID is a text that can be its own key, the keys are an array.
+    are digested; numbers become decimal text. If every ID is text that can be its own key, the keys are an array.
     """
     texts = as_text_keys(values)
     if texts is not None:
@@ -180,14 +180,14 @@ def _id_key(value: object) -> Key | None:
 
 
 def id_text(value: object) -> str | None:
-    """Return an ID as delivered as text, in full; None for a missing or empty one."""
+    """Return a delivered ID as text, in full; None for a missing or empty ID."""
     if value is None or value in ("", b""):
         return None
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def content_digest(named: bytes, body: bytes) -> bytes:
-    """Return the digest of a content; equal contents have equal ones (SHA-256, cut).
+    """Return the digest of a content (SHA-256, cut); equal contents have equal digests.
 
     Args:
         named: properties and headers of the message, in a form that is the same for each delivery.

@@ -1,6 +1,6 @@
-"""The memory of a query: committed IDs and contents, and those whose messages may be redelivered. Pure.
+"""The memory of a query: IDs and contents of committed messages, and which of these may be redelivered. Pure.
 
-The oldest IDs leave first, and only contents expire by time:
+The oldest IDs are forgotten first, and only contents expire by time:
 
 =============  =======================================================================================================
 *unsettled*    committed epochs with an acknowledgement that is not settled
@@ -13,19 +13,19 @@ The oldest IDs leave first, and only contents expire by time:
 *repeats*      the newest contents seen in two messages. A message with such a content is never taken for a left one
 =============  =======================================================================================================
 
-The file of an epoch has the changes since the previous file. It names the files that a load reads: *parts* of the
+The file of an epoch has the changes since the previous file, and names the files that a load reads: *parts* of the
 window and of the left IDs, a *base* with unsettled epochs, and the files that follow. When :data:`FOLLOWING_MAX` files
 follow, the next one has a new base and part. A part absorbs the parts before it that are not much larger, up to an
 eighth of the IDs remembered. So a file names a bounded number of others, and an epoch writes little, however many IDs
 are remembered: with two million in one base, each epoch of a trickle would write half a megabyte. A base has all
 contents, at most 8 MB.
 
-Epochs unsettled when a process ends are left, in order. The next file records that.
+Epochs that are unsettled when a process ends are left, in order. The next file records this.
 
 The promise: an ID is recognised until `remember_left` distinct others have been left since it was *first* left, or, if
-it was settled, until `dedupWindow` newer ones have been. (The promise cannot count from when it was *last* left: no
-file has a repeated acknowledgement that was under way at a kill.) IDs are forgotten in batches, such as one plan's, so
-later than that.
+it was settled, until `dedupWindow` newer IDs have been settled. (The promise cannot count from when the ID was *last*
+left: no file has a repeated acknowledgement that was under way when a process was killed.) IDs are forgotten in
+batches, such as one plan's, so they may be remembered for longer.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ __all__ = ["KEPT_EPOCHS", "Memory", "parted"]
 KEPT_EPOCHS = 120
 #: Most files that follow a base or a part, and most messages in them.
 FOLLOWING_MAX, _FOLLOWING_MESSAGES_MAX = 32, 500_000
-#: Contents are forgotten after this many connected seconds, or when this many were left after them.
+#: Left contents are forgotten after this many connected seconds, or when this many more messages have been left.
 _CONTENTS_LEFT_S = 3_600.0
 _CONTENTS_LEFT = 500_000
-#: Most repeating contents remembered, the newest.
+#: How many of the newest repeating contents are remembered.
 _REPEATS_MAX = 65_536
 _NOTHING = from_bytes(b"")
 #: Stands for the content digest of messages without an identity.
@@ -62,7 +62,7 @@ _NAMELESS = bytes(CONTENT_DIGEST_BYTES)
 
 @dataclass(slots=True)
 class _Unsettled:
-    """A committed epoch: its batches, and its number of messages in each queue."""
+    """A committed, unsettled epoch: its batches, and its number of messages in each queue."""
 
     ids: int
     contents: int
@@ -75,15 +75,16 @@ class Memory:
     Args:
         window: `dedupWindow`.
         most_left: `remember_left` of :class:`.Settings`.
-        secret: random bytes for digests, see :class:`.Digester`. A load replaces it by that of the files.
+        secret: random bytes for digests, see :class:`.Digester`. A load replaces them by the secret of the files.
 
     Attributes:
-        digester: makes digests of keys. A load replaces it.
+        digester: makes digests of keys. A load replaces it, as the secret changes.
         connected_s: seconds for which every connection of the query was up, over all its processes.
         forgotten: number of IDs forgotten although their messages may be redelivered.
-        contents: batches of left contents; for each its connected second, and the number of messages left by then.
+        contents: batches of left contents; for each, the connected second at which its contents were left, and the
+            number of messages left by then.
         came: contents that were left, redelivered and settled; the next file removes them.
-        repeats: contents known to repeat, and how many messages of each were left and not redelivered since.
+        repeats: contents known to repeat, and how many messages with each content were left and not redelivered since.
     """
 
     def __init__(self, window: int, most_left: int, secret: bytes) -> None:
@@ -93,22 +94,22 @@ class Memory:
         self.window, self.left = Shelf(window), Shelf(most_left)
         #: Epoch -> its batches, in the order of commits.
         self._unsettled: dict[int, _Unsettled] = {}
-        #: The newest batch of contents that was joined from several.
+        #: The newest batch of contents that was joined from several batches.
         self._joined = 0
         #: Number of messages left so far.
         self._left_so_far = 0
         #: Batches of left IDs that are not in a file yet.
         self._new: list[int] = []
         self._new_contents, self._new_repeats = _NOTHING, _NOTHING
-        #: Repeating contents and left messages, by their keys until the first file: a load changes the secret.
+        #: Repeating contents found before the first file, by queue and key: a load changes the secret of digests.
         self._repeated: dict[tuple[str, Key], None] | None = {}
         self._left: dict[str, dict[Key, None]] | None = {}
         self._base: str | None = None
-        #: Files that follow the base -> their messages.
+        #: Files that follow the base -> number of messages in each.
         self._after: dict[str, int] = {}
         self._left_after: list[str] = []
         self._gone: deque[Sequence[str]] = deque()
-        #: Whether the next file needs a new base: the former process's unsettled epochs are left by now.
+        #: Whether the next file needs a new base, because the former process's unsettled epochs are left now.
         self._loaded = False
         self.connected_s = 0.0
         self.forgotten = 0
@@ -143,13 +144,13 @@ class Memory:
         self.ids.put(one.contents, contents)
 
     def _digests(self, queue: str, keys: Collection[Key]) -> tuple[Any, Any]:
-        """Return the digests of IDs, and of contents."""
+        """Return the digests of the IDs among the keys, and those of the contents."""
         begin = self.digester.begin(queue)
         ids, contents = parted(keys)
         return self.digester.digests(begin, ids), self.digester.digests(begin, contents)
 
     def settle(self, epochs: Iterable[int]) -> list[int]:
-        """Record that epochs are settled; return those that were not before."""
+        """Record that epochs are settled; return those that were not settled before."""
         settled = [epoch for epoch in epochs if epoch in self._unsettled]
         for epoch in settled:
             its = self._unsettled.pop(epoch)
@@ -163,13 +164,13 @@ class Memory:
         return settled
 
     def leave(self, keys: Mapping[str, Collection[Key]]) -> None:
-        """Record that committed messages were left open. One left before keeps its place."""
+        """Record that committed messages were left open. A message left before keeps its place in the order."""
         for queue, some in keys.items():
             if self._left is not None:
                 self._left.setdefault(queue, {}).update(dict.fromkeys(some))
             ids, contents = self._digests(queue, some)
             self._leave(ids)
-            # Each message of a repeating content counts; contents that came are about to be removed.
+            # Each message with a repeating content counts. Contents in `came` are about to be removed.
             left = set(self.ids.find(contents, self.contents))
             counts = [
                 place not in left or text in self.repeats or text in self.came
@@ -201,7 +202,7 @@ class Memory:
                     self.repeats[text] += 1
 
     def _take_out_came(self) -> Any:
-        """Remove contents that were left and came; return their digests."""
+        """Remove the contents in `came` from those left; return their digests."""
         came, self.came = from_bytes(b"".join(self.came)), set()
         for number in self.contents if len(came) else ():
             there = self.ids.forget(number)
@@ -209,7 +210,7 @@ class Memory:
         return came
 
     def note_repeat(self, queue: str, key: Key) -> None:
-        """Record that a content repeats; by its key too, until a load changes the secret."""
+        """Record that a content repeats; also by its key, as a load may change the secret."""
         if self._repeated is not None and len(self._repeated) < _REPEATS_MAX:
             self._repeated[queue, key] = None
         self.repeat(self._digests(queue, [key])[1])
@@ -246,7 +247,7 @@ class Memory:
     # -- files
 
     def compose(self, epoch: int, queues: Sequence[str], planned: ByQueue, held: Collection[int]) -> EpochFile:
-        """Settle, forget, and make the file of an epoch. Call :meth:`written` once the file is written.
+        """Settle epochs, forget IDs, and return the content of an epoch's file. Call :meth:`written` once that exists.
 
         Args:
             held: epochs with an unsettled acknowledgement.
@@ -340,7 +341,7 @@ class Memory:
             kept: files named from now on.
 
         Returns:
-            the files to remove now; and those to remove later, by plan.
+            the files to remove now; and the files to remove later, by plan.
         """
         self._gone.append(sorted(set(before).difference(kept)))
         files = [file for _ in range(len(self._gone) - KEPT_EPOCHS) for file in self._gone.popleft()]
@@ -354,10 +355,10 @@ class Memory:
         Args:
             name: name of the newest file.
             read: reads a file, without the abandoned messages of its epoch.
-            committed: whether its epoch is committed.
+            committed: whether the epoch of that file is committed.
 
         Returns:
-            the number of messages in each queue that the end of that process left.
+            the number of messages in each queue that were left when the former process ended.
         """
         own, repeated, left = read(name), self._repeated or {}, self._left or {}
         self.digester, self.repeats = Digester(bytes.fromhex(own.secret)), {}
@@ -449,7 +450,7 @@ class Memory:
 
 
 def parted(keys: Collection[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
-    """Split keys into IDs, and contents as files hold them."""
+    """Split keys into IDs, and contents in the form that files have."""
     if isinstance(keys, TextKeys):  # the usual case
         return keys, ()
     if bytes not in set(map(type, keys)):  # comparing types takes a tenth of the time
@@ -464,5 +465,5 @@ def parted(keys: Collection[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
 
 
 def _texts(digests: Any) -> Any:
-    """Return digests as values of one column."""
+    """Return digests as an array with one value for each digest."""
     return np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()

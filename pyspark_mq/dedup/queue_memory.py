@@ -1,4 +1,4 @@
-"""The memory of a query as one queue knows it: keys of that queue in, keys out."""
+"""The memory of a query as seen by one queue: takes and returns keys of that queue."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class QueueMemory:
         self._memory.note_repeat(self._queue, key)
 
     def emit_again(self, key: Key) -> bool:
-        """Record the emission of a message that may be one left open; return whether one with its content was."""
+        """Record the emission of a message that may have been left open; return whether one with its content was."""
         (text,) = map(bytes, self._digests([key]))
         repeats = self._memory.repeats
         if not repeats.get(text):
@@ -73,7 +73,7 @@ class QueueMemory:
         """Hold the IDs of received messages.
 
         Returns:
-            their digests; None, with nothing done, if a key is known or held, is not an ID, or occurs twice.
+            the IDs' digests; None if a key is known or held, is not an ID, or occurs twice: then nothing is held.
         """
         if parted(keys)[1]:
             return None
@@ -94,7 +94,7 @@ class QueueMemory:
         """Record that messages of an epoch are committed.
 
         Args:
-            digests: their digests, if all were held; they stay held until :meth:`hold_only`.
+            digests: the keys' digests, if all were held; they stay held until :meth:`hold_only`.
         """
         self._memory.commit(epoch, self._queue, keys, np.concatenate(digests) if digests else None)
 

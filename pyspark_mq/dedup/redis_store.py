@@ -1,8 +1,8 @@
-"""Committed IDs in Redis: shared by queries, and safe from the loss of a checkpoint.
+"""Committed IDs in Redis: shared by queries, and not lost with a checkpoint.
 
 Each queue or topic has a sorted set: its members are keys, its scores the order of commits. A set keeps `window`
-members; every call is one round trip for a whole epoch. A member is one type byte and the key, so that text and digests
-cannot mix.
+members; every call is one round trip for a whole epoch. A member is a type byte and the key, so that a string never
+equals a digest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 _TIMEOUT_S = 5.0
 _RETRIES = 3
-#: Most members in one command; it bounds a request to a few hundred kilobytes.
+#: Most members in one command. This limits a request to a few hundred kilobytes.
 _CHUNK = 10_000
 
 
@@ -40,12 +40,12 @@ class RedisStore(SeenStore):
 
     Args:
         url: ``redis://user:password@host:port/db`` or ``rediss://…``.
-        source: names the queue or topic; stores of one source share one set.
+        source: name of the queue or topic; stores with the same source share one set.
         window: members kept (`dedupWindow`), at least one.
         hide: removes the password from the server's messages.
 
     Raises:
-        BrokerUnavailableError: from any call, when Redis does not answer. Nothing is lost: unacknowledged messages stay
+        BrokerUnavailableError: from any method, if Redis does not answer. Nothing is lost: unacknowledged messages stay
             in the queue.
     """
 
@@ -86,8 +86,8 @@ class RedisStore(SeenStore):
         try:
             return command()
         except redis.RedisError as error:
-            # The client's own errors name host and port, never the password. A server without HELLO or AUTH (renamed,
-            # older than 6, or a proxy) quotes their arguments.
+            # The client's own errors name host and port, never the password. But a server that lacks the commands HELLO
+            # or AUTH (renamed, older than 6, or a proxy) quotes their arguments.
             reason = self._hide(str(error).partition(", with args")[0])
             raise BrokerUnavailableError(
                 f"option 'dedupStore': Redis failed: {type(error).__name__}: {reason}. Nothing is lost; "

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 __all__ = ["Shelf"]
 
-#: A part absorbs earlier ones up to an eighth of the maximum, and up to this many digests, as one plan writes it.
+#: A part absorbs earlier parts up to an eighth of the maximum, and up to this many digests, as one plan writes it.
 _SHARE, _PART_MAX = 8, 262_144
 
 
@@ -41,7 +41,10 @@ class Shelf:
         return size
 
     def take_over(self) -> dict[int, int]:
-        """Remove the oldest batches, while more than `maximum` digests remain; return their sizes."""
+        """Remove the oldest batches, each only if more than `maximum` digests remain without it.
+
+        Return the removed batches' sizes, by number.
+        """
         over: dict[int, int] = {}
         while self.sizes:
             oldest = next(iter(self.sizes))
@@ -66,5 +69,5 @@ class Shelf:
         return joined
 
     def join(self, numbers: Iterable[int], into: int) -> None:
-        """Join the newest batches."""
+        """Record that the newest batches were joined into one."""
         self.sizes[into] = sum(self.sizes.pop(number) for number in numbers)

@@ -17,17 +17,17 @@ __all__ = ["CheckpointOnly", "SeenStore"]
 class SeenStore(ABC):
     """IDs of committed messages, shared by all users of the store.
 
-    One thread calls it, once per epoch and never per message. An ID is remembered after the commit of its epoch and
-    before its acknowledgement, so the store never knows an ID whose message could still be lost.
+    One thread calls the methods, once per epoch and never per message. An ID is remembered after the commit of its
+    epoch and before its acknowledgement, so the store never knows an ID whose message could still be lost.
     """
 
     @abstractmethod
     def known(self, keys: Iterable[Key]) -> set[Key]:
-        """Return those of `keys` that were remembered and are still in the store."""
+        """Return the keys that were remembered and are still in the store."""
 
     @abstractmethod
     def remember(self, keys: Iterable[Key]) -> None:
-        """Add committed IDs; the oldest beyond the store's bound are dropped."""
+        """Add committed IDs; drop the oldest ones beyond the store's limit."""
 
     def close(self) -> None:  # noqa: B027 - most stores have nothing to do
         """Close the store. Not guaranteed to be called."""
@@ -37,8 +37,8 @@ class CheckpointOnly(SeenStore):
     """`dedupStore=checkpoint`: no store beyond the checkpoint."""
 
     def known(self, keys: Iterable[Key]) -> set[Key]:  # noqa: ARG002
-        """Return none, without consuming any."""
+        """Return an empty set, without consuming `keys`."""
         return set()
 
     def remember(self, keys: Iterable[Key]) -> None:
-        """Keep nothing: the checkpoint has them."""
+        """Do nothing: the checkpoint has the IDs."""

@@ -1,8 +1,8 @@
 """Publishing over AMQP 0-9-1 by pika, with confirms and `mandatory`.
 
-pika's callback connection is driven directly, as its blocking one waits for the confirmation of each message. RabbitMQ
-returns an unroutable message and then confirms it all the same, in this order (`rabbit_channel.erl`), so a returned
-message becomes an error before it counts as confirmed.
+pika's callback connection is driven directly, as pika's blocking connection waits for the confirmation of each message.
+RabbitMQ returns an unroutable message and then confirms it all the same, in this order (`rabbit_channel.erl`), so a
+returned message becomes an error before it counts as confirmed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Amqp091Publisher"]
 _LOG = logging.getLogger("pyspark_mq")
 leave_out_own_lines("pika")
 
-#: Bytes encoded between two turns of the socket. A larger piece is copied for each part that the socket accepts.
+#: Bytes encoded between two turns of the socket. The rest of a larger piece would be copied whenever a part is sent.
 _TURN_BYTES = 256 << 10
 _TURN_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
@@ -88,7 +88,7 @@ class Amqp091Publisher(Publisher):
         self.window.block(str(frame.method.reason) or "no reason given")
 
     def _check(self, destination: Destination, deadline: float) -> None:
-        """Look up the destination, on a channel of its own: the broker closes it if there is none."""
+        """Look up the destination on a separate channel, as the broker closes the channel if it does not exist."""
         closed: list[Any] = []
         done: list[Any] = []
 
@@ -105,7 +105,7 @@ class Amqp091Publisher(Publisher):
             return
         code, reason = getattr(closed[0], "reply_code", 0), reason_of(closed[0])
         if code == _LOCKED:
-            return  # an exclusive queue; others may write to it
+            return  # an exclusive queue; other connections may write to it
         if code == _NOT_FOUND and not self.endpoint.broker.will_be_back(reason):
             raise DestinationError(
                 f"{destination} does not exist in virtual host '{self.url.virtual_host}' of {self.url}: declare it, or "
@@ -113,7 +113,7 @@ class Amqp091Publisher(Publisher):
             )
         if code == _REFUSED:
             raise DestinationError(
-                f"{destination} at {self.url} is denied to this user: see option 'username' ({reason})"
+                f"this user may not access {destination} at {self.url}: see option 'username' ({reason})"
             )
         raise BrokerUnavailableError(f"{self.url}: {destination}: {reason}")
 
@@ -178,7 +178,7 @@ class Amqp091Publisher(Publisher):
         self._left, self._exhausted = iter(encoded), False
         self._fill()
         while True:
-            # Check first: returned messages are confirmed all the same.
+            # Check for a failure first: returned messages are confirmed all the same.
             if self._failed is not None:
                 raise self._failed
             if self._exhausted and not self.window.unconfirmed:
@@ -189,7 +189,7 @@ class Amqp091Publisher(Publisher):
             self._turn(_TURN_S)
 
     def _fill(self) -> None:
-        """Publish as much as the window has room for, leaving turns to the socket."""
+        """Publish as many messages as the window has room for, with turns of the socket in between."""
         window, parts, written = self.window, [], 0
         while written < _TURN_BYTES and not window.full and self._end is None and self._failed is None:
             item = next(self._left, None)
@@ -216,8 +216,8 @@ class Amqp091Publisher(Publisher):
         if answer.NAME != "Basic.Ack":
             self._fail(
                 f"{self.url}: the broker refused {len(tags)} message(s) for {self._named()}: the queue is full and "
-                "rejects messages (`overflow` is reject-publish), or it failed. Make room, or raise its limit; see the "
-                "broker's log"
+                "rejects messages (`overflow` is reject-publish), or it failed. Make room in the queue, or raise its "
+                "limit; see the broker's log"
             )
             return
         was_full = window.full
@@ -249,7 +249,7 @@ class Amqp091Publisher(Publisher):
         self._loop.stop()
 
     def _end_error(self, text: str) -> MqError:
-        """Return the error for the end of the connection or channel, or, with neither ended, for this text."""
+        """Return the error for the end of the connection or channel; if neither has ended, an error with this text."""
         if self._end is None:
             return BrokerUnavailableError(f"{self.url}: {text}")
         reason = reason_of(self._end)

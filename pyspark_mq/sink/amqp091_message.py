@@ -1,6 +1,6 @@
 """Messages as AMQP 0-9-1 frames. Pure, except that times to live need the clock.
 
-They are encoded by hand, as the client library spends more time on this than on everything else.
+Messages are encoded by hand, as the client library spends more time on encoding than on everything else.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pyspark_mq.sink.settings import Destination, Message, ttl_ms
 
 __all__ = ["content", "properties_of", "publish_frame"]
 
-#: A name is a short string (AMQP 0-9-1, 4.2.5.3), and all headers fit in one frame (4.2.3), by default of 128 KiB.
+#: A name is a short string (AMQP 0-9-1, 4.2.5.3), and all headers must fit in one frame (4.2.3), by default of 128 KiB.
 _SHORT_BYTES, _HEADERS_BYTES = 255, 120 << 10
 _MICROSECONDS = 1_000_000
 #: RabbitMQ's longest time to live (`?MAX_EXPIRY_TIMER`).
@@ -68,7 +68,7 @@ def properties_of(message: Message) -> bytes:
     """Return a message's properties with their flags, as :class:`.Amqp091Batch` reads them.
 
     Raises:
-        RowError: one is too long.
+        RowError: a property is too long.
     """
     headed = message.properties or message.group_id is not None or message.group_sequence is not None
     values = (
@@ -92,8 +92,8 @@ def _lifetime(expiration_us: int) -> str:
     lifetime = ttl_ms(expiration_us)
     if lifetime > _TTL_MAX_MS:
         raise RowError(
-            f"column 'expiration' is {lifetime} ms ahead in a row, but RabbitMQ allows at most {_TTL_MAX_MS} "
-            "(49 days): set it to null"
+            f"a row has a time {lifetime} ms ahead in column 'expiration', but RabbitMQ allows at most {_TTL_MAX_MS} "
+            "ms (49 days): set the column to null there"
         )
     return str(lifetime)
 
@@ -103,8 +103,8 @@ def _short(name: str, text: str) -> bytes:
     size = len(data)
     if size > _SHORT_BYTES:
         raise RowError(
-            f"column '{name}' has {size} bytes in a row ('{text[:40]}…'), but AMQP 0-9-1 allows at most "
-            f"{_SHORT_BYTES} there: shorten it, or put it into 'body'"
+            f"a row has {size} bytes in column '{name}' ('{text[:40]}…'), but AMQP 0-9-1 allows at most "
+            f"{_SHORT_BYTES} there: shorten the value, or put it into 'body'"
         )
     return b"%c%b" % (size, data)
 
@@ -118,8 +118,8 @@ def _table(message: Message) -> bytes:
     data = b"".join(_short("properties", name) + _value(value) for name, value in headers.items())
     if len(data) > _HEADERS_BYTES:
         raise RowError(
-            f"column 'properties' has {len(data)} bytes in a row, but an AMQP 0-9-1 frame holds {_HEADERS_BYTES}: "
-            "put the large ones into 'body'"
+            f"a row has {len(data)} bytes in column 'properties', but an AMQP 0-9-1 frame holds at most "
+            f"{_HEADERS_BYTES}: put large properties into 'body'"
         )
     return len(data).to_bytes(4, "big") + data
 

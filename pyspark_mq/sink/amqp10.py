@@ -1,9 +1,9 @@
 """Publishing over AMQP 1.0 with proton's engine; as in the source, socket and loop are ours.
 
 A message is confirmed when the broker has accepted it (AMQP 1.0, 3.4.2). RabbitMQ 4 releases unroutable messages, and
-rejects those that a full queue refuses; both ActiveMQs reject them or end the link. Each destination has a link. It
-asks brokers that create missing addresses for a queue (capability `queue`): otherwise Artemis creates an address that
-keeps no messages.
+rejects messages that a full queue refuses; both ActiveMQs reject such messages or end the link. Each destination has a
+link. If the broker creates missing addresses, the link requests a queue (capability `queue`): otherwise Artemis creates
+an address that keeps no messages.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Amqp10Publisher(Publisher):
         self._link(destination, deadline)
 
     def _link(self, destination: Destination, deadline: float) -> Any:
-        """Return the link to a destination, attached; raise an error if it is refused."""
+        """Return an attached link to a destination; raise an error if the broker refuses the link."""
         link = self._links.get(destination)
         if link is not None:
             return link
@@ -138,7 +138,7 @@ class Amqp10Publisher(Publisher):
             raise self._link_error(destination, link)
         if not ready:
             raise (
-                self._end_error() if self._end else BrokerUnavailableError(f"{self.url}: {destination} did not answer")
+                self._end_error() if self._end else BrokerUnavailableError(f"{self.url}: no answer about {destination}")
             )
         return link
 
@@ -162,7 +162,7 @@ class Amqp10Publisher(Publisher):
         broker = self.endpoint.broker
         if message.priority is not None and message.priority > _PRIORITY_MAX and broker.name != "rabbitmq":
             raise RowError(
-                f"column 'priority' is {message.priority} in a row, but '{broker.name}' allows 0 to {_PRIORITY_MAX}"
+                f"a row has {message.priority} in column 'priority', but '{broker.name}' allows 0 to {_PRIORITY_MAX}"
             )
         return message.destination, encoded(message, broker.name), message.id
 
@@ -192,13 +192,13 @@ class Amqp10Publisher(Publisher):
         """Take a turn of the connection and process its results.
 
         Args:
-            waits: whether everything is confirmed and the broker gives no credit for more.
+            waits: whether every message is confirmed, and the broker gives no credit for more.
         """
         self._turn(timeout_s)
         self._look()
         if self._failed is not None:
             raise self._failed
-        # Under an alarm RabbitMQ no longer opens the session's window, and sent messages stay here.
+        # While it has an alarm, RabbitMQ does not open the session's window, and messages to send stay here.
         stuck = not self._socket.outgoing and self._session.outgoing_bytes > 0
         self.window.block(_NO_WINDOW if stuck else _NO_CREDIT if waits else "")
         self.window.check()
@@ -206,7 +206,7 @@ class Amqp10Publisher(Publisher):
     def _look(self) -> None:
         """Process outcomes, then the ends of links and of the connection."""
         free_closed(self._closing)
-        # They nearly always arrive in order.
+        # Outcomes nearly always arrive in order.
         if not self._take_outcomes(first=True):
             self._take_outcomes(first=False)
         for destination, link in self._links.items():
@@ -216,7 +216,7 @@ class Amqp10Publisher(Publisher):
             self._failed = self._end_error()
 
     def _take_outcomes(self, *, first: bool) -> int:
-        """Take the outcomes up to the first missing one, or all of them; return how many were accepted."""
+        """Take all outcomes, or with `first` those up to the first missing one; return how many were `accepted`."""
         accepted = []
         for tag, (delivery, _, _) in self._sent.items():
             state = delivery.remote_state
@@ -243,13 +243,13 @@ class Amqp10Publisher(Publisher):
             )
         return WriteError(
             f"{self.url}: {destination} rejected the message with messageId '{message_id}' ({reason}): it is full, or "
-            "refuses such messages; make room, or see the broker's log"
+            "refuses such messages; make room in it, or see the broker's log"
         )
 
     def _link_error(self, destination: Destination, link: Any) -> MqError:
         condition = link.remote_condition
         if condition is None:
-            return WriteError(f"{self.url}: the broker closed the link to {destination} without a reason; see its log")
+            return WriteError(f"{self.url}: the broker closed the link to {destination} without a reason: see its log")
         return self._refusal(str(destination), destination.kind, str(condition.name), str(condition.description or ""))
 
     def _end_error(self) -> MqError:
@@ -281,7 +281,7 @@ class Amqp10Publisher(Publisher):
                 "grant it permission to write, or correct option 'username'"
             )
         if name == "amqp:resource-limit-exceeded":
-            return WriteError(f"{self.url}: {where} is full ({reason}): make room, or raise its limit")
+            return WriteError(f"{self.url}: {where} is full ({reason}): make room in it, or raise its limit")
         return self.lost(reason)
 
     # -- the connection

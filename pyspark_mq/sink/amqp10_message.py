@@ -1,6 +1,6 @@
 """Messages as AMQP 1.0 bytes (part 3 of the specification). Pure, except that times to live need the clock.
 
-They are encoded by hand, as the client library spends more time on this than on everything else.
+Messages are encoded by hand, as the client library spends more time on encoding than on everything else.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _HEADER, _PROPERTIES, _APPLICATION, _DATA, _VALUE = (b"\x00\x53" + bytes((code,)
 def encoded(message: Message, broker: str) -> bytes:
     """Encode a message for a broker.
 
-    RabbitMQ gets the ID as `message-id`, Artemis also as a property. ActiveMQ Classic gets it as a property only: it
-    cannot settle a message with a foreign ID over STOMP. Artemis is not asked to drop duplicates (`_AMQ_DUPL_ID`): it
-    also remembers refused messages, and would mistake the next attempt for a duplicate.
+    RabbitMQ gets the ID as `message-id`, Artemis also as a property. ActiveMQ Classic gets the ID only as a property:
+    it cannot settle a message with a foreign `message-id` over STOMP. Artemis is not asked to drop duplicates
+    (`_AMQ_DUPL_ID`): it also remembers refused messages, and would mistake the next attempt for a duplicate.
 
     Args:
-        broker: value of the option.
+        broker: value of option `broker`.
 
     Raises:
         RowError: AMQP 1.0 cannot carry a value.
@@ -41,7 +41,7 @@ def _header(message: Message) -> bytes:
         [
             _TRUE if message.persistent else _FALSE,
             _NULL if message.priority is None else b"\x50" + bytes((message.priority,)),
-            # If it does not fit, the message has only the absolute expiry time.
+            # If the time to live does not fit, the message has only the absolute expiry time.
             _NULL if lifetime is None or lifetime > _UINT_MAX else _uint(lifetime),
         ],
     )
@@ -50,7 +50,7 @@ def _header(message: Message) -> bytes:
 def _properties(message: Message, broker: str) -> bytes:
     sequence = message.group_sequence
     if sequence is not None and sequence > _UINT_MAX:
-        raise RowError(f"column 'groupSequence' is {sequence} in a row, but AMQP 1.0 allows at most {_UINT_MAX}")
+        raise RowError(f"a row has {sequence} in column 'groupSequence', but AMQP 1.0 allows at most {_UINT_MAX}")
     return _list(
         _PROPERTIES,
         [
@@ -88,7 +88,7 @@ def _body(message: Message) -> bytes:
     try:
         message.body.decode()
     except UnicodeDecodeError:
-        raise RowError("column 'body' is a string that is not UTF-8 in a row: cast it to binary") from None
+        raise RowError("a row has a string that is not UTF-8 in column 'body': cast the column to binary") from None
     return _VALUE + _sized(b"\xa1", b"\xb1", message.body)
 
 
@@ -107,7 +107,7 @@ def _symbol(column: str, text: str | None) -> bytes:
     if text is None:
         return _NULL
     if not text.isascii():
-        raise RowError(f"column '{column}' is '{text[:40]}' in a row, but AMQP 1.0 allows only ASCII there: correct it")
+        raise RowError(f"a row has '{text[:40]}' in column '{column}', but AMQP 1.0 allows only ASCII: correct it")
     return _sized(b"\xa3", b"\xb3", text.encode())
 
 

@@ -1,7 +1,7 @@
 """Columns of a write, and how a row becomes a message.
 
-Columns have the source's names, so rows can be written back. Columns about a delivery and headers that brokers add are
-left out. Names and types are checked before anything is published.
+Columns have the source's names, so rows that were read can be written. Columns about a delivery and headers that
+brokers add are left out. Names and types are checked before anything is published.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class _WriteColumn(NamedTuple):
     """A column.
 
     Attributes:
-        code: its field's code in a digest, frozen; 0 if it has none.
+        code: code of the column's field in a digest; 0 if it has none. Codes never change.
         kinds: accepted types, by Spark's names.
-        text: its meaning in a message, for docs/sink.md, as Markdown.
+        text: the column's meaning in a message, for docs/sink.md, as Markdown.
     """
 
     code: int
@@ -77,7 +77,7 @@ class ColumnPlan:
     """The columns of one write, checked.
 
     Args:
-        fields: name and type of each, by Spark's names.
+        fields: name and type of each column, by Spark's names.
         settings: options about the destination.
 
     Raises:
@@ -127,13 +127,13 @@ class ColumnPlan:
         if not name:
             shown = "null" if name is None else "empty"
             raise RowError(
-                f"column '{self._where}' is {shown} in a row, so the row has no destination: fill it, or set option "
-                f"'{self._where}' for all rows"
+                f"column '{self._where}' is {shown} in a row, so the row has no destination: fill the column, or set "
+                f"option '{self._where}' for all rows"
             )
         if not self._meant.isdisjoint(name):
             raise RowError(
-                f"column 'queue' is '{name}' in a row, but broker 'activemq' reads "
-                f"{' '.join(sorted(self._meant))} in a name as other queues or parameters: rename it"
+                f"a row has '{name}' in column 'queue', but in a name broker 'activemq' reads "
+                f"{' '.join(sorted(self._meant))} as separators of queues or parameters: rename the queue"
             )
         if self._where == "queue":
             return Destination("queue", name)
@@ -150,11 +150,11 @@ def _check(name: str, kind: str) -> None:
         hint = f"did you mean '{known[near[0]]}'? " if near else ""
         raise SchemaError(
             f"the rows have column '{name}', which is not a column of a write; {hint}Columns are {', '.join(COLUMNS)}. "
-            "Drop it, rename it, or put it into 'body' (to_json) or 'properties'"
+            f"Drop or rename '{name}', or put it into 'body' (to_json) or 'properties'"
         )
     if kind not in column.kinds:
         raise SchemaError(
-            f"column '{name}' is {kind}, but must be {' or '.join(column.kinds)}: cast it before the write"
+            f"column '{name}' has type {kind}, but must be {' or '.join(column.kinds)}: cast it before the write"
         )
 
 
@@ -163,7 +163,7 @@ class RowReader:
 
     Args:
         plan: the checked columns.
-        identity: makes the IDs.
+        identity: makes the IDs of rows that have none.
         reserved_properties: property names that this protocol cannot carry, each with the reason.
     """
 
@@ -206,7 +206,7 @@ class RowReader:
             )
 
     def _draft(self, row: dict[str, Any], *, is_text: bool) -> tuple[Message, bytes]:
-        """Return a row as a message, without an ID if the row has none, and the fields to digest."""
+        """Return a row as a message, without an ID if the row has none; and the fields to digest."""
         destination = self._plan.destination(row)
         properties = self._properties(row)
         _check_numbers(row)
@@ -220,7 +220,7 @@ class RowReader:
         return message, _fields(message, persistent)
 
     def _properties(self, row: dict[str, Any]) -> tuple[tuple[str, str | None], ...]:
-        """Return the properties to write. A property with a column fills that column if the row does not."""
+        """Return the properties to write. A property that has its own column fills that column if the row does not."""
         entries = row.get("properties")
         if not entries:
             return ()
@@ -248,7 +248,7 @@ def _check_numbers(row: Mapping[str, Any]) -> None:
     for name, most in (("priority", 255), ("groupSequence", _INT64_MAX), ("timestamp", _INT64_MAX)):
         value = row.get(name)
         if value is not None and not 0 <= value <= most:
-            raise RowError(f"column '{name}' is {value} in a row, but must be from 0 (for a time: 1970) to {most}")
+            raise RowError(f"a row has {value} in column '{name}', but allowed are 0 (for a time: 1970) to {most}")
 
 
 @lru_cache(maxsize=1_000)
@@ -300,7 +300,7 @@ def _columns(batch: pa.RecordBatch, names: Iterable[str]) -> dict[str, list[Any]
             found[name] = column.to_pylist()
         except UnicodeDecodeError:
             raise RowError(
-                f"column '{name}' has text that is not UTF-8: correct it before the write (try_validate_utf8)"
+                f"a row has text that is not UTF-8 in column '{name}': correct it before the write (try_validate_utf8)"
             ) from None
     return found
 
@@ -320,7 +320,7 @@ def batches_of_rows(
 
     Args:
         fields: name and type of each column, by Spark's names.
-        convert: converts a value of a type into one that Arrow accepts.
+        convert: converts a value of a Spark type into a value that Arrow accepts.
         most: largest number of rows in a batch.
     """
     chosen = [(place, name, kind) for place, (name, kind) in enumerate(fields) if name in COLUMNS]

@@ -1,4 +1,4 @@
-"""Stable IDs: a row gets the same one however often Spark runs its task, and in whatever order.
+"""Stable IDs: a row gets the same ID however often Spark runs its task, and in whatever order the rows come.
 
 An ID is a digest of the writer (a query and its batch, or the ID of a write), the partition, the destination and the
 row's columns, with its number among equal rows of the partition. **The format is frozen** by the vectors in
@@ -24,7 +24,7 @@ from pyspark_mq.errors import RowError
 
 __all__ = ["ROWS_MAX", "Identity", "Seen", "field", "pairs"]
 
-#: Rows of one task whose digests are kept: some 200 MB.
+#: Most rows of one task whose digests are kept: some 200 MB.
 ROWS_MAX = 16 << 20
 _PERSON = b"pyspark-mq sink1"
 _NULL = b"\xff\xff\xff\xff"
@@ -83,7 +83,7 @@ def keys_of(digests: Iterable[bytes]) -> np.ndarray[Any, Any]:
 
 
 class Seen:
-    """Keys that a task has seen, each with a value, in sorted runs of growing length: 12 or 16 bytes a key.
+    """Keys that a task has seen, each with a value, in sorted arrays of growing length: 12 or 16 bytes a key.
 
     Args:
         rows_max: the most keys to keep.
@@ -98,7 +98,7 @@ class Seen:
         """Number each digest among equal ones, from 0, in order of appearance.
 
         Raises:
-            RowError: there are too many different ones.
+            RowError: there are too many different digests.
         """
         keys = keys_of(digests)
         unique, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
@@ -111,8 +111,8 @@ class Seen:
             new &= ~found
         if self._rows + int(new.sum()) > self._rows_max:
             raise RowError(
-                f"a task has more than {self._rows_max:,} different rows without a messageId, too many to count equal "
-                "ones: write in more partitions (repartition), or give the rows a 'messageId'"
+                f"a task has more than {self._rows_max:,} different rows without a messageId, too many to recognise "
+                "equal rows: write in more partitions (repartition), or give the rows a 'messageId'"
             )
         self._add(unique[new], counts[new].astype(np.uint32))
         numbers = before[inverse].astype(np.int64)
@@ -123,9 +123,9 @@ class Seen:
         return [int(number) for number in numbers]
 
     def differing(self, names: Sequence[bytes], contents: Sequence[bytes]) -> int | None:
-        """Find the first name seen before with other contents; None if there is none.
+        """Return the place of the first name that was seen before with other contents; None if there is none.
 
-        Names beyond the kept number are not recognised.
+        Names beyond the `rows_max` kept ones are not recognised.
         """
         keys, values = keys_of(names), keys_of(contents)
         order = np.argsort(keys, kind="stable")
@@ -157,6 +157,6 @@ class Seen:
 
 
 def _places(run: np.ndarray[Any, Any], keys: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the place of each key in a sorted run, and whether it is there."""
+    """Return the place of each key in a sorted array, and whether the key is there."""
     places = np.minimum(np.searchsorted(run, keys), len(run) - 1)
     return places, run[places] == keys

@@ -1,4 +1,4 @@
-"""The contract of a publisher, one connection for one task, and how a task writes with it.
+"""The contract of a publisher, which is one connection for one task, and how a task writes with it.
 
 A publisher sends messages and returns once the broker has confirmed all of them. It never reconnects: an unconfirmed
 message may or may not be in the queue, so the task fails, Spark retries it, and the copies have equal IDs.
@@ -28,15 +28,15 @@ __all__ = ["PUBLISHERS", "Publisher", "SendWindow", "publisher_class", "write_ro
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Most unconfirmed messages, and their most bytes. A larger message is sent alone.
+#: Most unconfirmed messages, and most bytes of these. A larger message is sent alone.
 WINDOW_MESSAGES, WINDOW_BYTES = 4_000, 8 << 20
-#: After this time, or half a heartbeat, without a message the connection is replaced: the broker's heartbeats went
-#: unanswered meanwhile. ActiveMQ Classic drops an idle one after 30 s.
+#: After this time, or half a heartbeat, without a message, the connection is replaced: the broker's heartbeats went
+#: unanswered meanwhile. ActiveMQ Classic drops an idle connection after 30 s.
 _GAP_S = 10.0
 #: A blocked write logs a warning after this time.
 _BLOCKED_S = 30.0
 _PAUSE_S = 0.5
-#: Bytes of a batch converted to messages at a time.
+#: Most bytes of a batch that are converted to messages at a time.
 _COPIED_BYTES = 64 << 20
 
 #: protocol -> (module, class, package to install)
@@ -61,7 +61,7 @@ class SendWindow:
     def __init__(self, where: object, send_timeout_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
         self.unconfirmed: dict[Any, int] = {}
         self.bytes = 0
-        #: The broker's reason for blocking; empty if it does not block.
+        #: The broker's reason for blocking the connection; empty if it does not block.
         self.blocked = ""
         self._where, self._timeout_s, self._now_s = where, send_timeout_s, now_s
         self._moved_s = now_s()
@@ -79,12 +79,12 @@ class SendWindow:
         self.bytes += size
 
     def confirmed(self, key: Any) -> None:
-        """Record a confirmation; an unknown key counts as no message."""
+        """Record a confirmation; an unknown key changes no count."""
         self.bytes -= self.unconfirmed.pop(key, 0)
         self._moved()
 
     def block(self, reason: str) -> None:
-        """Record that the broker blocks, or, if the reason is empty, that it no longer does."""
+        """Record that the broker blocks the connection, or, if the reason is empty, that it no longer does."""
         if reason != self.blocked:
             self.blocked = reason
             self._moved()
@@ -101,12 +101,16 @@ class SendWindow:
         waited_s = self._now_s() - self._moved_s
         if self.blocked and waited_s >= _BLOCKED_S and not self._warned:
             self._warned = True
-            _LOG.warning("%s: the broker accepts no messages now (%s); the write waits", self._where, self.blocked)
+            _LOG.warning(
+                "%s: the broker is not accepting messages at the moment (%s); the write waits",
+                self._where,
+                self.blocked,
+            )
         if not self.blocked and waited_s >= self._timeout_s:
             raise WriteError(
                 f"{self._where}: no confirmation of {len(self.unconfirmed)} message(s) within "
                 f"sendTimeout={self._timeout_s:g}s. A queue without a majority of its nodes confirms nothing, and a "
-                "full broker may withhold confirmations: fix that, or raise 'sendTimeout'"
+                "full broker may withhold confirmations: fix the cause, or raise 'sendTimeout'"
             )
 
 
@@ -130,18 +134,18 @@ class Publisher(ABC):
 
         Raises:
             BrokerUnavailableError: the broker does not answer in time.
-            RefusedError: the broker refused.
-            DestinationError: the destination is missing, or denied to this user.
+            RefusedError: the broker refused the connection or the login.
+            DestinationError: the destination is missing, or this user may not access it.
         """
 
     @abstractmethod
     def probe(self, destination: Destination, deadline: float) -> None:
-        """Check whether this user may write there, without a visible message.
+        """Check whether this user may write to a destination, without a message that consumers can see.
 
-        A broker that creates missing destinations creates this one. Send nothing afterwards.
+        A broker that creates missing destinations creates this one. The publisher cannot send anything afterwards.
 
         Raises:
-            DestinationError: the destination is missing, or denied to this user.
+            DestinationError: the destination is missing, or this user may not access it.
             WriteError: the broker refused without a reason.
             BrokerUnavailableError: the broker did not answer.
         """
@@ -151,7 +155,7 @@ class Publisher(ABC):
         """Encode a message for :meth:`send`.
 
         Raises:
-            RowError: the protocol cannot carry it.
+            RowError: the protocol cannot carry the message.
         """
 
     @abstractmethod
@@ -159,13 +163,13 @@ class Publisher(ABC):
         """Send messages, and wait until all are confirmed.
 
         Raises:
-            WriteError: the broker did not accept one, or confirmed none for too long.
+            WriteError: the broker did not accept a message, or confirmed none for too long.
             BrokerUnavailableError: the connection ended.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End the connection, whatever state it is in."""
+        """Close the connection, whatever its state."""
 
     def lost(self, reason: object) -> BrokerUnavailableError:
         """Return the error for a connection that ended."""
@@ -187,7 +191,7 @@ def connect(settings: SinkSettings) -> Publisher:
     A silent address, such as one of a host without power, takes only its share of that time.
 
     Raises:
-        BrokerUnavailableError: none has answered; this is the error of the last one.
+        BrokerUnavailableError: no URL has answered; this is the error of the last one.
     """
     kind, urls = publisher_class(settings.endpoint.protocol), settings.endpoint.urls
     deadline = time.monotonic() + settings.endpoint.connect_timeout_s
@@ -212,7 +216,7 @@ def connect(settings: SinkSettings) -> Publisher:
 
 
 def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Split batches into parts small enough to copy: Spark's may hold ten thousand large bodies."""
+    """Split batches into parts small enough to copy: Spark's batches may hold ten thousand large bodies."""
     for batch in batches:
         rows = max(1, batch.num_rows * _COPIED_BYTES // max(batch.nbytes, _COPIED_BYTES))
         yield from (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
@@ -221,7 +225,7 @@ def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def write_rows(batches: Iterable[pa.RecordBatch], settings: SinkSettings, plan: ColumnPlan, identity: Identity) -> int:
     """Publish the rows of one task; return their number once all are confirmed.
 
-    The connection is opened for the first row, and closed at the end. Between two batches everything is confirmed.
+    The connection is opened for the first row, and closed at the end. Each batch is confirmed before the next is sent.
     """
     kind = publisher_class(settings.endpoint.protocol)
     reader = RowReader(plan, identity, {**kind.reserved_properties, **settings.endpoint.broker.header_properties})

@@ -35,7 +35,7 @@ class Message(NamedTuple):
     """One message, from a row. Fields that are None are not written.
 
     Attributes:
-        is_text: whether it is a text message, with its body in UTF-8, and not a bytes message.
+        is_text: True for a text message, whose body is UTF-8; False for a bytes message.
         timestamp_us, expiration_us: microseconds since 1970.
         properties: names and values, without those that brokers add.
     """
@@ -66,7 +66,7 @@ class SinkSettings:
     Attributes:
         queue, topic, exchange, routing_key: None if columns of the rows decide.
         send_timeout_s: longest wait for a confirmation, unless the broker reports that it blocks.
-        write_id: name under which a write may be rerun; None to give each write an ID of its own.
+        write_id: name of a write that may be rerun with the same IDs; None to give each write an ID of its own.
     """
 
     endpoint: Endpoint
@@ -79,7 +79,7 @@ class SinkSettings:
 
     @property
     def destination(self) -> Destination | None:
-        """The destination of every row, as far as options name it; None if columns of the rows decide."""
+        """The destination of all rows, if options name it; None if columns of the rows decide."""
         if self.queue is not None:
             return Destination("queue", self.queue)
         if self.topic is not None:
@@ -90,5 +90,5 @@ class SinkSettings:
 
 
 def ttl_ms(expiration_us: int) -> int:
-    """Return the milliseconds until then, at least one: an expired message is written, and expires at once."""
+    """Return the milliseconds until an expiration, at least 1: an expired message is written and expires at once."""
     return max(1, expiration_us // 1000 - time.time_ns() // 1_000_000)

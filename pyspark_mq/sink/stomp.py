@@ -35,7 +35,7 @@ _CLOSE_TIMEOUT_S = 1.0
 _PRIORITY_MAX = 9
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", ":": "\\c", "\r": "\\r"})
 _OWN = "which is a STOMP header: set it in its own column, if it has one"
-#: Reserved headers (STOMP 1.2, and brokers' own): a property of that name would act as one.
+#: Reserved headers (STOMP 1.2, and brokers' own): a property of the same name would act as that header.
 _MEANT = (
     "accept-version", "ack", "amq-msg-type", "content-encoding", "content-length", "content-type", "correlation-id",
     "destination", "destination-type", "expires", "heart-beat", "host", "id", "login", "message-id", "passcode",
@@ -53,7 +53,7 @@ _Encoded: TypeAlias = "tuple[str, dict[str, str], bytes]"
 
 
 class StompPublisher(Publisher):
-    """One connection; a receipt for each message."""
+    """One connection, with a receipt for each message."""
 
     reserved_properties = dict.fromkeys(_MEANT, _OWN)
 
@@ -107,7 +107,7 @@ class StompPublisher(Publisher):
         self.window.sent(receipt, 0)
         while self.window.unconfirmed:
             if time.monotonic() > deadline:
-                raise BrokerUnavailableError(f"{self.url}: {destination} did not answer in time")
+                raise BrokerUnavailableError(f"{self.url}: the broker did not answer about {destination} in time")
             self._pass(0.1)
         self._protocol.send_frame("ABORT", transaction)
 
@@ -150,7 +150,7 @@ class StompPublisher(Publisher):
         lower, user = said.lower(), self.endpoint.user(self.url)
         where = str(self.settings.destination or "a destination of the rows")
         if any(word in lower for word in _FULL):
-            return WriteError(f"{self.url}: {where} is full ({said}): make room, or raise its limit")
+            return WriteError(f"{self.url}: {where} is full ({said}): make room in it, or raise its limit")
         if any(word in lower for word in _REFUSED):
             return DestinationError(
                 f"{where} at {self.url} may not be written to by user '{user}' ({said}): grant it permission to "
@@ -190,7 +190,7 @@ class StompPublisher(Publisher):
             self._end = self._end or "the broker closed the connection"
             return False
         for frame in self._reader.feed(data):
-            assert isinstance(frame, tuple), "frames are not examined together"
+            assert isinstance(frame, tuple), "frames are not decoded in batches here"
             self._take(*frame)
         return True
 
@@ -227,18 +227,18 @@ class StompPublisher(Publisher):
 
 
 def frame_headers(message: Message, broker: str) -> dict[str, str]:
-    """Return the headers of a message's SEND without destination and receipt, with only the names escaped.
+    """Return the headers of a message's SEND without destination and receipt; names are escaped, values are not.
 
-    A text message has no content-length, which distinguishes it from a bytes message.
+    A text message has no content-length; brokers tell text and bytes messages apart by this.
 
     Raises:
         RowError: STOMP cannot carry the message.
     """
     if message.priority is not None and message.priority > _PRIORITY_MAX:
         raise RowError(
-            f"column 'priority' is {message.priority} in a row, but STOMP brokers allow 0 to {_PRIORITY_MAX}"
+            f"a row has {message.priority} in column 'priority', but STOMP brokers allow 0 to {_PRIORITY_MAX}"
         )
-    # Null has no text, and must not be written as text that the broker reads as null.
+    # STOMP cannot express null, and a null must not become a string such as "null".
     headers = {_escaped(name): value for name, value in message.properties if value is not None}
     own = {
         "correlation-id": message.correlation_id, "reply-to": message.reply_to, "content-type": message.content_type,
@@ -259,7 +259,7 @@ def frame_headers(message: Message, broker: str) -> dict[str, str]:
     for name, value in headers.items():
         if "\0" in value or "\0" in name:
             raise RowError(
-                f"column '{_COLUMNS.get(name, 'properties')}' has a NUL in a row, which STOMP cannot carry: remove it"
+                f"a row has a NUL in column '{_COLUMNS.get(name, 'properties')}', which STOMP cannot carry: remove it"
             )
     return headers
 
@@ -268,9 +268,11 @@ def _check_text(body: bytes) -> None:
     try:
         body.decode()
     except UnicodeDecodeError:
-        raise RowError("column 'body' is a string that is not UTF-8 in a row: cast it to binary") from None
+        raise RowError("a row has a string that is not UTF-8 in column 'body': cast the column to binary") from None
     if b"\0" in body:
-        raise RowError("column 'body' is a string with a NUL in a row, which ends text in STOMP: cast it to binary")
+        raise RowError(
+            "a row has a string with a NUL in column 'body', but a NUL ends text in STOMP: cast the column to binary"
+        )
 
 
 def _escaped(text: str) -> str:

@@ -3,14 +3,14 @@
 An epoch takes what arrived while the one before ran, like Spark's Kafka source. Every trigger has a fixed cost, so
 while a backlog flows in at full speed an epoch may grow up to half of the window; a trickle is not delayed. After a
 short silence the epoch is planned as it is: brokers pause while they process the acknowledgement of an epoch, and
-waiting for half of a window then cost 20 % of throughput on quorum queues. The first epoch of a process always waits: a
-process that keeps dying after its first epoch returns a whole window, and each message not taken has one more delivery.
-A bounded run (`Trigger.AvailableNow`) also has an end for each queue, and gives no empty answer before all ends are
-reached, as that ends the query.
+waiting for half of a window then cost 20 % of throughput on quorum queues. The first epoch of a process always waits:
+if a process keeps dying after its first epoch, a small epoch would leave many messages of the window to be returned,
+each with one more delivery. A bounded run (`Trigger.AvailableNow`) also has an end for each queue, and gives no empty
+answer before all ends are reached, as an empty answer ends the query.
 
 A window is cut into equal epochs: alternating large and small ones cost 10 % of throughput, as the broker processes the
-acknowledgement of the large one while the small one runs. Several queues share an epoch; what one does not need is left
-to the others.
+acknowledgement of the large one while the small one runs. Several queues share an epoch; room that one queue does not
+need is left to the others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BatchSizing:
         self._ends: dict[QueueReader, EndOfRun] | None = None
         self._awaited = False
         self._planned_s = -math.inf
-        #: Which queue comes first if not all can.
+        #: Rotates the queues, to decide which come first if an epoch has no room for all.
         self._turn = 0
 
     def planned(self) -> None:
@@ -62,11 +62,11 @@ class BatchSizing:
         """Wait for the messages of the next epoch.
 
         Args:
-            limit: most messages it may take; None for all.
-            once: whether it is the only epoch of a run (`Trigger.Once`).
+            limit: most messages the epoch may take; None for all.
+            once: whether this is the only epoch of a run (`Trigger.Once`).
 
         Returns:
-            messages it takes from each queue; empty if there is nothing to plan now.
+            number of messages to take from each queue; empty if there is nothing to plan now.
         """
         if limit is not None:
             limit = self._equal(limit)
@@ -104,7 +104,7 @@ class BatchSizing:
             return
         self._awaited = True
         self.await_sessions()
-        # Unless the queues are known to be empty.
+        # Do not wait if the queues are known to be empty.
         self._wait_while(
             lambda: not self._queues.buffered and any(queue.view.ready_at_first != 0 for queue in self._queues),
             self._timing.first_s,
@@ -134,8 +134,8 @@ class BatchSizing:
             self._queues.drain_events()
             views = {queue: queue.view for queue in ends}
             for queue in ends.keys() - unread:
-                # Producers may never stop. Messages held past its end take room from other queues, and are returned
-                # when the run ends.
+                # Producers may never stop. Messages held past a queue's end take room from other queues, and are
+                # returned when the run ends.
                 if views[queue].received and not views[queue].has_open_epochs and not ends[queue].awaits_confirmation():
                     queue.disconnect()
                     ends[queue].finish()
@@ -158,9 +158,9 @@ class BatchSizing:
         """Wait while messages arrive and the epoch is smaller than it should be.
 
         Args:
-            limit: most messages it may take; None for all.
+            limit: most messages the epoch may take; None for all.
             left: messages a bounded run may still take; infinity if unknown.
-            once: whether it is the only epoch of a run.
+            once: whether this is the only epoch of a run.
         """
         timing, queues = self._timing, self._queues
         now_s = came_s = self._runtime.monotonic_s()
@@ -175,7 +175,7 @@ class BatchSizing:
             until_s, patient = now_s + timing.first_fill_s, left != math.inf
         else:
             until_s = self._planned_s + timing.fill_s
-            # Polling raises a share of bytes by what no other queue needs.
+            # Each poll adds bytes that other queues do not need to the share of a paused queue.
             patient = queues.paused
             flows = self._flows(queues.buffered, now_s - self._planned_s)
         most = min(bound for bound in (enough, limit, left) if bound is not None)
@@ -214,7 +214,7 @@ class BatchSizing:
     # -- how many
 
     def _equal(self, limit: int) -> int:
-        """Return the size of epochs if a window is cut into the fewest equal ones of at most `limit` messages."""
+        """Return the size of an epoch if a window is cut into the fewest equal epochs of at most `limit` messages."""
         if self._settings.guarantee.acknowledges_first:
             return limit
         window = sum(queue.settings.window for queue in self._queues)
@@ -222,7 +222,7 @@ class BatchSizing:
         return min(limit, max(equal, self._settings.min_messages))
 
     def _sizes(self, limit: int | None, buffered: Mapping[QueueReader, int]) -> dict[QueueReader, int]:
-        """Divide the next epoch among the queues; it has at least one message if there are any.
+        """Divide the next epoch among the queues; the epoch gets at least one message if any are buffered.
 
         Args:
             limit: messages over all queues; None for no limit.
@@ -254,7 +254,7 @@ class BatchSizing:
             self._waiting_since_s = now
         if (
             size >= self._settings.min_messages
-            or size < self._queues.buffered  # it has as many bytes as an epoch may have
+            or size < self._queues.buffered  # the epoch has as many bytes as it may have
             or now - self._waiting_since_s >= self._settings.max_delay_s
             or self._queues.paused
             or limit is None
@@ -269,7 +269,7 @@ class BatchSizing:
 
 
 def _fitting(queue: QueueReader, maximum: int, max_bytes: int) -> int:
-    """Count how many of the first `maximum` buffered messages fit into that many bytes."""
+    """Count how many of the first `maximum` buffered messages fit into `max_bytes`."""
     taken = held = 0
     rows = queue.oldest(maximum)
     while chunk := list(islice(rows, _SIZING_ROWS)):
@@ -283,9 +283,9 @@ def _fitting(queue: QueueReader, maximum: int, max_bytes: int) -> int:
 
 
 def fair_shares(total: int, wants: Sequence[int]) -> list[int]:
-    """Divide `total` so that none gets more than it wants, and any that gets less gets at least as much as the others.
+    """Divide `total` so that no share is above its want, and no share below its want is smaller than another share.
 
-    A remainder too small for one each goes to the first that want it. (Max-min fairness:
+    A remainder too small to add one to each of them goes to the first ones. (Max-min fairness:
     Bertsekas and Gallager, Data Networks, section 6.5.2.)
     """
     shares = [0] * len(wants)

@@ -1,4 +1,4 @@
-"""Spark's calls: whether one may come now, and what it does. Two coupled tables, call x state. Pure.
+"""Spark's calls: whether a call is legal now, and what it does. Two coupled tables, call x state. Pure.
 
 Two rules for this file: only ``SHOWING`` and ``EPOCHS`` decide what a call does, and nothing here knows about queues,
 files or time. :class:`.EpochSource` does what the tables say, and ``tests/unit/test_call_mutations.py`` checks that
@@ -8,18 +8,18 @@ Theory
 ------
 Spark never reports what it has done; its calls prove it. Two things are known at any moment, and each has a table.
 
-*The committed offset.* A process starts without knowing what is committed. A call with a position shows it, and the
-source then learns what a former process left. A bounded run keeps to the queues it began with. ``SHOWING`` says what a
-call does first.
+*The committed offset.* A process starts without knowing what is committed. A call with a position shows the committed
+offset, and the source then learns what a former process left. A bounded run keeps to the queues it began with.
+``SHOWING`` says what a call does first.
 
-*The place of the call's epoch.* For PAYLOAD and COMMIT that is the epoch at their position, for the others the last one
-here. ``EPOCHS`` says what happens to it. If the epoch is elsewhere, PAYLOAD is a replay and COMMIT does nothing: a
-process acknowledges only what it has run (rule 16).
+*The place of the call's epoch.* For PAYLOAD and COMMIT the call's epoch is the epoch at their position, for the other
+calls the last epoch here. ``EPOCHS`` says what happens to that epoch. If the epoch is elsewhere, PAYLOAD is a replay
+and COMMIT does nothing: a process acknowledges only epochs it has run (rule 16).
 
 LATEST commits its position first, as Spark writes the commit log before it asks for the next offset. ``EPOCHS`` has
-three kinds of it, depending on how that position relates to the last epoch here.
+three kinds of LATEST, depending on how its position relates to the last epoch here.
 
-An epoch is planned, begun and committed before the next is planned, so LATEST never meets a begun one.
+An epoch is planned, begun and committed before the next is planned, so LATEST never meets a begun epoch.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
@@ -61,41 +61,41 @@ class Call(Enum):
 class Committed(Enum):
     """Knowledge of what is committed."""
 
-    UNKNOWN = "unknown"  #: nothing
-    BOUNDED = "bounded"  #: nothing, and the run is bounded
+    UNKNOWN = "unknown"  #: the committed offset is unknown
+    BOUNDED = "bounded"  #: it is unknown, and the run is bounded
     KNOWN = "known"
-    CLOSED = "closed"  #: what is committed, and the run is bounded
+    CLOSED = "closed"  #: it is known, and the run is bounded
 
 
 class First(Flag):
-    """Steps before anything else."""
+    """Steps that a call takes before anything else."""
 
     NOTHING = 0
     FIND = auto()  #: look for queues
-    LEARN = auto()  #: learn what a former process had committed (rule 5)
+    LEARN = auto()  #: learn which messages a former process had committed (rule 5)
 
 
 class EpochPlace(Enum):
     """The place of an epoch, as seen from this process."""
 
-    ELSEWHERE = "elsewhere"  #: of a former process, acknowledged, or none
+    ELSEWHERE = "elsewhere"  #: it is a former process's, or acknowledged, or there is no epoch
     PLANNED = "planned"  #: here, but Spark has not asked for its payload
-    BEGUN = "begun"  #: Spark has had its payload, and may ask for it again
+    BEGUN = "begun"  #: Spark has asked for its payload, and may do so again
 
 
 class Act(Enum):
     """What to do with the epoch that a call is about."""
 
     NOTHING = "nothing"  #: repeat the previous answer: an epoch stays as it was written
-    PLAN = "plan"  #: the next one, if there is something for it
-    REPLAY = "replay"  #: begin it as soon as its messages are here
-    BEGIN = "begin"  #: keep what it emits until it is committed
-    ACKNOWLEDGE = "acknowledge"  #: acknowledge it, and all before it
+    PLAN = "plan"  #: plan the next epoch, if there are messages for it
+    REPLAY = "replay"  #: begin the epoch as soon as its messages are here
+    BEGIN = "begin"  #: keep the rows it emits until it is committed
+    ACKNOWLEDGE = "acknowledge"  #: acknowledge the epoch, and all before it
 
 
 _BOTH = First.FIND | First.LEARN
 
-#: (call, what is known) -> the first steps, and what is known after them.
+#: (call, knowledge of what is committed) -> the first steps, and the knowledge after them.
 SHOWING: Mapping[tuple[Call, Committed], tuple[First, Committed]] = MappingProxyType(
     {
         (Call.BOUND, Committed.UNKNOWN): (First.FIND, Committed.BOUNDED),
@@ -117,7 +117,7 @@ SHOWING: Mapping[tuple[Call, Committed], tuple[First, Committed]] = MappingProxy
     }
 )
 
-#: (call, place of its epoch) -> what to do. Pairs that are left out cannot occur.
+#: (call, place of its epoch) -> the act. Pairs that are left out cannot occur.
 EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
     {
         (Call.LATEST, EpochPlace.ELSEWHERE): Act.PLAN,
@@ -137,16 +137,16 @@ EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
 
 
 class IllegalCallError(InternalError):
-    """A call that the table does not have for an epoch in that place."""
+    """The table has no entry for this call with its epoch in this place."""
 
 
 def latest_at(start: int, last: int) -> Call:
-    """Return the kind of a LATEST call, by the epoch that it continues from and the last one here."""
+    """Return the kind of a LATEST call, by the epoch that it continues from and the last epoch here."""
     return Call.LATEST if start == last else Call.BEHIND if start < last else Call.BEYOND
 
 
 def show(call: Call, shown: Committed) -> tuple[First, Committed]:
-    """Return the first steps of a call, and what is known after them."""
+    """Return the first steps of a call, and the knowledge of what is committed after them."""
     return SHOWING[call, shown]
 
 

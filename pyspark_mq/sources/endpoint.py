@@ -38,7 +38,7 @@ class Tls:
     verify: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """Make a client context with these settings.
+        """Return an SSL context for clients with these settings.
 
         Raises:
             OptionError: a file is missing or has the wrong content.
@@ -60,7 +60,7 @@ class Tls:
         return context
 
 
-#: OpenSSL errors if the peer answers in plain text, or hangs up on a greeting that it cannot read.
+#: OpenSSL's errors for a peer that answers in plain text, or closes the connection on a greeting that it cannot read.
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "RECORD_LAYER_FAILURE"})
 
 
@@ -118,7 +118,7 @@ class Endpoint:
         return len(self.urls) > 1 or any(hosted_by(url.host) for url in self.urls)
 
     def credentials(self, url: BrokerUrl) -> tuple[str | None, str | None]:
-        """Return user and password for a candidate: options take precedence over the URL; None if neither sets one.
+        """Return user and password for a candidate, each None if not set. Options take precedence over the URL.
 
         A file is read each time, so that a secret can be replaced while the query runs.
 
@@ -137,7 +137,7 @@ class Endpoint:
         return self.username if self.username is not None else url.username
 
     def hide(self, text: str) -> str:
-        """Remove the query's passwords from a message of a broker or library.
+        """Remove the query's passwords from the text of a broker's or library's error.
 
         A password equal to the user name is not a secret, as errors name the user.
         """
@@ -195,10 +195,10 @@ def _secret_in(file: str) -> str:
 
 
 def exclusive_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> DestinationError | None:
-    """Return the error for a queue in exclusive use elsewhere; None if this is not the reason.
+    """Return the error for a queue in exclusive use elsewhere; None if `reason` does not say so.
 
-    Sessions of this package are never exclusive, so the holder is foreign and waiting is useless. RabbitMQ uses the
-    same words over each protocol (3.10, 4.3).
+    Sessions of this package are never exclusive, so the queue is held by another program, and waiting is useless.
+    RabbitMQ uses the same words over every protocol (3.10, 4.3).
     """
     if "exclusive use" in reason:
         what = "has an exclusive consumer elsewhere, and delivers nothing to others; end that consumer"

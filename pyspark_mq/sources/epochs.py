@@ -2,15 +2,16 @@
 
 One micro-batch is one epoch of a two-phase commit. :class:`EpochSource` maps Spark's calls to three acts, plan, replay
 and acknowledge, by the tables of :mod:`.calls`. Each queue has a :class:`.QueueReader`, which processes the events of
-its sessions and owns an in-flight table. An epoch spans all queues, and :class:`.BatchSizing` decides its size. All of
-it runs on Spark's thread. Supervisors work in the background, so receiving and heartbeats continue while Spark is busy.
+its sessions and owns an in-flight table. An epoch spans all queues, and :class:`.BatchSizing` decides its size. All
+these run on Spark's thread. Supervisors work in the background, so receiving and heartbeats continue while Spark is
+busy.
 
 Guarantee: with `exactly-once`, every message is in exactly one committed epoch, and an epoch that Spark asks for again
 after a crash has the same messages in the same order.
 
-The queues of a query may change over a restart. A new queue starts without committed IDs. Those of a removed queue stay
-in the journal: if it is read again, nothing is emitted twice. An open epoch with messages of a removed queue cannot be
-replayed, so the source refuses it (rule 9).
+The queues of a query may change over a restart. A new queue starts without committed IDs. The IDs of a removed queue
+stay in the journal: if the queue is read again, nothing is emitted twice. An open epoch with messages of a removed
+queue cannot be replayed, so the source refuses it (rule 9).
 
 Rules cited by number are in docs/how-it-works.md#the-rules.
 """
@@ -46,7 +47,7 @@ __all__ = ["EpochSource", "Position", "Run"]
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A call: its start, the end of its epoch, and its limit."""
+    """The arguments of a call: its start, the end of its epoch, and its limit."""
 
     start: Position
     end: Position
@@ -58,9 +59,10 @@ class EpochSource:
     """Plans, replays and acknowledges epochs for one query. Not thread-safe.
 
     Args:
-        make_store: makes the store that shares a queue's committed IDs beyond the checkpoint.
+        make_store: creates the store that shares a queue's committed IDs beyond the checkpoint.
         list_queues: lists the broker's queues, for option `queuePattern`.
-        ask_depth: asks how many messages wait in a queue, if no session learns it; None without management.
+        ask_depth: asks how many messages wait in a queue, for queues whose depth no session learns; None without
+            management.
         files: files of the journal; required if the guarantee uses IDs.
         check: finds warnings about a queue, for the log.
     """
@@ -118,7 +120,7 @@ class EpochSource:
     # -- Spark's calls, in its order -----------------------------------------------------------
 
     def initial(self) -> Position:
-        """Return the position of a new query. This opens and proves nothing: Spark asks after restarts, too."""
+        """Return the position of a new query. Opens and proves nothing: Spark calls it after restarts, too."""
         return Position(0)
 
     def bound(self) -> None:
@@ -152,8 +154,8 @@ class EpochSource:
         For an epoch of a former process, this waits until the broker has redelivered exactly the planned messages.
 
         Raises:
-            CheckpointError: it has messages of a queue that the query does not read.
-            DataLossError: not all are redelivered within `replayTimeout`, and `failOnDataLoss` is on.
+            CheckpointError: the epoch has messages of a queue that the query does not read.
+            DataLossError: not all its messages are redelivered within `replayTimeout`, and `failOnDataLoss` is on.
         """
         former = step(Call.PAYLOAD, self._where(end)) is Act.REPLAY
         self._memory.check_start(start, end)
@@ -179,7 +181,7 @@ class EpochSource:
         """Take the first steps of a call.
 
         Args:
-            known: positions of the checkpoint, the first one committed.
+            known: positions of the checkpoint; the first of them is committed.
             open_: the end of an epoch that a former process planned but did not see committed.
         """
         first, shown = show(call, self._committed_offset)
@@ -200,7 +202,7 @@ class EpochSource:
             self._last = start
         names = self._memory.queues(start)
         if names and self._settings.pattern is None and not any(map(self._queues.get, names)):
-            # Queues come and go, but not all named ones at once.
+            # Single queues may be removed, but if all of them are, the checkpoint is another query's.
             raise CheckpointError(
                 f"{self._destination}: the checkpoint was written for queues {', '.join(map(repr, names))}, but the "
                 "query now reads none of them. Give each queue a checkpointLocation of its own, or correct the options"
@@ -208,7 +210,7 @@ class EpochSource:
         self._queues.adopt(self._memory.adopt(start, open_), start.broker_id)
 
     def _check_power(self, newest: Position) -> None:
-        """Check for a loss of power, after which a later log of a batch may exist without an earlier one.
+        """Check for a loss of power, after which Spark's log of a later batch may exist without that of an earlier one.
 
         Args:
             newest: the last position that Spark has committed or logged.
@@ -225,7 +227,7 @@ class EpochSource:
             )
 
     def _sync(self, committed: Position) -> None:
-        """Sync the disks (option `settleAfter=synced`), so that a loss of power takes no logs that later steps rely on.
+        """Sync the disks (option `settleAfter=synced`), so that no loss of power removes logs that later steps rely on.
 
         Args:
             committed: the newest position whose commit and sink output have been written.
@@ -264,12 +266,12 @@ class EpochSource:
             queue.apply_trigger(Trigger.NO_CRASH_LOOP)
 
     def _plan(self, asked: _Asked) -> None:
-        """Plan the next epoch (phase one), if there is something for it."""
+        """Plan the next epoch (phase one), if there are messages for it."""
         self._queues.start()
         self._batch_sizing.await_first_messages()
         self._queues.drain_events()
         if self._backlog is not None:
-            # Only queues whose depth no session learns.
+            # Poll only queues whose depth no session learns.
             self._backlog.begin([queue.name for queue in self._queues if not queue.view.depths])
         noted = asked.alone and self._memory.begin_alone(asked.start)
         once = asked.limit is None or noted

@@ -26,7 +26,7 @@ _LOG = logging.getLogger("pyspark_mq")
 #: Bytes of the secret for digests.
 _SECRET_BYTES = 32
 #: Parts of an epoch next to its file: a note that it is acknowledged; a note that a process plans what may be the only
-#: epoch of its run after it; numbered records of abandoned messages.
+#: epoch of its run after it; and numbered records of abandoned messages.
 _ACKNOWLEDGED, _ALONE, _ABANDONED = "acknowledged", "alone", "abandoned"
 
 
@@ -35,7 +35,7 @@ class LeftOpen(NamedTuple):
 
     Attributes:
         counts: how many, by queue.
-        keys: keys of the last committed epoch, by queue: the store of IDs may lack them.
+        keys: keys of the last committed epoch, by queue; the store of IDs may lack these.
         coming: contents that will certainly be redelivered, as no process has acknowledged them.
     """
 
@@ -48,7 +48,7 @@ def file_of(files: JournalFiles, name: str) -> EpochFile:
     """Read the file of an epoch, without its abandoned messages.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the file cannot be read.
     """
     file = files.read(name)
     abandoned = _abandoned(files, name, files.parts(name))
@@ -61,13 +61,13 @@ def file_of(files: JournalFiles, name: str) -> EpochFile:
 
 
 def _abandoned(files: JournalFiles, name: str, kept: Iterable[str]) -> ByQueue:
-    """Look up abandoned messages (rule 15). Each record includes those before it."""
+    """Look up abandoned messages (rule 15). Each record includes all earlier ones."""
     records = [part for part in kept if part.startswith(_ABANDONED)]
     return files.read(name, records[-1]).planned if records else {}
 
 
 def _without(keys: Sequence[Key], gone: Mapping[Key, int]) -> list[Key]:
-    """Remove keys; of equal contents the last ones, as redeliveries take the first places."""
+    """Remove keys. Among equal contents, remove the last ones, as redeliveries take the first places."""
     counts = Counter(gone)
     kept: list[Key] = []
     for key in reversed(keys):
@@ -82,21 +82,21 @@ def planned_in(files: JournalFiles, name: str) -> dict[str, list[Key]]:
     """Read the keys of an epoch: queue -> keys in order, without the abandoned ones.
 
     Args:
-        name: name of its file; empty for none.
+        name: name of the epoch's file; empty for none.
 
     Raises:
-        CheckpointError: they cannot be read.
+        CheckpointError: the keys cannot be read.
     """
     planned = file_of(files, name).planned if name else {}
-    # Messages without an identity are not awaited: they come in later epochs.
+    # Messages without an identity are not awaited: later epochs emit them.
     return {queue: [key for key in keys if type(key) is str or any(key)] for queue, keys in planned.items()}
 
 
 def remembered_in(files: JournalFiles, name: str) -> dict[str, int]:
-    """Count the IDs that are remembered besides those of an epoch, by kind.
+    """Count the IDs that are remembered in addition to those of an epoch, by kind.
 
     Args:
-        name: name of its file; empty for none.
+        name: name of the epoch's file; empty for none.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -118,7 +118,7 @@ class Journal:
         self._open: dict[int, str] = {}
         #: Epochs that get a note once they are acknowledged.
         self._to_note: set[str] = set()
-        #: Files that the last plan named, and its own file.
+        #: Files that the last plan named, and the file of that plan.
         self._named: set[str] = set()
         self._seen_s: float | None = None
 
@@ -226,8 +226,8 @@ class Journal:
         file = memory.compose(epoch, queues, planned, held)
         if self.forgotten > forgotten:
             _LOG.warning(
-                "%s: the IDs of %d messages left open when connections ended are forgotten, as %s others were left "
-                "after them. If redelivered, they count as new",
+                "%s: the IDs of %d messages left open when connections ended are forgotten, because %s more were left "
+                "open later. If the forgotten messages are redelivered, they count as new",
                 self._destination, self.forgotten - forgotten, f"{memory.left.maximum:,}",
             )  # fmt: skip
         gone, going = memory.forget_files({*self._named, *self._files.left_by_crashes()}, file.names)
@@ -250,7 +250,7 @@ class Journal:
         """Read the keys of the epoch between two positions, by queue and in order, without the abandoned ones.
 
         Raises:
-            CheckpointError: they cannot be read.
+            CheckpointError: the keys cannot be read.
         """
         if not end.file:
             return {}
@@ -269,7 +269,8 @@ class Journal:
 
         Args:
             start: the first known committed position.
-            open_: end of an epoch that it planned but did not see committed. Its file has the memory as of the plan.
+            open_: end of an epoch that the former process planned but did not see committed. The epoch's file has the
+                memory as of the plan.
 
         Raises:
             CheckpointError: a file cannot be read.
@@ -284,13 +285,14 @@ class Journal:
             return LeftOpen({}, {}, {})
         counts = self.memory.load(name, self._file, committed=committed)
         file, keys = self._file(name), planned_in(self._files, start.file)
-        # Either the repeats were known when the epoch was planned, or there is no note whether it is acknowledged.
+        # For contents that were known to repeat when the epoch was planned, a note tells whether it is acknowledged.
+        # For contents found to repeat since then, there is no such note.
         since = frozenset() if name == start.file else frozenset(map(bytes, file.repeating))
         coming = self._repeating(keys, since)
         if coming and _ACKNOWLEDGED in self._files.parts(start.file):
             coming = {}
         elif coming:
-            # Otherwise each further process would expect them again.
+            # Otherwise each later process would expect these contents again.
             self._files.put(EpochFile(), start.file, _ACKNOWLEDGED)
         self._named = {name, *file.names}
         return LeftOpen(counts, keys, coming)
@@ -350,7 +352,7 @@ class NoJournal:
     def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:
         """Abandon all messages of an epoch, which runs empty; later epochs emit them.
 
-        Otherwise, if the guarantee is raised again, its file would count them as committed.
+        Otherwise, if the guarantee is raised again, the epoch's file would count these messages as committed.
 
         Raises:
             CheckpointError: there is no place for the record.
@@ -373,7 +375,7 @@ class NoJournal:
         """Write nothing: no epoch waits for messages."""
 
     def queues(self, position: Position) -> list[str]:  # noqa: ARG002
-        """List none: without IDs the queues of an epoch are unknown."""
+        """Return an empty list: without IDs the queues of an epoch are unknown."""
         return []
 
     def adopt(self, start: Position, open_: Position | None) -> LeftOpen:  # noqa: ARG002

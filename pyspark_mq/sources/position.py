@@ -13,7 +13,7 @@ from pyspark_mq.dedup import EpochFile
 
 __all__ = ["JournalFiles", "Position", "shortened"]
 
-#: Longer texts are shortened in an offset to this many characters and a digest.
+#: In an offset, texts longer than `_TEXT_MAX` are shortened to `_SHOWN` characters and a digest.
 _TEXT_MAX, _SHOWN, _DIGEST_BYTES = 48, 12, 16
 _PLAIN = re.compile(r"[^ !#-\[\]-~]")
 
@@ -25,9 +25,9 @@ class Position:
     Attributes:
         epoch: its number; 0 before the first epoch.
         file: the name of its file in the journal; empty for a guarantee without IDs, and before the first epoch.
-        broker_id: a short form of the name of the broker that has its messages; empty while unknown.
-        released: whether the epoch may be replayed without messages that do not come back. Set by `pyspark-mq release`,
-            never by the source.
+        broker_id: a short form of the name of the broker that has the epoch's messages; empty while unknown.
+        released: whether the epoch may be replayed without messages that are not redelivered. Set by
+            `pyspark-mq release`, never by the source.
     """
 
     epoch: int
@@ -43,15 +43,15 @@ class JournalFiles(Protocol):
     """
 
     def put(self, content: EpochFile, of: str = "", part: str = "") -> str:
-        """Write the file of an epoch, or another part of one, durably; return its name.
+        """Durably write an epoch's file, or, with `part`, a further file that belongs to one; return the file's name.
 
         Args:
-            of: the epoch's file that a part belongs to. File names include a digest of the content.
+            of: the epoch's file that the part belongs to. File names include a digest of the content.
             part: name of the part. An existing part stays unchanged.
         """
 
     def read(self, file: str, part: str = "") -> EpochFile:
-        """Read the file of an epoch, or one of its parts."""
+        """Read the file of an epoch, or, with `part`, that part of it."""
 
     def parts(self, file: str) -> Sequence[str]:
         """List the names of the parts of an epoch."""
@@ -60,20 +60,20 @@ class JournalFiles(Protocol):
         """Remove files of epochs with all parts, or one part of each. A file that cannot be removed does no harm."""
 
     def left_by_crashes(self) -> list[str]:
-        """List, once each, the files that no offset names and no process will name again."""
+        """List the files that no offset names and no process will name again. Each file is listed only once."""
 
     def note_synced(self, epoch: int) -> None:
         """Record durably that this machine's disks have everything up to the commit of an epoch."""
 
     def forget_synced(self) -> None:
-        """Remove the record: from now on epochs are acknowledged that it does not cover."""
+        """Remove the record, because epochs that it does not cover are acknowledged from now on."""
 
     def lost_power(self, epoch: int) -> bool:
-        """Whether the machine was restarted since the last record, which was of another epoch."""
+        """Whether the machine was restarted since the last record, and that record was for another epoch."""
 
 
 def shortened(text: str, maximum: int = _TEXT_MAX) -> str:
-    """Shorten a text to its beginning and digest if it is too long for an offset."""
+    """Shorten a string to its beginning and a digest if it is too long for an offset."""
     if len(json.dumps(text)) <= maximum + 2:
         return text
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()

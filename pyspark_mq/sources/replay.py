@@ -45,8 +45,8 @@ class Replay:
         """Restore the epoch between two positions in the in-flight tables, as one planned epoch.
 
         Raises:
-            CheckpointError: it has messages of a queue that is not read.
-            DataLossError: not all are redelivered within `replayTimeout`, and `failOnDataLoss` is on.
+            CheckpointError: the epoch has messages of a queue that is not read.
+            DataLossError: not all its messages are redelivered within `replayTimeout`, and `failOnDataLoss` is on.
         """
         for queue in self._queues:
             queue.expect_broker(end.broker_id)
@@ -75,8 +75,8 @@ class Replay:
         why = self._may_go_on(end)
         if why is None:
             raise CheckpointError(
-                f"{text}Read these queues until that epoch is committed, then drop them; or continue without "
-                f"those messages: {_WAYS_ON}"
+                f"{text}Read these queues until that epoch is committed, then remove them from the options; or "
+                f"continue without those messages: {_WAYS_ON}"
             )
         self._memory.abandon(end, gone)
         _LOG.error("%sContinuing without them, as %s", text, why)
@@ -115,14 +115,14 @@ class Replay:
         texts = {one: list(map(key_text, keys)) for one, keys in missing.items()}
         what = "; ".join(
             f"{one.queue.destination}: {len(keys)} of {one.planned} messages of epoch {epoch} "
-            f"did not come back within replayTimeout={settings.replay_timeout_s:g}s after a restart: "
+            f"were not redelivered within replayTimeout={settings.replay_timeout_s:g}s after a restart: "
             f"{', '.join(keys[:_IDS_SHOWN])}{', ...' if len(keys) > _IDS_SHOWN else ''}"
             for one, keys in texts.items()
         )
         broker = settings.endpoint.broker
         notes = "; ".join(note for note in (broker.delivery_limit_note, broker.stranded_note) if note)
         text = (
-            f"{what}. Likely causes: they expired, were dead-lettered, purged, or are held by another consumer "
+            f"{what}. Likely causes: they expired, were dead-lettered or purged, or are held by another consumer "
             f"of the queue; {notes}. "
         )
         why = self._may_go_on(end)

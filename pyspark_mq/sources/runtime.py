@@ -1,8 +1,8 @@
 """Time, waiting and threads: everything that receiving needs from the machine it runs on.
 
-Epochs, queues, supervisors and workers take them from a :class:`Runtime`, so tests can run a whole source through hours
+Epochs, queues, supervisors and workers use a :class:`Runtime` for these, so tests can run a whole source through hours
 of faults in a moment, on one thread and in a repeatable order. Only code that talks to the operating system uses the
-machine's own: sessions, which wait for sockets, and the watch on the parent process.
+machine's own clock and threads: sessions, which wait for sockets, and the watch on the parent process.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["Runtime", "Task", "Threads", "begin_thread"]
 def begin_thread(name: str, work: Callable[[], None], died: Callable[[BaseException], None]) -> threading.Thread:
     """Run a function in the background, for as long as the process lives.
 
-    Every thread of this package starts here, so that none dies silently, or only on standard error: its error reaches
-    code that raises it in the query.
+    Every thread of this package starts here, so that no thread dies silently, or only with a message on standard error.
+    The thread's error reaches code that raises it in the query.
 
     Args:
         died: called on the thread with the error that ended it.
@@ -53,7 +53,7 @@ class Task(ABC):
 
     @abstractmethod
     def join(self, timeout_s: float) -> None:
-        """Wait for it to end, at most this long."""
+        """Wait for the task to end, at most `timeout_s`."""
 
     def check(self, where: str = "") -> None:
         """Check the task.
@@ -82,15 +82,15 @@ class Runtime(ABC):
 
     @abstractmethod
     def monotonic_s(self) -> float:
-        """Return the seconds for which this process has run; they never go back.
+        """Return the seconds for which this process has run; the value never decreases.
 
-        The clock stands still while the process does (stopped, frozen, its machine paused): the broker had no chance in
-        that time, so no wait may end by it (rule 18).
+        The clock stands still while the process does (stopped, frozen, its machine paused): in that time the broker
+        could not deliver anything, so the time must not count towards any wait (rule 18).
         """
 
     @abstractmethod
     def machine_s(self) -> float:
-        """Return the seconds on the clock that all processes of the machine share; they never go back."""
+        """Return the seconds on the clock that all processes of the machine share; the value never decreases."""
 
     @abstractmethod
     def utc_us(self) -> int:
@@ -122,8 +122,8 @@ class Runtime(ABC):
         """
 
 
-#: Interval for checking the process's clock, and the most time counted between two checks. If a busy machine delays a
-#: check, the excess is not counted, which only makes waits longer.
+#: Interval at which the process's clock is checked, and the most time counted between two checks. If a busy machine
+#: delays a check, the excess is not counted, which only makes waits longer.
 _LOOK_S = 0.25
 _LOOK_MAX_S = 1.0
 
@@ -149,7 +149,7 @@ class _Clock:
             if (clock := me()) is not None:
                 clock.died = why
 
-        # The thread ends with its clock, so it must not hold a reference to it.
+        # The thread ends when the clock is deleted, so it must not hold a reference to the clock.
         begin_thread("pyspark-mq clock", look, died)
 
     def now_s(self) -> float:

@@ -74,7 +74,7 @@ class Settings:
     pattern: str | None = None
     #: Interval of these look-ups.
     pattern_interval_s: float = 60.0
-    #: Interval of asking the broker's management for depths.
+    #: Interval of depth requests to the broker's management.
     management_interval_s: float = 5.0
     #: Whether disks are synced before anything that depends on them is emitted or acknowledged.
     syncs: bool = False
@@ -102,7 +102,7 @@ class Settings:
         return (self,) if self.pattern is None else ()
 
     def of_queue(self, name: str, among: int) -> Settings:
-        """Return the settings of one queue among this many."""
+        """Return the settings of one of `among` queues."""
         shared = max(min(self.prefetch, PREFETCH_MIN), self.prefetch // among)
         return replace(
             self,

@@ -11,8 +11,8 @@ __all__ = ["Timing"]
 class Timing:
     """Durations in seconds, and two counts that go with them.
 
-    Options set other waits: `connectTimeout` and `reconnectTimeout` bound the wait for connections,
-    `maxTriggerDelay` that for `minMessagesPerTrigger`, `settleGrace` when an answer settles.
+    Options set other waits: `connectTimeout` and `reconnectTimeout` bound the wait for connections, `maxTriggerDelay`
+    bounds the wait for `minMessagesPerTrigger`, and `settleGrace` sets how soon after a confirmation an answer settles.
     """
 
     #: Wait of an idle call for the first message. Otherwise Spark asks again at once, some ninety times a second, and
@@ -25,7 +25,7 @@ class Timing:
     #: Wait for the first messages of a queue that is not empty.
     first_s: float = 2.0
     #: How long after the last epoch the next one is filled while a backlog flows in: five times an empty trigger on a
-    #: machine with spare cores. During a longer trigger it fills anyway.
+    #: machine with spare cores. During a longer trigger the next epoch fills anyway.
     fill_s: float = 1.25
     #: How long the first epoch is filled: the processes that run it are still starting.
     first_fill_s: float = 3.0
@@ -52,12 +52,12 @@ class Timing:
     #: long, with room for more. A broker delivers a backlog faster.
     backlog_per_s: int = 100
     trickle_s: float = 30.0
-    #: After this long a run takes no more of them, however fast they arrive.
+    #: After this long a run takes no more messages of unknown age, however fast they arrive.
     unknown_age_s: float = 600.0
 
-    #: A replay whose windows are full of other messages for this long doubles them; next time after twice as long, and
-    #: so on. Its messages may follow any number of others (priorities) or be delayed: so the window grows with the time
-    #: waited, and no faster.
+    #: A replay doubles its windows when they have been full of other messages for this long, next time for twice as
+    #: long, and so on. The planned messages may follow any number of others (priorities) or be delayed, so the windows
+    #: grow in proportion to the time waited.
     gap_s: float = 1.0
     #: Wait for the confirmation of a replayed epoch before its session may be ended.
     take_back_s: float = 5.0
@@ -66,9 +66,9 @@ class Timing:
     #: Interval of retries if the first look-up of queues by a pattern failed.
     pattern_retry_s: float = 1.0
 
-    #: A broker with messages and an open window delivers within this time, or its session is renewed.
+    #: A broker that has messages and room in the window must deliver within this time, or its session is replaced.
     silence_s: float = 30.0
-    #: A confirmation arrives within this time, or a warning is logged: some ten thousand messages take seconds on a
+    #: If no confirmation arrives within this time, a warning is logged. Some ten thousand messages take seconds on a
     #: slow link.
     confirmation_s: float = 60.0
     #: Age after which a depth is outdated.

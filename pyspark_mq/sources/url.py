@@ -109,7 +109,7 @@ def place_of(host: str, port: int | None) -> str:
 
 
 def has_login(text: str) -> bool:
-    """Whether a text has a URL with a user anywhere."""
+    """Whether a text contains a URL with a user name."""
     return _END_OF_SCHEME.search(text.rpartition("@")[0]) is not None
 
 
@@ -145,7 +145,7 @@ def hide(text: str, secrets: Iterable[str]) -> str:
 
 @lru_cache
 def _spellings(secret: str) -> re.Pattern[str]:
-    """Return a pattern that matches each character plain or percent-encoded; a short secret only as a whole word."""
+    """Return a pattern that matches a secret, each character plain or percent-encoded; a short one only as a word."""
     escapes = ["".join(f"%{byte:02x}" for byte in one.encode("utf-8", "surrogatepass")) for one in secret]
     patterns = [f"(?:{re.escape(one)}|(?i:{escape}))" for one, escape in zip(secret, escapes, strict=True)]
     text = "".join(patterns).replace(re.escape(" "), rf"(?:{re.escape(' ')}|\+)")
@@ -171,7 +171,7 @@ def parse_urls(text: str) -> tuple[BrokerUrl, ...]:
 
 
 def _candidates(text: str) -> Iterator[str]:
-    """Split the text into URLs. Only a comma before a scheme separates; any other may belong to a password."""
+    """Split the text into URLs. Only a comma before a scheme separates URLs; any other comma may be in a password."""
     start = 0
     for gap in _BETWEEN.finditer(text):
         if "," in gap[0] and _SCHEME.match(text, gap.end()):
@@ -188,7 +188,7 @@ def _parse(text: str) -> BrokerUrl:
         port = parts.port
         host = parts.hostname
         if port == 0:
-            raise ValueError("Port 0")  # noqa: TRY301 - as urllib says it of others out of range
+            raise ValueError("Port 0")  # noqa: TRY301 - like urllib's error for any other port out of range
     except ValueError as wrong:
         # urllib's message may quote the invalid part, which may belong to a password.
         hint = "the port must be a number from 1 to 65535" if "ort" in str(wrong) else "malformed"

@@ -1,4 +1,4 @@
-"""Access to the brokers, as sent to tasks, secrets included. Its repr hides them."""
+"""Access to the brokers, in the form that is sent to tasks, with secrets. The repr hides the secrets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Access", "make_access"]
 
 @dataclass(frozen=True)
 class Access:
-    """URLs, login, TLS and times. The driver has read the files. Times are seconds.
+    """URLs, login, TLS and times, with the contents of all files, as read by the driver. Times are seconds.
 
     Attributes:
         ca, certificate: contents of PEM files; the client's certificate includes its key.
@@ -34,13 +34,13 @@ class Access:
     heartbeat_s: float = 60.0
 
     def context(self) -> ssl.SSLContext:
-        """Make the TLS context."""
+        """Return the TLS context."""
         context = ssl.create_default_context(cadata=self.ca)
         if not self.verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if self.certificate is not None:
-            # OpenSSL reads it only from a file; this one is private and removed at once.
+            # OpenSSL reads the certificate only from a file; this file is private and removed at once.
             descriptor, name = tempfile.mkstemp(suffix=".pem")
             try:
                 with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -52,7 +52,7 @@ class Access:
 
 
 def make_access(endpoint: Endpoint) -> Access:
-    """Read the files that the options name; raise an OptionError if one cannot be read."""
+    """Read the files that the options name; raise an OptionError if a file cannot be read."""
     url = endpoint.urls[0]
     username, password = endpoint.credentials(url)
     tls = endpoint.tls

@@ -2,7 +2,7 @@
 
 A chunk is written once and is the same on all replicas. Its header has the offset of its first record and the number
 of its records; its CRC covers the data. Sizes are trusted only within the chunk's own bytes, and packed entries are
-unpacked up to their stated size and no further.
+unpacked only up to their stated size.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ChunkError(Exception):
 
 
 class ChunkIdentity(NamedTuple):
-    """Identity of a chunk; distinguishes it from a chunk at the same offset of another stream with this name."""
+    """Identity of a chunk; distinguishes it from chunks at the same offset in other streams with the same name."""
 
     chunk: int
     timestamp_ms: int
@@ -48,10 +48,10 @@ class Chunk(NamedTuple):
 
     Attributes:
         first: offset of its first record.
-        records: number of offsets it takes.
+        records: number of its records, which is the number of offsets it takes.
         entries: number of entries in its data.
-        user: whether it has messages. Other chunks have the broker's own records, which take offsets too.
-        data: its entries.
+        user: whether it has messages. Other chunks have the broker's own records, which take offsets, too.
+        data: its entries, as bytes.
     """
 
     first: int
@@ -72,7 +72,7 @@ class Chunk(NamedTuple):
         return ChunkIdentity(self.first, self.timestamp_ms, self.epoch, self.crc)
 
     def check(self) -> list[Entry]:
-        """Check the CRC and the number of entries, without unpacking any.
+        """Check the CRC and the number of entries, without unpacking any entry.
 
         Raises:
             ChunkError: its bytes or its header are damaged.
@@ -89,7 +89,7 @@ class Chunk(NamedTuple):
     def _entries(self) -> Iterator[Entry]:
         data, size = self.data, len(self.data)
         if self.entries == self.records:
-            # A packed entry may hold just one record; read as a simple one, it would be longer than any chunk.
+            # A packed entry may hold just one record; read as a simple entry, it would be longer than any chunk.
             with suppress(ChunkError):
                 begins = _begins(data, self.records)
                 if len(begins) == self.records + 1:
@@ -120,7 +120,7 @@ class Entry(NamedTuple):
     """A packed entry, or consecutive simple ones.
 
     Attributes:
-        records: number of offsets it takes.
+        records: number of its records, which is the number of offsets it takes.
         data: bytes as stored.
         begins: starts of simple records, as :meth:`unpacked` returns them; None for a packed entry.
     """
@@ -160,7 +160,7 @@ def _simple(data: bytes) -> Entry:
 
 
 def _begins(data: bytes, count: int | None = None) -> list[int]:
-    """Return the starts of records, for :meth:`Entry.unpacked`; hardly more than `count` of them."""
+    """Return the starts of records, as in :meth:`Entry.unpacked`; not many more than `count` of them."""
     return _equal(data, count or 0) or _walked(data, count)
 
 
@@ -222,7 +222,7 @@ def _snappy_blocks(packed: bytes, plain_size: int) -> Iterator[bytes]:
 
 
 def _snappy(block: bytes, maximum: int) -> bytes:
-    """Unpack a block. It begins with its unpacked size, seven bits a byte."""
+    """Unpack a block. A block begins with its unpacked size, with seven bits in each byte."""
     size = shift = 0
     for byte in block[:5]:
         size |= (byte & 0x7F) << shift
@@ -238,7 +238,7 @@ def read_chunk(data: bytes, at: int = 0) -> Chunk:
     """Read the chunk that begins at this byte and extends to the end of a frame.
 
     Raises:
-        ChunkError: it is not a chunk, or it is cut off.
+        ChunkError: the bytes are not a chunk, or the chunk is cut off.
     """
     try:
         magic, kind, entries, records, timestamp, epoch, first, crc, size, _, _ = _HEADER.unpack_from(data, at)
@@ -253,5 +253,5 @@ def read_chunk(data: bytes, at: int = 0) -> Chunk:
     begin = at + HEADER_BYTES
     content = data[begin : begin + size]
     if len(content) != size:
-        raise ChunkError(f"the chunk at offset {first} has {len(content)} bytes of {size}")
+        raise ChunkError(f"the chunk at offset {first} is cut off: it has {len(content)} of its {size} bytes")
     return Chunk(first, records, entries, kind == _USER, timestamp, epoch, crc, content)

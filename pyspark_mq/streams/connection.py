@@ -1,7 +1,7 @@
 """One connection of the stream protocol: blocking, for one thread, without reconnects.
 
-However it ends, it raises :class:`StreamLost` and is useless afterwards; permanent refusals are errors of the package.
-The version in the broker's greeting is checked: an unknown command would end the connection.
+However the connection ends, it raises :class:`StreamLost` and cannot be used afterwards; permanent refusals are errors
+of the package. The version in the broker's greeting is checked, because an unknown command would end the connection.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HEAD = struct.Struct(">IHH")
 _CHUNK_BYTES_MAX, _FRAME_BYTES_MAX = 1 << 30, 1 << 20
 #: Most members of a stream; more than any cluster has.
 _MEMBERS_MAX = 16
-#: Characters of a broker's message that an error shows.
+#: Most characters of a broker's message that an error shows.
 _REASON_MAX = 300
 _NUMBERS = {"first_chunk_id", "committed_chunk_id"}
 _REFUSALS = frozenset({7, 8, 9, 10, 11, 12, 16})
@@ -54,7 +54,7 @@ class Member(NamedTuple):
 
 
 class NoStream(Exception):  # noqa: N818
-    """The stream does not exist (code 2), or has no member on this node (6). `member` is the reporting node."""
+    """The stream does not exist (code 2), or has no member on this node (code 6). `member` is the reporting node."""
 
     def __init__(self, stream: str, code: int, member: Member) -> None:
         self.stream, self.code, self.member = stream, code, member
@@ -67,7 +67,7 @@ class StreamConnection:
     Args:
         access: user, virtual host, TLS and times.
         member: the node.
-        url: the candidate, for errors.
+        url: the candidate URL, for errors.
 
     Raises:
         StreamLost: the node does not answer, or speaks another protocol.
@@ -77,7 +77,7 @@ class StreamConnection:
 
     def __init__(self, access: Access, member: Member, url: BrokerUrl) -> None:
         self._access, self._url = access, url
-        #: The node, as the broker reports it at login; behind a load balancer it may not be the requested one.
+        #: The node, as the broker reports it at login; behind a load balancer this may not be the requested node.
         self.member = self.advertised = member
         self._socket: socket.socket | None = None
         self._buffer, self._at = b"", 0
@@ -147,10 +147,10 @@ class StreamConnection:
     # -- requests
 
     def request(self, command: int, content: bytes, stream: str = "") -> FieldReader:
-        """Send a request and wait for its answer; return a reader of the fields after its code.
+        """Send a request and wait for its answer; return a reader positioned after the answer's response code.
 
         Raises:
-            NoStream: the request's `stream` does not exist, or not on this node.
+            NoStream: the request's `stream` does not exist, or has no member on this node.
             RefusedError: the broker refuses permanently.
             StreamLost: the connection ended, or the broker cannot fulfil the request now.
         """
@@ -176,7 +176,7 @@ class StreamConnection:
         raise StreamLost(f"{self.place} refused command {command}: {reason}")
 
     def stats(self, stream: str) -> dict[str, int]:
-        """Return a stream's statistics, such as `first_chunk_id` and `committed_chunk_id`; -1 for none yet."""
+        """Return a stream's statistics, such as `first_chunk_id` and `committed_chunk_id`; -1 means no chunk yet."""
         answer = self.request(frames.STREAM_STATS, frames.text(stream), stream)
         found = dict(answer.array(lambda: (answer.text(), answer.i64())))
         if lacking := sorted(_NUMBERS - found.keys()):
@@ -192,7 +192,7 @@ class StreamConnection:
         return answer.array(answer.text)
 
     def members(self, stream: str) -> list[Member]:
-        """Return the nodes of a stream, the leader first; an empty list without leader and replicas."""
+        """Return the nodes of a stream, the leader first; an empty list if it has no leader and no replicas."""
         answer = self.request(frames.METADATA, frames.array([frames.text(stream)]))
         nodes = dict(answer.array(lambda: (answer.u16(), Member(answer.text(), answer.u32()))))
         found: list[Member] = []
@@ -208,10 +208,10 @@ class StreamConnection:
 
     @contextmanager
     def subscribed(self, stream: str, offset: int | None = None, since_ms: int = 0) -> Iterator[Subscription]:
-        """Subscribe with one credit, at an offset or else a time. Errors leave the connection useless.
+        """Subscribe with one credit, at an offset or, without one, at a time. An error leaves the connection useless.
 
         Raises:
-            NoStream: the stream does not exist, or not on this node.
+            NoStream: the stream does not exist, or has no member on this node.
         """
         number = self._next_subscription
         self._next_subscription = (number + 1) % _SUBSCRIPTIONS
@@ -232,7 +232,7 @@ class StreamConnection:
     # -- frames
 
     def _await(self, is_answer: Callable[[int, FieldReader], bool]) -> FieldReader:
-        """Return the next answer. If none comes in time the connection is lost."""
+        """Return the next answer. If no answer arrives in time, the connection is lost."""
         deadline = time.monotonic() + self.patience_s
         try:
             while True:
@@ -302,7 +302,7 @@ class StreamConnection:
             except OSError as failed:
                 raise StreamLost(f"{self.place}: {failed}") from None
             if not part:
-                raise StreamLost(f"{self.place} hung up")
+                raise StreamLost(f"{self.place} closed the connection without a reason")
             if time.monotonic() - self._sent_s > self._heartbeat_s / 2:
                 self._send(frames.HEARTBEAT, b"")
             return part
@@ -317,17 +317,17 @@ class StreamConnection:
         self._sent_s = time.monotonic()
 
     def close(self) -> None:
-        """Close the connection without a handshake, as the broker keeps no state for it."""
+        """Close the connection without a handshake, as the broker keeps no state that a handshake would end."""
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.close()
 
 
 class Subscription:
-    """A subscription to one stream. It begins with one credit; a connection has one at a time.
+    """A subscription to one stream. It begins with one credit. A connection has one subscription at a time.
 
     Attributes:
-        ended: whether the broker has ended it.
+        ended: whether the broker has ended the subscription.
     """
 
     def __init__(self, connection: StreamConnection, number: int, stream: str) -> None:
@@ -337,10 +337,10 @@ class Subscription:
         self.ended = False
 
     def take(self, delivery: bytes) -> None:
-        """Queue a chunk, unless it is for an earlier subscription; raise a StreamFrameError if it had no credit."""
+        """Queue a chunk, unless it is for an earlier subscription; raise a StreamFrameError if no credit was left."""
         if delivery[:1] == frames.u8(self._number):
             if len(self._chunks) == self._open:
-                raise StreamFrameError("more chunks than credit")
+                raise StreamFrameError("the broker sent more chunks than credit allows")
             self._chunks.append(delivery)
 
     def next(self, wait_s: float) -> Chunk:
@@ -361,7 +361,7 @@ class Subscription:
         return read_chunk(self._chunks.popleft(), 1)
 
     def want(self, chunks: int) -> None:
-        """Allow this many chunks in flight."""
+        """Allow this many chunks to be in flight."""
         if self._open <= chunks // 2:
             self._connection.credit(self._number, chunks - self._open)
             self._open = chunks

@@ -21,15 +21,15 @@ T = TypeVar("T")
 SUBSCRIBE, DELIVER, CREDIT, UNSUBSCRIBE = 0x07, 0x08, 0x09, 0x0C
 METADATA, METADATA_UPDATE, PEER_PROPERTIES, SASL_HANDSHAKE, SASL_AUTHENTICATE = 0x0F, 0x10, 0x11, 0x12, 0x13
 TUNE, OPEN, CLOSE, HEARTBEAT, PARTITIONS, STREAM_STATS = 0x14, 0x15, 0x16, 0x17, 0x19, 0x1C
-#: Set in the command of an answer.
+#: Bit that is set in the command of an answer.
 RESPONSE = 0x8000
 
 OK = 1
-#: Codes of answers.
+#: Response codes of answers, and their meanings.
 REASONS = {
     2: "the stream does not exist", 3: "the subscription exists", 4: "the subscription does not exist",
     6: "the stream is not available on this node", 7: "the SASL mechanism is not supported",
-    8: "user or password is wrong", 9: "SASL failed", 10: "SASL asks for more",
+    8: "user or password is wrong", 9: "SASL failed", 10: "SASL needs another step",
     11: "this user may connect only from localhost", 12: "no access to the virtual host", 13: "unknown command",
     14: "the frame is too large", 15: "internal error of the broker", 16: "access refused",
     17: "precondition failed", 19: "no offset",
@@ -37,7 +37,7 @@ REASONS = {
 
 
 class StreamLost(Exception):  # noqa: N818 - nobody's error
-    """The connection is gone or useless."""
+    """The connection has ended or cannot be used any more."""
 
 
 class StreamFrameError(StreamLost):
@@ -84,7 +84,9 @@ class FieldReader:
         """Take this many bytes; raise a StreamFrameError if the frame has fewer."""
         end = self._at + size
         if end > len(self._data):
-            raise StreamFrameError(f"a frame of {len(self._data)} bytes does not have {size} bytes at {self._at}")
+            raise StreamFrameError(
+                f"a frame of {len(self._data)} bytes has fewer than {size} bytes from byte {self._at} on"
+            )
         found, self._at = self._data[self._at : end], end
         return found
 
@@ -106,7 +108,7 @@ class FieldReader:
         return self.raw(size).decode("utf-8", "backslashreplace") if size > 0 else ""
 
     def array(self, item: Callable[[], T]) -> list[T]:
-        """Read an array, each item by calling a function."""
+        """Read an array; `item` reads one item."""
         return [item() for _ in range(max(0, self._number(4, signed=True)))]
 
     def pairs(self) -> dict[str, str]:

@@ -2,9 +2,9 @@
 
 One JSON object: ``{"v": 1, "of": "streams 'orders' in virtual host '/'", "at": {"orders-0": {"next": 500, "last":
 [480, timestamp, epoch, crc], "first": [0, …]}}}``. ``next`` is the offset after the last record read, ``last`` the
-identity of the chunk with that record, and ``first`` that of the stream's first chunk at that time: no other stream of
-this name has these. Each is null if there was no chunk. Partitions are sorted by name, as Spark compares offsets as
-text.
+identity of the chunk with that record, and ``first`` the identity of the stream's first chunk at that time: no other
+stream of this name has these chunks. Each is null if there was no chunk. Partitions are sorted by name, as Spark
+compares offsets as text.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class StreamPosition:
     """A position in one partition.
 
     Attributes:
-        next: offset after it.
-        last: the chunk with the record before it; None if unknown.
-        first: the stream's first chunk at that time; None if there was none.
+        next: offset of the record after the position.
+        last: the chunk with the record before the position; None if unknown.
+        first: the stream's first chunk when the position was recorded; None if there was none.
     """
 
     next: int
@@ -41,7 +41,7 @@ class StreamPosition:
 
 
 def encode(of: str, places: Mapping[str, StreamPosition]) -> dict[str, Any]:
-    """Encode the position in each partition as an offset of the query that reads `of`."""
+    """Encode the positions of all partitions as an offset of the query that reads `of`."""
     at = {
         name: {"next": place.next, "last": place.last and list(place.last), "first": place.first and list(place.first)}
         for name, place in sorted(places.items())
@@ -63,7 +63,7 @@ def decode(of: str, offset: Any) -> dict[str, StreamPosition]:
     if offset.get("v") != _VERSION:
         raise CheckpointError(
             f"{of}: the checkpoint has stream offsets of version {offset.get('v')!r:.20}, but this pyspark-mq reads "
-            f"version {_VERSION}. Upgrade pyspark-mq"
+            f"only version {_VERSION}. Upgrade pyspark-mq"
         )
     if offset["of"] != of:
         raise CheckpointError(f"the checkpoint belongs to {offset['of']}, but the query reads {of}. {fresh}")
@@ -95,7 +95,7 @@ def parse_places(option: str, text: str) -> dict[str, int]:
     """Parse an option with offsets or times by partition: JSON, with -2 for the earliest and -1 for the latest.
 
     Raises:
-        OptionError: the text is anything else.
+        OptionError: the text is not of this form.
     """
     accepted = 'accepted is JSON of partitions and whole numbers such as {"events": 500}'
     try:

@@ -1,7 +1,8 @@
 """The driver's side: starts and ends of epochs, and the ranges of their tasks. No payload passes here.
 
-:func:`.resume` decides what became of a place since it was read: the start of an epoch, its logged end, or the bound of
-a run. An epoch ends at the end of a committed chunk; its offset has the chunk's identity, and the tasks compare it.
+A *place* is a position in one partition: the start of an epoch, its logged end, or the bound of a run. :func:`.resume`
+decides what has become of a place since it was read. An epoch ends at the end of a committed chunk; the epoch's offset
+has the chunk's identity, and the tasks compare the chunk they read with that identity.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ _log = logging.getLogger("pyspark_mq")
 
 #: Spark polls an idle query every ten milliseconds; partitions and leaders are refreshed at this interval.
 _TOPOLOGY_S = 1.0
-#: How long the first search for an end waits for unreachable members.
+#: How long the first search for the end of a partition waits for unreachable members.
 _SOON_S = 10.0
 #: Planning attempts if a stream disappears meanwhile.
 _TRIES = 3
-#: Log lines about a place. They take the offset to continue from, the one before it, and the place's own.
+#: Log lines about a place. {0} is the offset to continue from, {1} the offset before that, {2} the place's offset.
 _TEXTS = {
     Outcome.GONE: "offsets {2} to {1} are gone: retention removed them before they were read",
     Outcome.OTHER: "it was read up to offset {2}, but has been deleted and recreated since: it begins at offset {0}",
     Outcome.CUT: "it was read up to offset {2}, but chunks from offset {0} on differ now: its end was rewritten",
     Outcome.AGAIN: "it was read up to offset {2}, but its end was rewritten from an unknown offset on: "
     "rows from offset {0} on may repeat",
-    Outcome.NOT_YET: "no member has offset {1}, which was committed before. The query waits for it; if it is lost, "
-    "that shows with the next published message",
+    Outcome.NOT_YET: "no member has offset {1}, which was committed before. The query waits for it. Whether it is lost "
+    "will be known when the next message is published",
 }
 
 
@@ -54,12 +55,12 @@ class _Partition:
 
     Attributes:
         of: name of the stream or of its super stream.
-        there: whether it existed at the last refresh.
-        seen: the place examined since then, the stream's end, and the place's fate. A re-created stream may have the
-            same end as before.
-        planned: the last planned epoch: its start, the offset it begins at, and its end.
+        there: whether the partition existed at the last refresh.
+        seen: the place examined since the last refresh, the stream's end, and the place's fate. (A re-created stream
+            may have the same end as before.)
+        planned: the last planned epoch: its start, the offset at which it begins, and its end.
         furthest: the furthest place of this process.
-        reported: losses reported so far, and the offset up to which they were counted.
+        reported: losses reported so far, and for each the offset up to which it was counted.
         bound: end of a run of `Trigger.AvailableNow`.
     """
 
@@ -115,7 +116,7 @@ class Planner:
     def _located(self, access: Access, name: str, limit_s: float | None) -> dict[str, list[Member]]:
         known = [partition for partition in self._partitions.values() if partition.of == name]
         members = [member for partition in known if partition.there for member in partition.members]
-        # Do not wait again for a stream that is already gone.
+        # Do not wait again for a stream that was already gone before.
         absent_s = 0.0 if known and not members else None
         try:
             return persistently(
@@ -123,25 +124,25 @@ class Planner:
             )
         except NoStream:
             if known:
-                return {}  # it existed before: a loss, reported when its position is checked
+                return {}  # it existed before, so this is a loss, which is reported when its position is checked
             raise DestinationError(
                 f"stream '{name}' does not exist in virtual host '{self._settings.virtual_host}', or is a queue "
                 "of another kind; correct option 'stream', or read a queue with 'queue' and amqp://"
             ) from None
 
     def _steadily(self, plan: Callable[[], T]) -> T:
-        """Plan, and plan again if a stream disappears meanwhile."""
+        """Plan; if a stream disappears meanwhile, plan again."""
         for _ in range(_TRIES):
             self._look()
             try:
                 return plan()
             except NoStream as missing:
                 gone, self._looked_s = missing.stream, float("-inf")
-        text = "its nodes list it, but when asked about it they say that it does not exist"
+        text = "the nodes list this stream, but answer requests about it by saying that it does not exist"
         raise loss(gone, text, fails=self._settings.fail_on_loss)
 
     def _ask(self, partition: _Partition, ask: Callable[[StreamConnection], T], limit_s: float | None = None) -> T:
-        """Ask the members of a partition."""
+        """Ask the members of a partition in turn until one answers."""
         assert self._access is not None
         return persistently(self._access, partition.members, ask, f"stream '{partition.name}'", limit_s=limit_s)
 
@@ -150,7 +151,7 @@ class Planner:
         return Copy(connection, partition.name, known, patient=partition.furthest is None)
 
     def _see(self, partition: _Partition, place: StreamPosition) -> Found:
-        """Find the fate of a place: from one member if it has it unchanged, from all otherwise."""
+        """Find the fate of a place: from one member if the place is unchanged there, otherwise from all members."""
 
         def look(connection: StreamConnection) -> Found:
             assert self._access is not None
@@ -173,7 +174,7 @@ class Planner:
         return found
 
     def _end(self, partition: _Partition) -> StreamPosition:
-        """Return the committed end of an unread partition; the furthest one, if all members are reached soon."""
+        """Return the committed end of an unread partition; the furthest end if all members can be reached soon."""
 
         def furthest(connection: StreamConnection) -> StreamPosition:
             assert self._access is not None
@@ -223,7 +224,7 @@ class Planner:
         copy = self._copy(partition, connection)
         end = copy.end_after(None)
         if copy.is_cut and option == "endingOffsets":
-            # No later batch would read what is left out here.
+            # No later batch would read messages that are left out here.
             with everywhere(self._access, connection.members(name)) as connections:
                 copy = max([Copy(one, name) for one in connections], key=newest)
                 end = copy.end_after(None)
@@ -257,7 +258,7 @@ class Planner:
     # -- epochs
 
     def bound(self) -> None:
-        """Fix the ends of a run of `Trigger.AvailableNow`."""
+        """Set the ends of a run of `Trigger.AvailableNow` to the present ends of all partitions."""
         self._looked_s = float("-inf")
         for partition, end in self._steadily(lambda: [(one, self._end(one)) for one in self._there()]):
             partition.bound = end
@@ -295,11 +296,11 @@ class Planner:
             partition.planned = before[partition.name], begin, place
             partition.backlog = end.next - place.next
             self._planned += max(0, place.next - begin)
-        # A missing partition keeps its place: if it was only unlisted, it is not read again.
+        # A missing partition keeps its place, so that it is not read twice if it was just not listed for a while.
         return encode(self._settings.of, before | after)
 
     def _bound_of(self, partition: _Partition, found: Found) -> StreamPosition:
-        """Return the end of a bounded run; replace a bound that the stream no longer has."""
+        """Return the end of a bounded run. A bound that the stream no longer has is replaced first."""
         assert partition.bound is not None
         is_kept = found.outcome in {Outcome.SAME, Outcome.NOT_YET}
         if is_kept and partition.bound.next < found.end.next:
@@ -329,7 +330,7 @@ class Planner:
         """Report the fate of a place, with a DataLossError unless loss is accepted; return the offset to continue from.
 
         Args:
-            end: end of an epoch; later losses to retention count with the next one.
+            end: end of an epoch; losses to retention after it count with the next epoch.
             gone: planned offsets before the place that are gone.
         """
         begin, outcome = found.begin, found.outcome
@@ -347,7 +348,7 @@ class Planner:
         begin: int,
         gone: int = 0,
     ) -> None:
-        """Report a loss once for each place; count losses to retention not counted before."""
+        """Report a loss once for each place; count only losses to retention that were not counted before."""
         counted = partition.reported.get((place, outcome))
         if outcome is Outcome.GONE:
             gone = max(0, begin - (place.next if counted is None else counted))
@@ -387,7 +388,7 @@ class Planner:
         return self._split(planned)
 
     def _logged(self, partition: _Partition, start: StreamPosition, end: StreamPosition) -> tuple[int, StreamPosition]:
-        """Return start and end of an epoch that is only in Spark's log."""
+        """Return the start offset and the end of an epoch that this process knows only from Spark's log."""
         found = self._see(partition, start)
         begin = self._judged(partition, start, found, end.next)
         partition.furthest = end

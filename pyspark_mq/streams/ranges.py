@@ -1,15 +1,17 @@
-"""A range of offsets of one partition, read whole or not at all.
+"""A range of offsets of one partition, which is read as a whole or not at all.
 
 A task emits exactly the records of its range, so a retry emits the same ones. Four rules ensure that:
 
 1. The task subscribes to chunks of all kinds. They must follow each other without a gap, with valid headers and CRCs.
 2. A gap or a broken chunk is accepted only after each member in Metadata has shown it three times, on separate
    connections, as each member has its own retention.
-3. No chunk may have a later epoch than the end of the range, and the chunk there must be the planned one. A re-created
-   stream never turns back into the old one, so everything read before is from the same stream.
-4. If a connection is lost between two chunks, another one continues at the next offset, perhaps on another member.
+3. No chunk may have a later epoch than the chunk at the end of the range, and that chunk must be the planned one. A
+   re-created stream never turns back into the old one, so everything read before is from the same stream.
+4. If a connection is lost between two chunks, another connection continues at the next offset, perhaps to another
+   member.
 
-A lower end proves nothing: a task waits until it has made no progress for `reconnectTimeout`.
+A member whose end is below the range proves nothing: the task waits, and fails only after it has made no progress for
+`reconnectTimeout`.
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ __all__ = ["Part", "Range", "loss", "read_range"]
 
 _log = logging.getLogger("pyspark_mq")
 
-#: Longest silence of the first subscription; doubled for each further one.
+#: Longest silence of the first subscription; doubled for each further subscription.
 _WAIT_S = 5.0
-#: Times that each member must show a gap, a broken chunk or another stream before it is accepted.
+#: How often each member must show a gap, a broken chunk or another stream before the task accepts that.
 _TRIES = 3
-#: Most chunks in flight: enough if chunks have one message each, and few are wasted after the end.
+#: Most chunks in flight: enough even if each chunk has one message, and so few that little is wasted after the end.
 _CHUNKS_MAX = 64
 
 
@@ -77,11 +79,11 @@ def loss(stream: str, text: str, *, fails: bool = True) -> DataLossError:
     """Return the error for messages missing from a stream.
 
     Args:
-        fails: whether `failOnDataLoss` is on. Otherwise the query resumes with the remaining messages when restarted.
+        fails: whether `failOnDataLoss` is on. If it is off, a restarted query resumes with the remaining messages.
     """
-    advice = "Restart the query: it reads what the stream has now"
+    advice = "Restart the query: it then reads the messages that the stream has now"
     if fails:
-        advice = f"Set 'failOnDataLoss' to false to continue with what is left, or {START_ANEW}"
+        advice = f"Set 'failOnDataLoss' to false to continue with the remaining messages, or {START_ANEW}"
     return DataLossError(stream, 0, (), f"stream '{stream}': {text}. {advice}")
 
 
@@ -90,7 +92,7 @@ def read_range(wanted: Range) -> Iterator[Part]:
 
     Raises:
         DataLossError: records are missing, or differ from the planned ones.
-        RefusedError: nodes refuse the login, or TLS, for `reconnectTimeout`.
+        RefusedError: nodes have refused the login, or TLS, for `reconnectTimeout`.
         BrokerUnavailableError: there was no progress for `reconnectTimeout`.
     """
     yield from _RangeReader(wanted).parts()
@@ -102,7 +104,7 @@ class _RangeReader:
         self._proved = wanted.proof is None
         what = lambda: f"{wanted}: no progress at offset {self._next}"  # noqa: E731
         self._attempts = Attempts(wanted.access, wanted.members, what, turn=wanted.turn)
-        #: By member, instead of the next chunk: the offsets at which it continues, with the reason.
+        #: For each member that lacks the next offset: the offsets at which it continues instead, with the reasons.
         self._lacking: dict[Member, list[tuple[int, str]]] = defaultdict(list)
         self._others = 0
         self._get_to(wanted.begin)
@@ -138,7 +140,7 @@ class _RangeReader:
                     after = chunk.end
                     entries = self._checked(chunk)
                 except ChunkError as wrong:
-                    # The next chunk shows where it ends.
+                    # The next chunk shows where the broken one ends.
                     broken = broken or f"no member has a good chunk for offset {self._next}: {wrong}"
                     self._wait(begun, broken)
                     subscription.want(1)
@@ -154,7 +156,7 @@ class _RangeReader:
                     # Estimated from the remaining records: chunks after the range would be wasted.
                     subscription.want(min(_CHUNKS_MAX, left // max(1, chunk.records) + 1))
                 if chunk.end <= self._next:
-                    # A lagging member begins earlier.
+                    # A lagging member begins with earlier chunks.
                     self._wait(begun, f"{connection.place} has only reached offset {chunk.first}")
                     continue
                 if chunk.first > self._next:
@@ -187,7 +189,7 @@ class _RangeReader:
         return f"no member has them, and all have offset {chunk.first}"
 
     def _lacks(self, connection: StreamConnection, after: int, reason: str) -> NoReturn:
-        """Record that a member lacks the next offset and where it continues; skip offsets that all members lack."""
+        """Record that a member lacks the next offset, and where the member continues; skip offsets that all lack."""
         self._lacking[connection.advertised].append((after, reason))
         named = connection.members(self._wanted.stream)
         if named and all(len(self._lacking[member]) >= _TRIES for member in named):

@@ -1,10 +1,10 @@
 """The rule for resuming a stream: the fate of a position, from the members' copies. Pure.
 
 Only chunk identities prove a loss, never a time or a lower end: after an election a leader correctly reports a lower
-end until replicas have acknowledged again (``osiris_writer:handle_continue``), and replicas lag. Epochs never fall
-along a log and rise with each election; a restored backup repeats their numbers, and clocks differ. So a chunk is newer
-than another if its epoch or its time is later. If its epoch is earlier, its time must be later by more than clocks
-differ.
+end until replicas have acknowledged again (``osiris_writer:handle_continue``), and replicas lag. Epochs never decrease
+along a log and increase with each election; but a restored backup repeats epoch numbers, and clocks differ. So a chunk
+is newer than another if its epoch or its time is later. If its epoch is earlier, its time must be later by more than
+clocks may differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "Outcome", "newest", "resume", "unchanged"]
 
-#: Largest difference of two leaders' clocks; within it a later time proves nothing.
+#: Largest difference between two leaders' clocks; a smaller difference between two times proves nothing.
 _CLOCKS_MS = 5_000
 
 
@@ -33,7 +33,7 @@ class Outcome(Enum):
     GONE = auto()
     #: Another stream has this name now.
     OTHER = auto()
-    #: Chunks before the position were replaced: a known number, or an unknown one.
+    #: Chunks before the position were replaced: from a known offset on (CUT), or from an unknown one (AGAIN).
     CUT, AGAIN = auto(), auto()
     #: No member has reached the position. Lag and truncation look alike until the next publish.
     NOT_YET = auto()
@@ -45,8 +45,8 @@ class Found(NamedTuple):
     Attributes:
         begin: offset to resume at.
         end: position after the last chunk; the position itself if there is nothing to read.
-        stop: end of an epoch that was logged to end at the position: before replaced chunks, which the next epoch
-            reads.
+        stop: new end of an epoch that was logged to end at the position. It is before the replaced chunks, which the
+            next epoch reads.
     """
 
     outcome: Outcome
@@ -56,7 +56,7 @@ class Found(NamedTuple):
 
 
 def unchanged(place: StreamPosition, view: Copy) -> Found | None:
-    """Confirm that a member has the chunk before a position, or the first chunk if there was none; None if not."""
+    """Return the fate of a position if a member has the same chunk before it (or the same first chunk); else None."""
     mark = place.last or place.first
     if mark is None:
         same = view.low <= place.next
@@ -66,7 +66,7 @@ def unchanged(place: StreamPosition, view: Copy) -> Found | None:
 
 
 def newest(view: Copy) -> tuple[int, int]:
-    """Return the key by which leaders are elected: a copy's epoch, then the offset at its end."""
+    """Return the key by which leaders are elected: a copy's epoch, then the offset at the copy's end."""
     return (view.end.last.epoch if view.end.last else -1, view.end.next)
 
 
@@ -88,9 +88,9 @@ def resume(place: StreamPosition, views: Sequence[Copy]) -> Found:
 
 
 def _replaced(place: StreamPosition, mark: ChunkIdentity, ranked: Sequence[Copy]) -> Found:
-    """Find where a stream begins to differ if no member has the position unchanged."""
+    """Find the offset from which a stream differs, if no member has the position unchanged."""
     view, head = ranked[0], ranked[0].chunk(0)
-    # Each member has its own retention: others may have more of the same stream.
+    # Each member has its own retention, so other members may have more of the same stream.
     alike = [one for one in ranked if one.end.next > head.first and one.chunk(head.first) == head]
     most = min(alike, key=lambda one: one.chunk(0).first)
 
@@ -114,7 +114,7 @@ def _replaced(place: StreamPosition, mark: ChunkIdentity, ranked: Sequence[Copy]
 
 
 def _first_of(chunk_at: Callable[[int], Chunk], low: int, high: int, is_newer: Callable[[Chunk], bool]) -> int:
-    """Return the start of the first newer chunk; `high` if none is below it."""
+    """Return the start of the first newer chunk; `high` if there is none before that offset."""
     while low < high:
         chunk = chunk_at((low + high) // 2)
         if is_newer(chunk):

@@ -19,7 +19,7 @@ from pyspark_mq.streams.ranges import Part, Range, read_range
 
 __all__ = ["range_batches"]
 
-#: Bytes and records of a batch. A packed entry may make it larger.
+#: Most bytes and records of a batch. A packed entry may make the batch larger.
 _BATCH_BYTES, _BATCH_RECORDS = 4 << 20, 20_000
 _log = logging.getLogger("pyspark_mq")
 _reader = SectionReader(counts_acquirers=False, names_annotations=True)
@@ -33,7 +33,7 @@ def range_batches(wanted: Range, schema: pa.Schema, *, unreadable: str) -> Itera
         unreadable: what to do with an unreadable message or packed entry: `fail`, `row` or `reject`.
 
     Raises:
-        MessageError: one is unreadable, under `fail`. See also :func:`read_range`.
+        MessageError: a message is unreadable, and `unreadable` is `fail`. See also :func:`read_range`.
     """
     pieces = (piece for part in read_range(wanted) for piece in _pieces(part))
     for some in _together(pieces):
@@ -67,7 +67,7 @@ def _pieces(part: Part) -> Iterator[_Piece]:
                 edges = np.array(begins[max(low - first, 0) : high - first + 1], np.int64)
                 yield _Piece(max(low, first), time_ms, data, edges[:-1], edges[1:] - 4)
             except ChunkError as wrong:
-                # Only the task that reads its first offset reports it.
+                # Only the task that reads the entry's first offset reports the entry.
                 if low <= first:
                     text = f"the packed entry with offsets {first} to {end - 1}: {wrong}"
                     yield _Piece(first, time_ms, entry.data, np.array([0]), np.array([len(entry.data)]), text)
@@ -111,7 +111,7 @@ def _batch(wanted: Range, schema: pa.Schema, pieces: Sequence[_Piece], unreadabl
         if unreadable == "fail":
             advice = "'row' to get their bytes as rows, or to 'reject' to leave them out"
             raise MessageError(f"{text}. Set 'onUnreadableMessage' to {advice}")
-        _log.error("%s. They are left out, as 'onUnreadableMessage' is 'reject'", text)
+        _log.error("%s. These messages are left out, as 'onUnreadableMessage' is 'reject'", text)
     if "chunkTimestamp" in schema.names:
         times = np.repeat(np.array([piece.timestamp_ms * 1000 for piece in pieces], np.int64), counts)
         columns["chunkTimestamp"] = pa.array(times).cast(TIMESTAMP)

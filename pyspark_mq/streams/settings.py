@@ -12,12 +12,12 @@ __all__ = ["StreamSettings", "Where"]
 
 @dataclass(frozen=True)
 class Where:
-    """A place to begin or to end at: one of these fields.
+    """Where to begin or to end: an offset for all partitions, offsets or times by partition, or a time for all.
 
     Attributes:
-        offset: for all partitions, `EARLIEST` or `LATEST`.
-        offsets, times_ms: by partition; `offset` applies to the other partitions.
-        since_ms: a time for all partitions; means the first chunk that is not older, or the end.
+        offset: `EARLIEST` or `LATEST`, for all partitions.
+        offsets, times_ms: offsets or times by partition; `offset` applies to the other partitions.
+        since_ms: a time for all partitions; stands for the first chunk that is not older, or the end.
     """
 
     offset: int
@@ -36,7 +36,7 @@ class StreamSettings:
         max_offsets, min_offsets: limits of an epoch; None for no limit. The maximum is rounded up to the end of a
             chunk.
         max_delay_s: how long to wait for the minimum.
-        min_partitions, max_records: bounds for splitting ranges among tasks; None for one task each.
+        min_partitions, max_records: bounds for splitting ranges among tasks; None for one task for each range.
         unreadable: what to do with an unreadable message: `fail`, `row` or `reject`.
     """
 
@@ -58,7 +58,7 @@ class StreamSettings:
 
     @property
     def of(self) -> str:
-        """Name the streams, for offsets and errors."""
+        """The streams of the query, as named in offsets and errors."""
         names = ", ".join(f"'{name}'" for name in self.streams)
         kind = "stream" if len(self.streams) == 1 else "streams"
         return f"{kind} {names} in virtual host '{self.virtual_host}'"

@@ -1,6 +1,6 @@
 """One member's copy of a stream: its start, its end, and the chunk at an offset.
 
-It ends with the last *committed* chunk, whose first offset StreamStats reports (3.11 and later): later chunks may
+The copy ends with the last *committed* chunk, whose first offset StreamStats reports (3.11 and later): later chunks may
 vanish with a leader. -1 means that the stream is empty, or, for a second after a restart, that the end is unknown.
 """
 
@@ -28,13 +28,13 @@ class Copy:
         patient: whether to wait for a node that has just started or was elected.
 
     Attributes:
-        low: the lowest offset that the member reports; only a delivered chunk proves it.
-        end: the position after its last chunk; it has no chunk if the member has or knows none.
+        low: the lowest offset that the member reports; only a delivered chunk proves that it has this offset.
+        end: the position after the copy's last chunk. It has no chunk if the member has or knows none.
         is_cut: whether a damaged chunk follows the end and was left out.
 
     Raises:
         StreamLost: the member cannot answer now.
-        NoStream: the stream does not exist, or not on this node.
+        NoStream: the stream does not exist, or has no member on this node.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Copy:
                 self.end = StreamPosition(chunk.end, chunk.identity)
 
     def chunk(self, offset: int) -> Chunk:
-        """Return the chunk with an offset below the end, or the first remaining one; its data may be damaged."""
+        """Return the chunk with an offset below the end, or the first remaining chunk. Its data may be damaged."""
         return chunk_with(self._connection, self._stream, offset)
 
     def end_after(self, first: ChunkIdentity | None) -> StreamPosition:
-        """Return the end with the stream's first chunk, which is read unless `first` is still that chunk."""
+        """Return the end together with the stream's first chunk, which is read unless it is still `first`."""
         if self.end.last is None:
             return self.end
         if first is None or first.chunk != self.low:
@@ -84,7 +84,7 @@ def chunk_with(connection: StreamConnection, stream: str, offset: int | None = N
     """Return the chunk with a committed offset, or the first chunk if retention has removed it.
 
     Args:
-        since_ms: without an offset, return the first chunk that is not older. The last chunk must not be older.
+        since_ms: without an offset, return the first chunk that is not older than this. There must be such a chunk.
 
     Raises:
         StreamLost: the chunk does not arrive, or has a damaged header.
@@ -104,7 +104,7 @@ def chunk_with(connection: StreamConnection, stream: str, offset: int | None = N
 
 
 def sure_chunk(connection: StreamConnection, stream: str, offset: int, first: int = -1) -> Chunk:
-    """Read a chunk as :func:`chunk_with`, twice unless it is as expected, because the CRC does not cover the header.
+    """Read a chunk like :func:`chunk_with`; read it twice unless it is as expected, as no CRC covers its header.
 
     Raises:
         StreamLost: two reads differ.

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("pyspark_mq")
 
-#: Idle connections of this process: a task leaves its own to the next task, which expects that it may be dead.
+#: Idle connections of this process: a task leaves its connection to the next task, for which it may be dead.
 _KEPT: dict[tuple[Access, Member], list[StreamConnection]] = {}
 _KEPT_MAX = 16
 #: Addresses where an attempt timed out, and until when they are tried last.
@@ -41,8 +41,8 @@ def forget_connections() -> None:
 def _candidates(access: Access, members: Sequence[Member], turn: int = 0) -> list[tuple[Member, BrokerUrl]]:
     """List candidates for a stream: its members, beginning with a different one each turn, then the user's URLs.
 
-    Brokers may advertise addresses that do not resolve here; then only the URLs work, as behind a load balancer.
-    Addresses with a recent timeout come last.
+    Brokers may advertise addresses that do not resolve here; then only the URLs work, for example behind a load
+    balancer. Addresses with a recent timeout come last.
     """
     begin = turn % len(members) if members else 0
     nodes = [(member, access.urls[0]) for member in (*members[begin:], *members[:begin])]
@@ -52,7 +52,7 @@ def _candidates(access: Access, members: Sequence[Member], turn: int = 0) -> lis
 
 @contextmanager
 def connected(access: Access, member: Member, url: BrokerUrl) -> Iterator[StreamConnection]:
-    """Use a connection to a node, pooled or new; return it to the pool unless it is lost. Raise StreamLost if none."""
+    """Use a connection to a node, pooled or new; return it to the pool unless it is lost. May raise StreamLost."""
     kept, began = _KEPT.get((access, member)), time.monotonic()
     try:
         connection = kept.pop() if kept else StreamConnection(access, member, url)
@@ -84,7 +84,7 @@ def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[Strea
     """Connect to all of these members at once, distinguished by their advertised addresses.
 
     Raises:
-        StreamLost: one was not reached, perhaps by chance behind a load balancer.
+        StreamLost: a member was not reached, perhaps by chance behind a load balancer.
     """
     found: dict[Member, StreamConnection] = {}
     with ExitStack() as stack:
@@ -94,26 +94,26 @@ def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[Strea
                     connection = stack.enter_context(connected(access, member, url))
                     found[connection.advertised] = connection
         if missing := [place_of(*member) for member in members if member not in found]:
-            raise StreamLost(f"cannot tell what {', '.join(missing)} may have: no connection")
+            raise StreamLost(f"no connection to {', '.join(missing)}, so the chunks there are unknown")
         yield [found[member] for member in members]
 
 
 class Attempts(AbstractContextManager[object]):
     """Candidates for a stream, in rounds, until one succeeds or all are given up.
 
-    As a context manager it handles the failure of an attempt, and the loop continues with the next.
+    As a context manager, this object handles the failure of an attempt, and the loop continues with the next candidate.
 
     Args:
-        what: purpose, for errors.
+        what: purpose of the attempts, for errors.
         limit_s: longest time without success, such as `connectTimeout` at the start; by default `reconnectTimeout`.
-        absent_s: how long nodes must keep reporting the stream missing; by default `connectTimeout`.
+        absent_s: how long nodes must keep reporting that the stream is missing; by default `connectTimeout`.
 
     Attributes:
-        absent: members that report it missing, and since when.
+        absent: members that report that the stream is missing, and since when.
 
     Raises:
-        NoStream: all members report the stream missing, or any node if no member is known.
-        RefusedError: a node refuses.
+        NoStream: all members (or, if none is known, any node) report that the stream is missing.
+        RefusedError: a node refuses the login or the request.
         BrokerUnavailableError: no candidate succeeded.
     """
 
@@ -186,7 +186,7 @@ class Attempts(AbstractContextManager[object]):
             raise BrokerUnavailableError(
                 f"{self._what()}: no useful answer in {now - self._since_s:.0f} s from the nodes of "
                 f"'{','.join(map(str, self._access.urls))}': {'; '.join(dict.fromkeys(map(str, failures)))}. Check "
-                "that hosts and ports are right and reachable from here, and that plugin rabbitmq_stream is enabled"
+                "that hosts and ports are correct and reachable from here, and that plugin rabbitmq_stream is enabled"
             )
 
 

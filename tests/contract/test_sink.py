@@ -518,7 +518,7 @@ def test_a_write_waits_for_a_broker_with_an_alarm_and_says_so(
         done: list[int] = []
         writing = threading.Thread(target=lambda: done.append(write(entry, bodies(100), settings=settings)))
         writing.start()
-        assert poll(lambda: "accepts no messages now" in caplog.text, 20), caplog.text
+        assert poll(lambda: "is not accepting messages at the moment" in caplog.text, 20), caplog.text
         time.sleep(3.5)
         assert not done
         assert writing.is_alive()

@@ -258,10 +258,10 @@ def test_an_empty_frame_writes_nothing(spark: Any, orders: Target) -> None:
         [
             ("body string, mesageId string", ("a", "b"), "did you mean 'messageId'?"),
             ("value string", ("a",), "which is not a column of a write"),
-            ("body int", (1,), "column 'body' is int, but must be string or binary"),
+            ("body int", (1,), "column 'body' has type int, but must be string or binary"),
             ("body string", (None,), "column 'body' is null in a row"),
             ("body string, properties map<string,string>", ("a", {"CC": "x"}), "has the name 'CC'"),
-            ("body string, messageId string", ("a", "x" * 256), "column 'messageId' has 256 bytes"),
+            ("body string, messageId string", ("a", "x" * 256), "a row has 256 bytes in column 'messageId'"),
         ],
         3,
     ),

@@ -33,7 +33,9 @@ def test_a_scheduler_that_uses_an_id_again_is_counted_and_said_once(
         run(scene, 10.0)
     assert scene.query.emitted == ["id-0", "schedule-7"]
     assert scene.counters.reused_ids == scene.counters.duplicates_dropped == 9
-    (said,) = [record.getMessage() for record in caplog.records if "delivered for the first time" in record.message]
+    (said,) = [
+        record.getMessage() for record in caplog.records if "delivered them for the first time" in record.message
+    ]
     assert "queue 'orders': 1 messages" in said
     assert "schedule-7" in said
     assert "'messageIdFrom'" in said

@@ -476,7 +476,7 @@ def test_more_queues_than_connections_are_left_and_said(caplog: pytest.LogCaptur
         scene.publish(f"orders-{number}", 1)
     scene.query.trigger()
     assert len(scene.query.source._queues) == 4
-    assert "6 match, but only 4 are read" in caplog.text
+    assert "6 queues match, but only 4 are read" in caplog.text
 
 
 def test_a_query_with_names_goes_on_by_a_pattern_and_back() -> None:

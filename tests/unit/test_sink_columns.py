@@ -82,7 +82,7 @@ def test_an_unknown_column_is_refused_with_the_nearest_name(name: str, near: str
 def test_another_type_is_refused_with_those_that_are_taken(name: str, kind: str) -> None:
     given = [("body", "string")] if name != "body" else []
     text = refused(*given, (name, kind))
-    assert f"column '{name}' is {kind}, but must be {' or '.join(COLUMNS[name].kinds)}" in text
+    assert f"column '{name}' has type {kind}, but must be {' or '.join(COLUMNS[name].kinds)}" in text
 
 
 def test_a_body_is_required_and_named_once() -> None:
@@ -138,7 +138,7 @@ def test_a_row_without_its_own_destination_is_an_error(name: str | None) -> None
 @pytest.mark.parametrize("name", ["a,b", "a.*", "a.>", "a?b=c"])
 def test_a_row_names_one_queue_of_classic(name: str) -> None:
     text = bad_row({"body": b"", "queue": name}, settings=settings_of(queue=None, **CLASSIC))
-    assert f"column 'queue' is '{name}'" in text
+    assert f"a row has '{name}' in column 'queue'" in text
     messages_of([{"body": b"", "queue": name}], settings_of(queue=None))
 
 
@@ -165,7 +165,7 @@ def test_a_text_that_is_not_utf_8_is_an_error_that_names_its_column() -> None:
     plan = ColumnPlan([("body", "binary"), ("type", "string")], settings_of())
     odd = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff"))
     batch = pa.RecordBatch.from_arrays([pa.array([b""]), odd], names=["body", "type"])
-    with pytest.raises(RowError, match="column 'type' has text that is not UTF-8"):
+    with pytest.raises(RowError, match="a row has text that is not UTF-8 in column 'type'"):
         RowReader(plan, Identity(("w",), 0), {}).messages(batch)
 
 
@@ -179,7 +179,7 @@ def test_a_text_that_is_not_utf_8_is_an_error_that_names_its_column() -> None:
     ],
 )
 def test_a_number_that_no_message_has_is_an_error(name: str, value: Any) -> None:
-    assert f"column '{name}' is " in bad_row({"body": b"", name: value})
+    assert f" in column '{name}', but allowed are 0 " in bad_row({"body": b"", name: value})
 
 
 def test_two_contents_of_one_id_are_an_error_and_copies_are_not() -> None:
@@ -224,7 +224,7 @@ def test_amqp_091_has_short_strings(name: str) -> None:
     (message,) = messages_of([{"body": b"", name: "ä" * 127}])
     properties_of(message)
     (message,) = messages_of([{"body": b"", name: "ä" * 128}])
-    with pytest.raises(RowError, match=f"column '{name}' has 256 bytes"):
+    with pytest.raises(RowError, match=f"a row has 256 bytes in column '{name}'"):
         properties_of(message)
 
 
@@ -255,21 +255,24 @@ def test_amqp_091_is_written_as_its_client_library_writes_it() -> None:
 
 def test_amqp_091_has_one_frame_for_all_headers() -> None:
     (message,) = messages_of([{"body": b"", "properties": [("a", "x" * (121 << 10))]}])
-    with pytest.raises(RowError, match="column 'properties' has 1239"):
+    with pytest.raises(RowError, match=r"a row has 1239\d* bytes in column 'properties'"):
         properties_of(message)
     (message,) = messages_of([{"body": b"", "properties": [("ä" * 128, "x")]}])
-    with pytest.raises(RowError, match="column 'properties' has 256 bytes"):
+    with pytest.raises(RowError, match="a row has 256 bytes in column 'properties'"):
         properties_of(message)
 
 
 def test_rabbitmq_takes_no_life_of_two_months() -> None:
     (message,) = messages_of([{"body": b"", "expiration": datetime(2200, 1, 1, tzinfo=timezone.utc)}])
-    with pytest.raises(RowError, match=r"column 'expiration' is \d+ ms ahead"):
+    with pytest.raises(RowError, match=r"a row has a time \d+ ms ahead in column 'expiration'"):
         properties_of(message)
 
 
 def test_amqp_10_has_symbols_and_small_numbers() -> None:
-    for row, words in (({"contentType": "tä"}, "'contentType' is 'tä'"), ({"groupSequence": 1 << 32}, "at most 42949")):
+    for row, words in (
+        ({"contentType": "tä"}, "a row has 'tä' in column 'contentType'"),
+        ({"groupSequence": 1 << 32}, "at most 42949"),
+    ):
         (message,) = messages_of([{"body": b"", **row}])
         with pytest.raises(RowError, match=words):
             encoded(message, "artemis")
@@ -278,7 +281,7 @@ def test_amqp_10_has_symbols_and_small_numbers() -> None:
 def test_texts_are_utf_8_where_a_protocol_has_texts() -> None:
     odd = Message(Destination("queue", "q"), "id", b"\xff", is_text=True)
     for encode in (lambda: encoded(odd, "artemis"), lambda: frame_headers(odd, "artemis")):
-        with pytest.raises(RowError, match="column 'body' is a string that is not UTF-8"):
+        with pytest.raises(RowError, match="a row has a string that is not UTF-8 in column 'body'"):
             encode()
     with pytest.raises(RowError, match="a NUL"):
         frame_headers(odd._replace(body=b"a\0b"), "activemq")

@@ -19,12 +19,12 @@ __all__ = ["Answer", "Loop", "PikaConnection"]
 #: pika reads 4 KiB at a time. Larger reads take the interpreter from the query's thread less often, and their
 #: deliveries are decoded together. A paused session reads less.
 _READ_BYTES, _LOOK_BYTES = 1 << 20, 256 << 10
-#: The other side is gone; reported even while nothing is read. Linux only.
+#: Event that the other side is gone, reported even while nothing is read. Linux only.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
 
 
 class Loop(IOLoop):  # type: ignore[misc]
-    """pika's loop, which can also leave incoming bytes in the socket. pika itself reads whatever arrives.
+    """pika's loop, extended so that it can leave incoming bytes in the socket. pika's own reads whatever arrives.
 
     Args:
         hung_up: called when the other side ends the connection while nothing is read.
@@ -38,7 +38,7 @@ class Loop(IOLoop):  # type: ignore[misc]
         self._late: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Run until stopped. pika makes a new poller each time, and registers only the events that it knows."""
+        """Run until stopped. Each time, pika creates a new poller and registers only the events that pika knows."""
         if self._holding:
             super().add_callback_threadsafe(self._watch)
         super().start()
@@ -110,7 +110,7 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
     it, pika calls back with deliveries that it has decoded.
 
     Attributes:
-        looks: whether it reads only small pieces, for the occasional read of a paused session.
+        looks: whether the connection reads only small pieces, for the occasional read of a paused session.
     """
 
     looks = False
@@ -121,7 +121,7 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
     bytes_received: int
 
     def read_deliveries(self, channel: int, deliver: Callable[[list[Raw] | Amqp091Batch], None]) -> bool:
-        """Have that channel's deliveries passed on undecoded from now on; return False if pika cannot."""
+        """Pass that channel's deliveries to `deliver` undecoded from now on; return False if pika lacks the hook."""
         begun, opened = getattr(self, "_frame_buffer", None), getattr(self._transport, "_sock", None)
         if not _HAS_SEAM or not isinstance(begun, bytes) or not isinstance(opened, socket.socket):
             return False
@@ -135,7 +135,7 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
         return True
 
     def _receive(self, opened: socket.socket, maximum: int) -> memoryview:
-        """Read from the socket instead of pika, into memory that batches of deliveries then refer to."""
+        """Read from the socket in pika's place, into memory that batches of deliveries then refer to."""
         assert self._reader is not None
         room = self._reader.room()
         return room[: opened.recv_into(room, min(len(room), _LOOK_BYTES if self.looks else maximum))]
@@ -146,7 +146,7 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
             super()._on_data_available(data_in)
             return
         self._pace.read(len(data_in), self._socket)
-        # pika counts the bytes it takes off its buffer to see that the broker is alive.
+        # To see that the broker is alive, pika counts the bytes that it takes off its buffer.
         before = self.bytes_received
         if isinstance(data_in, memoryview):
             reader.received(len(data_in))

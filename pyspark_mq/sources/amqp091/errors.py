@@ -56,7 +56,7 @@ def reason_of(error: object) -> str:
 
 
 def was_stated(error: object) -> bool:
-    """Whether the broker gave a reason that may recur. A shutdown (320, connection-forced) is not one."""
+    """Whether the broker gave a reason that may recur. A shutdown (320, connection-forced) does not count."""
     said = [cause for cause in _causes(error) if isinstance(cause, ConnectionClosedByBroker | ChannelClosedByBroker)]
     return any(cause.reply_code != _CONNECTION_FORCED for cause in said)
 
@@ -94,7 +94,7 @@ def _closed_with(cause: BaseException, code: int) -> bool:
 
 
 def handshake_hint(causes: Sequence[BaseException], url: BrokerUrl) -> str:
-    """Return a hint at what else the port may speak, if these causes ended an attempt."""
+    """Return a hint about what the port may speak instead, if these causes ended an attempt."""
     refused = any(isinstance(cause, ConnectionRefusedError | socket.gaierror) for cause in causes)
     if refused or url.tls:
         return ""
@@ -119,7 +119,7 @@ def queue_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
                 f"declare it first, or correct the option ({reason})"
             )
         if cause.reply_code == 403:
-            return DestinationError(f"{destination} at {url} is denied to this user ({reason})")
+            return DestinationError(f"this user may not access {destination} at {url} ({reason})")
         if cause.reply_code == 406:
             return DestinationError(
                 f"{destination} at {url} exists with other properties; delete it or use "

@@ -1,8 +1,8 @@
 """Deliveries from the bytes of an AMQP 0-9-1 connection. No socket, no clock, no client library.
 
-pika makes three objects for each delivery and decodes all its properties, which is nine tenths of its cost per message.
-At first only the bounds of a delivery's parts are needed. So deliveries are cut out here, and everything else goes to
-pika, in order. Frames: AMQP 0-9-1, 2.3.5 and 4.2.3; content: 4.2.6.
+pika creates three objects for each delivery and decodes all its properties, which is nine tenths of pika's cost per
+message. At first only the bounds of a delivery's parts are needed. So deliveries are cut out here, and everything else
+goes to pika, in order. Frames: AMQP 0-9-1, 2.3.5 and 4.2.3; content: 4.2.6.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _tag_and_bits = Struct(">QB").unpack_from
 _TAG_AND_BITS = 9
 #: The largest size of a delivery's method: three short strings and nine octets.
 _METHOD_BYTES_MAX = 4 + 3 * 256 + _TAG_AND_BITS
-#: Assumed smallest size of a delivery: a read with fewer bytes than `batch_min` of these is not tried as a batch.
+#: Assumed smallest size of a delivery: a read too short for `batch_min` of these is not tried as a batch.
 _DELIVERY_BYTES = 100
 #: An incomplete delivery of at most this size waits for the next read, to be decoded with others.
 _LEFT_BYTES_MAX = 64 << 10
 
 
 class Amqp091FrameError(Exception):
-    """Frames are malformed or forbidden. The connection cannot be used any more."""
+    """A frame is malformed or not allowed. The connection cannot be used any more."""
 
 
 @dataclass(slots=True)
@@ -70,8 +70,8 @@ class _Open:
 class DeliveryReader:
     """Cuts the deliveries of one channel out of a stream of bytes.
 
-    It buffers at most one frame or small delivery of the stream, and the parts of one body. Batches refer to the memory
-    that the stream was read into.
+    The reader buffers at most one frame or small delivery of the stream, and the parts of one body. Batches refer to
+    the memory into which the stream was read.
 
     Args:
         channel: number of the channel.
@@ -185,7 +185,7 @@ class DeliveryReader:
         """Take the method frame of a delivery, and its content if complete; return the start of the next frame."""
         behind = at + 12 + data[at + 11]
         if behind + _TAG_AND_BITS >= end:
-            raise Amqp091FrameError("a delivery is shorter than its tags")
+            raise Amqp091FrameError("the method frame of a delivery is too short for its tags")
         tag, bits = _tag_and_bits(data, behind)
         where = bytes(data[behind + _TAG_AND_BITS : end - 1])
         at = end
@@ -216,7 +216,7 @@ class DeliveryReader:
             at: start of the first incomplete frame.
         """
         again, self._again = self._again, False
-        # There is nothing to keep (-1), or it was kept before (then it is the first).
+        # There is nothing to keep (-1), or the delivery was kept before (then it begins the bytes).
         if self._open is None or begun < first + again or at - begun + self._need > _LEFT_BYTES_MAX:
             return at
         self._open, self._need, self._again = None, at - begun + self._need, True
@@ -266,7 +266,7 @@ def _find_batch(
         most: largest payload of a frame, in bytes.
 
     Returns:
-        the deliveries and the start of the next frame; None if there are fewer.
+        the deliveries and the start of the next frame; None if there are fewer than `least`.
     """
     starts, end = _starts(data, at, size)
     if len(starts) < least:
@@ -295,12 +295,12 @@ def _find_batch(
 
 
 def _framed(views: Views, begins: Any, ends: Any, kind: int, channel: int) -> Any:
-    """Return whether frames of this kind start at these places, each with its end octet before the next one."""
+    """Return, for each place, whether a frame of this kind starts there and has its end octet at its end."""
     return (views.at(begins, 1) == kind) & (views.at(begins + 1, 2) == channel) & (views.at(ends - 1, 1) == _END)
 
 
 def _starts(data: memoryview, at: int, size: int) -> tuple[list[int], int]:
-    """Return the starts of deliveries, assuming the common form of all, and the end of the last one."""
+    """Return the starts of deliveries, assuming that all have the common form, and the end of the last one."""
     starts: list[int] = []
     append = starts.append
     method, lengths = 0, _lengths(0)

@@ -4,11 +4,11 @@ The session drives pika's callback connection directly: :meth:`Amqp091Session.ru
 supervisor's thread. pika's blocking connection adds a layer per message, and rejects its buffered messages when a
 consumer is cancelled.
 
-A flush marker confirms acknowledgements: a passive queue.declare sent after them on the same channel. A channel handles
-its methods in order, so the answer proves that the earlier ones were processed (measured on classic and quorum queues;
-a classic queue may write to disk half a second later, which `settleGrace` covers). The answer also reports the depth of
-the queue. At most one flush marker is outstanding; the next one covers everything sent meanwhile. On a slow link the
-answer arrives after a whole window, and pika sends a declare only when the previous one is answered.
+A flush marker confirms acknowledgements: it is a passive queue.declare sent after them on the same channel. A channel
+handles its methods in order, so the answer proves that the earlier methods were processed (measured on classic and
+quorum queues; a classic queue may write to disk half a second later, which `settleGrace` covers). The answer also
+reports the depth of the queue. At most one flush marker is outstanding; the next one covers everything sent meanwhile.
+On a slow link the answer arrives after a whole window, and pika sends a declare only when the previous one is answered.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class Amqp091Session(Session):
         self._queue = self.endpoint.queue or ""
         self._consumer_tags: list[str] = []
         self._started = 0
-        # The most unacknowledged messages that the consumers may hold; the sum of all windows so far; the newest tag.
+        # The current window; the sum of the windows of all consumers so far; the newest delivery tag.
         self._window = self._granted = self._last_tag = 0
         #: Whether any delivery was acknowledged or rejected.
         self._acknowledged = self._reading_one = False
         self._end: object = None
-        #: Acknowledgements without a flush marker yet; those of the outstanding flush marker, None without one.
+        #: Acknowledgements not covered by a flush marker yet; those covered by the outstanding one, or None.
         self._unconfirmed: list[int] = []
         self._confirming: list[int] | None = None
         self._url: BrokerUrl | None = None
@@ -107,8 +107,8 @@ class Amqp091Session(Session):
     def _renew_secret(self, url: BrokerUrl) -> None:
         """Send the broker the secret in the file, if it has changed.
 
-        When a token expires, the session ends, unless it was replaced before (connection.update-secret, RabbitMQ's
-        extension for OAuth 2). If the file cannot be read, the next check retries.
+        When a token expires, the session ends, unless the token was replaced before (connection.update-secret,
+        RabbitMQ's extension for OAuth 2). If the file cannot be read, the next check tries again.
         """
         with suppress(OptionError):
             secret = self.endpoint.credentials(url)[1]
@@ -121,8 +121,8 @@ class Amqp091Session(Session):
     def _broker_id(self) -> str:
         """Return the cluster's name, if it has one.
 
-        In a cluster without a name each node reports its own, `rabbit@host` (RabbitMQ 3.10, `rabbit_nodes`). A URL with
-        several candidates means a cluster; a hosted broker may be one.
+        In a cluster without a name each node reports its own name, `rabbit@host` (RabbitMQ 3.10, `rabbit_nodes`). A URL
+        with several candidates means a cluster; a hosted broker may be a cluster.
         """
         name = self._field("cluster_name")
         return "" if "@" in name and self.endpoint.clustered else name
@@ -174,11 +174,11 @@ class Amqp091Session(Session):
     def consume(self, window: int) -> None:
         """Start a consumer, or another one if the window has grown.
 
-        A consumer's window is fixed. Cancelling a consumer returns the messages on their way to it: pika does so
+        A consumer's window is fixed. Cancelling a consumer returns the messages on their way to it: pika returns them
         (Channel._on_deliver, 1.3.2 and 1.4.4), and so do quorum queues (RabbitMQ 3.10), which count each as a delivery.
-        So another consumer takes the difference, unless the present window is full: then nothing is on its way, and a
-        new consumer, which counts from zero, replaces the old one. A quorum queue alternates between consumers, so with
-        several of them messages arrive slightly out of order.
+        So another consumer takes the difference, unless the present window is full: then no message is on its way, and
+        a new consumer, which counts from zero, replaces the old one. A quorum queue alternates between consumers, so
+        with several consumers messages arrive slightly out of order.
 
         Consumer tags ascend: when a session ends, a quorum queue requeues messages in the order of the tags (measured
         on RabbitMQ 3.10). The first consumer's messages are redelivered first, so a replay finds them without receiving
@@ -194,7 +194,7 @@ class Amqp091Session(Session):
         self.extend(window)
 
     def extend(self, window: int) -> None:
-        """Widen the window, always by further consumers for the difference."""
+        """Widen the window, always by adding consumers for the difference."""
         assert self._pika is not None
         maximum = self.endpoint.broker.prefetch_max[AMQP_0_9_1]
         if not self._granted:  # from the first one on, deliveries are cut out of the bytes before pika decodes them
@@ -241,16 +241,16 @@ class Amqp091Session(Session):
         size = sum(map(Amqp091Batch.size, raws)) + ROW_BYTES * len(raws) if isinstance(raws, list) else raws.size_bytes
         self.buffer.count(len(raws), size)
         if self.buffer.full and (not self.paused or self._reading_one):
-            # Cancelling would add deliveries, and the broker would count one consumer less while it holds messages.
+            # Cancelling the consumer would add deliveries, and the broker would not count it while it holds messages.
             self.paused = True
             self._reading_one = False
             self._loop.hold()
 
     def _ask_for_stream(self) -> None:
-        """Refuse a stream. A queue may hold messages copied from a stream, so ask the broker.
+        """Refuse a stream. A queue may hold messages copied from a stream, so ask the broker which one this is.
 
-        It accepts a consumer with an offset only on a stream, and refuses it elsewhere (``invalid arg
-        'x-stream-offset'``, measured on 3.10 and 4.3), which closes just the channel.
+        The broker accepts a consumer with an offset only on a stream, and refuses it elsewhere (``invalid arg
+        'x-stream-offset'``, measured on 3.10 and 4.3). The refusal closes just the channel.
         """
 
         def consume(channel: Any) -> None:
@@ -277,7 +277,7 @@ class Amqp091Session(Session):
     def run(self, timeout_s: float) -> None:
         self._raise_if_ended()
         if self.paused and self._pika is not None:
-            # pika counts bytes to see that the broker is alive, and unread ones do not reach it.
+            # To see that the broker is alive, pika counts the bytes it gets, and unread bytes do not reach pika.
             self._pika.bytes_received += 1
             if self.keep_alive_read_due and not self._reading_one:
                 self._reading_one = self._pika.looks = True
@@ -286,7 +286,7 @@ class Amqp091Session(Session):
         try:
             self._loop.start()
         except Exception as error:  # noqa: BLE001 - pika raises whatever it runs into
-            # A dead connection that pika has not noticed, or forbidden frames. Earlier deliveries are valid.
+            # A dead connection that pika has not noticed, or frames that are not allowed. Earlier deliveries are valid.
             self._ended(getattr(self._pika, "_error", None) or error)
         finally:
             self._loop.remove_timeout(timer)
@@ -297,7 +297,7 @@ class Amqp091Session(Session):
             return
         if isinstance(self._end, MessageError | DestinationError):
             raise self._end
-        # The broker reports an exclusive consumer elsewhere only when consuming begins.
+        # If another connection has an exclusive consumer, the broker reports that only when consuming begins.
         exclusive = self._url and exclusive_error(reason_of(self._end), self._url, self.endpoint)
         if exclusive:
             raise exclusive
@@ -357,7 +357,7 @@ class Amqp091Session(Session):
         try:
             if not (connection.is_closing or connection.is_closed):
                 connection.close()
-            # The answer to that comes after all unread bytes.
+            # The answer to the close comes after all unread bytes.
             while not self.paused and not connection.is_closed and self.now_s() < deadline:
                 timer = self._loop.call_later(0.1, self._loop.stop)
                 self._loop.start()
@@ -368,7 +368,7 @@ class Amqp091Session(Session):
             self._drop_socket(connection)
 
     def _drop_socket(self, connection: Any) -> None:
-        """Abort a connection that did not close in time, or it would keep its messages."""
+        """Abort a connection that did not close in time: otherwise it would keep its messages."""
         transport = getattr(connection, "_transport", None)
         if transport is not None and not connection.is_closed:
             with suppress(Exception):

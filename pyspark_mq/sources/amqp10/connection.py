@@ -75,12 +75,12 @@ class Amqp10Connection(Session):
 
     @abstractmethod
     def _look(self) -> None:
-        """After a turn, confirm settled acknowledgements, and raise if something was closed or taken back."""
+        """Confirm settled acknowledgements after a turn; raise if something was closed or messages were taken back."""
 
     # -- login
 
     def _begin(self, url: BrokerUrl) -> None:
-        """Set our identity. Nothing is sent before the first turn."""
+        """Set identity and login. Nothing is sent before the first turn."""
         log_in(self._transport, self._proton, self.endpoint, url, self._container_id())
 
     def _container_id(self) -> str:
@@ -98,7 +98,7 @@ class Amqp10Connection(Session):
     # -- errors
 
     def _condition(self) -> tuple[str, str] | None:
-        """Return the condition that ended the session: the one closest to the queue; None if there is none."""
+        """Return the condition that ended the session, the one closest to the queue if there are several; or None."""
         places = [place for place in (self._link, self._session, self._proton) if place is not None]
         for place in places:
             try:
@@ -108,7 +108,7 @@ class Amqp10Connection(Session):
             if condition is not None:
                 return str(condition.name), str(condition.description or "")
         closed = any(place.state & Endpoint.REMOTE_CLOSED for place in places)
-        condition = None if closed else self._transport.condition  # after a close it is about later bytes
+        condition = None if closed else self._transport.condition  # after a close, this is about bytes after the close
         return None if condition is None else (str(condition.name), str(condition.description or ""))
 
     def _open_error(self, url: BrokerUrl) -> MqError:
@@ -147,7 +147,7 @@ class Amqp10Connection(Session):
             try:
                 self._receive()
             finally:
-                self._pass_on()  # even if that raises, as confirmations come after deliveries
+                self._pass_on()  # even if receiving raises, as confirmations come after deliveries
             send(self._transport, self._socket)
         except ssl.SSLError as error:
             # TLS 1.3 reports a refusal with the first bytes after the handshake.
@@ -168,7 +168,7 @@ class Amqp10Connection(Session):
             transport.close_tail()
             return
         left = memoryview(self._transfers.cut(data, take=not self.paused))
-        while left and (room := transport.capacity()) >= 0:  # negative: earlier bytes made it stop accepting
+        while left and (room := transport.capacity()) >= 0:  # negative: the transport accepts no more bytes
             if not room:
                 raise ProtonException("the engine has no room for the received bytes")
             transport.push(bytes(left[:room]))

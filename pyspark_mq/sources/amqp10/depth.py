@@ -1,4 +1,4 @@
-"""Questions to RabbitMQ, from 4.0 on, about a queue over AMQP 1.0, by a pair of links to its management node.
+"""Questions about a queue to RabbitMQ 4.0 or later over AMQP 1.0, by a pair of links to its management node.
 
 A request is a message with the method as its subject and the path as its address; the answer has the status as its
 subject (RabbitMQ's documentation, "AMQP 1.0", "Management"). Any user with permission to read the queue may ask.
@@ -79,7 +79,7 @@ class ManagementLinks:
 
     def _read(self, delivery: Delivery) -> dict[str, Any] | None:
         data = bytes(self._from.recv(delivery.pending) or b"")
-        with contextlib.suppress(ValueError, IndexError):  # an unreadable answer is no answer
+        with contextlib.suppress(ValueError, IndexError):  # an unreadable answer counts as none
             answer = read_sections(data)
             if answer.subject == _OK and isinstance(answer.value, Pairs):
                 return _dictionary(answer.value)

@@ -51,8 +51,8 @@ def log_in(transport: Transport, connection: Connection, endpoint: Endpoint, url
 def free_closed(links: deque[Link]) -> None:
     """Free the oldest links that were closed here, once the broker has closed them, too.
 
-    Proton keeps 2 kB of a link that is freed earlier. The plugin of RabbitMQ 3 never closes one, so if there are more
-    than :data:`_CLOSING_LINKS_MAX`, they are freed all the same.
+    Proton keeps 2 kB of a link that is freed earlier. The plugin of RabbitMQ 3 never closes a link, so if more than
+    :data:`_CLOSING_LINKS_MAX` links wait, the oldest are freed all the same.
     """
     while links and (links[0].state & Link.REMOTE_CLOSED or len(links) > _CLOSING_LINKS_MAX):
         links.popleft().free()

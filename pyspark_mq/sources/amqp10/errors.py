@@ -15,10 +15,10 @@ _UNAUTHORIZED = ("amqp:unauthorized-access", "amqp:not-allowed")
 #: Error conditions (AMQP 1.0, 2.8.15 to 2.8.18) on which another attempt would fail again.
 _REFUSALS = {
     "amqp:not-found": "does not exist; create it first, or correct the option",
-    "amqp:unauthorized-access": "is denied to this user",
-    "amqp:not-allowed": "is denied to this user, or is in use by another",
-    "amqp:link:redirect": "is served by another broker; name that one in 'url'",
-    "amqp:connection:redirect": "is served by another broker; name that one in 'url'",
+    "amqp:unauthorized-access": "may not be accessed by this user",
+    "amqp:not-allowed": "may not be accessed by this user, or is in use by another consumer",
+    "amqp:link:redirect": "is served by another broker; name that broker in 'url'",
+    "amqp:connection:redirect": "is served by another broker; name that broker in 'url'",
     "amqp:invalid-field": "cannot be read this way",
     "amqp:precondition-failed": "cannot be read this way",
     "amqp:not-implemented": "cannot be read this way",
@@ -57,12 +57,12 @@ def _link_error(name: str, description: str, url: BrokerUrl, endpoint: Endpoint)
     if exclusive is not None:
         return exclusive
     if name == "amqp:resource-locked" or any(words in description.lower() for words in _IN_USE):
-        # It may be our own former connection, whose end the broker has not noticed.
+        # The user may be our own former connection, whose end the broker has not noticed.
         return BrokerUnavailableError(
             f"{url}: {destination} is in use by another connection, or still by a former one ({reason})"
         )
     if endpoint.broker.will_be_back(reason):
-        return BrokerUnavailableError(f"{url}: {destination} cannot be used now ({reason})")
+        return BrokerUnavailableError(f"{url}: {destination} cannot be used at the moment ({reason})")
     if name == "amqp:invalid-field" and endpoint.selector is not None:
         problem = f"{endpoint.selector!r} for {destination} was not understood by {url} ({reason})"
         return OptionError("selector", problem)

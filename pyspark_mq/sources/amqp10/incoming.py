@@ -1,8 +1,8 @@
 """The deliveries of a receiving link in proton's engine.
 
-Proton's Python classes make an object and a dictionary for each delivery: 6 to 7 µs to take one and 4 µs to settle it.
-The C functions below them, available through `cffi` since 0.39, take 0.7 and 0.3 µs. They are not a public interface,
-so the extra `amqp10` pins the tested versions.
+Proton's Python classes create an object and a dictionary for each delivery: 6 to 7 µs to take a delivery, and 4 µs to
+settle it. The C functions below them, available through `cffi` since 0.39, need 0.7 µs to take a delivery and 0.3 µs to
+settle it. They are not a public interface, so the extra `amqp10` pins the tested versions.
 
 A handle is valid from the moment a delivery is taken until it is settled here; proton keeps the delivery alive that
 long (`pn_delivery_settle` in `delivery.h`), and the link as long as this object lives.
@@ -44,7 +44,7 @@ class Incoming:
 
     Args:
         link: a receiver.
-        taken: payloads that proton was not given (:attr:`.Transfers.taken`); None if it got all.
+        taken: payloads that proton was not given (:attr:`.Transfers.taken`); None if proton got all of them.
     """
 
     def __init__(self, link: Receiver, taken: deque[bytes | None] | None = None) -> None:
@@ -109,7 +109,7 @@ class Incoming:
         return data
 
     def accept(self, handles: Iterable[Handle]) -> None:
-        """Give deliveries the outcome `accepted` (3.4.2). Neighbours are sent as one disposition with a range."""
+        """Give deliveries the outcome `accepted` (3.4.2). Consecutive ones are sent as one disposition with a range."""
         update = lib.pn_delivery_update
         for delivery in handles:
             update(delivery, _ACCEPTED)

@@ -1,8 +1,8 @@
 """AMQP 1.0 by python-qpid-proton.
 
 Proton's engine does no I/O: socket bytes go into its transport and come out of it, and connection, session and link
-report their states. So the socket is ours and TLS is Python's, as for the other protocols, and unused events cost
-nothing. The library's reactor would add a fifth to the time per message.
+report their states. So the socket is ours and TLS is Python's, as for the other protocols, and events that we do not
+use cost nothing. The library's reactor would add a fifth to the time per message.
 
 Flow control is by link credit (AMQP 1.0, 2.6.7): each session has at most `window` unsettled deliveries, and its credit
 is topped up as they are settled. When too many bytes wait in the inbox, deliveries stay in the transport, whose
@@ -10,7 +10,7 @@ incoming window closes (2.5.6).
 
 The broker confirms an acceptance by settling the delivery (2.6.12). If a broker does not, its answer to a new link
 after the acceptances confirms them: they were processed, though they may not be on disk. Only then is the delivery
-settled here, so that an outcome from the broker is seen. Any outcome but `accepted` ends the session, and the message
+settled here, so that the broker's own outcome is noticed. Any outcome but `accepted` ends the session, and the message
 is redelivered.
 """
 
@@ -69,7 +69,7 @@ class Amqp10Session(Amqp10Connection):
         self._taken: list[bytes] = []
         self._requests: deque[tuple[int, deque[Handle]]] = deque()
         self._closing: deque[Link] = deque()
-        #: Acknowledgements without a flush marker yet; the outstanding flush marker, and those it covers.
+        #: Acknowledgements not covered by a flush marker yet; and the outstanding flush marker with those it covers.
         self._unconfirmed: list[tuple[int, list[Handle]]] = []
         self._flush_marker: tuple[Link, list[tuple[int, list[Handle]]]] | None = None
 
@@ -119,7 +119,7 @@ class Amqp10Session(Amqp10Connection):
         return info
 
     def _depth(self, info: Mapping[str, Any]) -> QueueDepth:
-        # A link is a consumer, even without credit; so is a flush marker, for a moment.
+        # A link counts as a consumer, even without credit; so does a flush marker, for a moment.
         own = (self._link is not None) + (self._flush_marker is not None)
         counts = (info.get("message_count"), info.get("consumer_count"))
         ready, consumers = (count if isinstance(count, int) else 0 for count in counts)
@@ -172,14 +172,14 @@ class Amqp10Session(Amqp10Connection):
         self._turn(timeout_s)
 
     def _look(self) -> None:
-        """Confirm acknowledgements that the broker has settled; raise if something was closed or taken back."""
+        """Confirm acknowledgements that the broker settled; raise if something was closed or messages taken back."""
         self._confirm()
         if self._management is not None and self._management.asked and self._window:
             info = self._management.answer()
             if info is not None:
                 self.buffer.reported(self._depth(info))
-        # When RabbitMQ 4.3's consumer timeout expires, it takes messages back from the consumer by a disposition on the
-        # link, which stays open and does not get them again. The oldest is the first.
+        # When RabbitMQ 4.3's consumer timeout expires, the broker takes messages back from the consumer, the oldest
+        # first, by a disposition on the link. The link stays open, but the messages are not redelivered on it.
         oldest = next(iter(self._open.values()), None)
         if oldest is not None and self._deliveries.taken_back(oldest):
             self._ended("the broker took back messages that were not acknowledged in time")
@@ -251,7 +251,7 @@ class Amqp10Session(Amqp10Connection):
     # -- acknowledging
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
-        """Accept deliveries; neighbours are sent as one disposition with a range."""
+        """Accept deliveries; consecutive ones are sent as one disposition with a range."""
         held, deliveries = self._open, self._deliveries
         tags = [*takewhile(lambda tag: tag <= upto, held), *(tag for tag in singles if tag > upto)]
         handles = [held.pop(tag) for tag in tags if tag in held]
@@ -275,7 +275,7 @@ class Amqp10Session(Amqp10Connection):
             self._unconfirmed = []
 
     def _flush_marker_link(self) -> Link:
-        """Open a link without messages: the broker answers it after processing everything sent before."""
+        """Open a link without messages: the broker answers once it has processed everything sent before."""
         assert self._session is not None
         name = f"pyspark-mq-flush-marker-{time.monotonic_ns()}"
         if self.endpoint.topic is None:
@@ -303,7 +303,7 @@ class Amqp10Session(Amqp10Connection):
                 break
             self._requests.popleft()
             self.buffer.confirmed(number)
-        # A broker may refuse the link as one consumer too many; that is an answer, too.
+        # A broker may refuse the link as one consumer too many; the refusal is an answer, too.
         if self._flush_marker is not None and self._flush_marker[0].state & (
             Endpoint.REMOTE_ACTIVE | Endpoint.REMOTE_CLOSED
         ):

@@ -1,9 +1,9 @@
 """Payloads of transfers, cut out of a connection's bytes before proton sees them. No socket, no proton.
 
-Proton keeps a delivery's payload, in a buffer of the next power of two, until it is settled, which happens after its
-epoch is committed. So a message in one frame is taken here, and proton gets the transfer without its payload.
-Everything else goes to proton unchanged: other frames, messages in several frames, and encodings that brokers do not
-use. Frames: AMQP 1.0, 2.3; transfer: 2.7.5; attach: 2.7.3.
+Proton keeps a delivery's payload, in a buffer of the next power of two, until the delivery is settled, which happens
+after its epoch is committed. So the payload of a message in one frame is taken here, and proton gets the transfer
+without it. Everything else goes to proton unchanged: other frames, messages in several frames, and encodings that
+brokers do not use. Frames: AMQP 1.0, 2.3; transfer: 2.7.5; attach: 2.7.3.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _ATTACH, _TRANSFER = 0x12, 0x14
 _UINT = b"\x40\x43\x52\x70"
 #: Fields of a transfer, by their numbers.
 _NUMBER, _TAG, _MORE, _ABORTED = 1, 2, 5, 9
-#: How many frames are compared with a known one at once: this many at first, later twice as many as matched last time.
-#: After a mismatch the same number is examined one by one.
+#: Number of frames compared with a known frame at once: this many at first, later twice as many as matched last time.
+#: After a mismatch the same number of frames is examined one by one.
 _ALIKE_MIN = 8
 #: An empty frame (2.4.5).
 _EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"
@@ -50,8 +50,8 @@ class Transfers:
         frame_bytes_max: largest size of a frame, as offered to the peer.
 
     Attributes:
-        taken: for each complete message of the link, in order: its payload, or None if proton has it. Take one entry
-            with each message from proton. Proton has all messages after these.
+        taken: for each complete message of the link, in order: its payload, or None if proton has the payload. Take one
+            entry with each message from proton. Proton has the payloads of all messages after these.
     """
 
     def __init__(self, link: str, frame_bytes_max: int) -> None:
@@ -63,14 +63,14 @@ class Transfers:
         self._rest: bytes | None = None
         #: Whether a message of the link has begun and not ended.
         self._partial = False
-        #: Whether the encoding of everything so far is known.
+        #: Whether the encoding of everything so far was recognised.
         self._knows = True
         self._like: _Like | None = None
-        #: Number of frames to compare at once, or of those read one by one.
+        #: Number of frames to compare at once, or number of frames read one by one.
         self._alike = 0
 
     def cut(self, data: bytes, *, take: bool) -> bytes:
-        """Return the next bytes for proton: whole frames, as long as the encoding of all is known.
+        """Return the next bytes for proton: whole frames, as long as the encoding of all frames is recognised.
 
         Args:
             data: the bytes read next.
@@ -214,7 +214,7 @@ class Transfers:
 
 def _uint_at(data: bytes, place: int) -> tuple[Any, int]:
     if data[place] not in _UINT:
-        raise EncodingError(f"no uint begins at byte {place}")
+        raise EncodingError(f"the value at byte {place} is not a uint")
     return plain_at(data, place)
 
 
@@ -231,5 +231,5 @@ def _flags(fields: bytes, count: int) -> tuple[bool, bool]:
         found[number], place = plain_at(fields, place)
     more, aborted = found.get(_MORE), found.get(_ABORTED)
     if place != len(fields) or not isinstance(more, bool | None) or not isinstance(aborted, bool | None):
-        raise EncodingError("the fields after the delivery tag differ")
+        raise EncodingError("the fields after the delivery tag have an unexpected encoding")
     return bool(more), bool(aborted)

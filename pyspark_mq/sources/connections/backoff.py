@@ -27,12 +27,13 @@ _ENDS_MAX = 9
 class Backoff:
     """Delays between failed attempts, and when to give up.
 
-    Rule 13: a session was good if something was confirmed in it. A session that receives messages and ends adds a
-    delivery to each (delivery limits), so the delay before the next session doubles; if the broker ends session after
-    session, the query fails. Its reasons are not compared, as they name its own connections and processes.
+    Rule 13: a session was good if something was confirmed in it. Each session that ends after receiving messages adds
+    one to their delivery counts, which count towards delivery limits. So the delay before the next session doubles; if
+    the broker ends session after session, the query fails. The broker's reasons are not compared with each other: they
+    contain names of its connections and processes, so the same cause gives different texts.
 
     Attributes:
-        first: whether no session was ever opened.
+        first: True until a session has been opened.
     """
 
     first = True
@@ -56,7 +57,7 @@ class Backoff:
     def reset_s(self) -> float:
         """Forget earlier failures, after a good or a long session; return the shortest delay.
 
-        It is not zero, as a broker may end each session a moment after its confirmation.
+        The shortest delay is not zero, as a broker may end each session a moment after its confirmation.
         """
         self._since_s, self._next_s = None, _BACKOFF_FIRST_S
         return _GOOD_REST_S * self._runtime.jitter()
@@ -66,7 +67,7 @@ class Backoff:
 
         Args:
             problem: why the last attempt failed.
-            since_s: time when it began.
+            since_s: time when that attempt began.
 
         Raises:
             BrokerUnavailableError: attempts have failed for too long.
@@ -89,8 +90,8 @@ class Backoff:
     def record_refusal(self, problem: SessionLostError) -> None:
         """Record a session that received, or may have received, messages and ended with nothing confirmed.
 
-        Only ends with a reason from the broker count: it will hold for the next session, too. Network faults may hit
-        any number of sessions.
+        Only ends for which the broker states a reason count: the reason will hold for the next session, too. Network
+        faults may hit any number of sessions.
 
         Raises:
             BrokerError: the broker has ended too many sessions in a row.
@@ -109,5 +110,5 @@ class Backoff:
 
 
 def _error_text(problem: Exception) -> str:
-    """Return the text to quote, without its short name, as the error that fails the query has its own."""
+    """Return an error's text for quoting, without its short name: the error that quotes it has a short name, too."""
     return problem.text if isinstance(problem, MqError) else str(problem)

@@ -1,11 +1,12 @@
 """Deliveries as rows of an Arrow record batch: their only form, from receiving to a partition.
 
-A :class:`Block` holds consecutive deliveries of one session. It has the query's columns, in their types, so a partition
-of an epoch consists of slices of blocks. The in-flight table refers to a row as (block, number). :class:`Metadata`
-accompanies a new block: facts about each delivery that are needed only while it is taken in.
+A :class:`Block` holds consecutive deliveries of one session. A block has the query's columns with their types, so a
+partition of an epoch consists of slices of blocks. The in-flight table refers to a row as (block, number).
+:class:`Metadata` accompanies a new block: facts about each delivery that are needed only until the in-flight table has
+the delivery.
 
-A block lives as long as one of its rows is referred to. :meth:`BlockRows.joined` copies rows into a new block when a
-few rows keep a large one alive, and when a trickle leaves many small ones.
+A block lives as long as anything refers to one of its rows. :meth:`BlockRows.joined` copies rows into a new block when
+a few rows keep a large block alive, and when a trickle leaves many small blocks.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ __all__ = [
 
 #: A column of every block: the end of a bounded run may depend on it.
 _ALWAYS = pa.field("timestamp", pa.int64())
-#: Column that depends on the queue and not on the delivery.
+#: Column whose value depends on the queue and not on the delivery.
 _OF_THE_QUEUE = "destination"
-#: Batches of fewer rows are merged before they travel.
+#: Batches with fewer rows are merged before they are sent to a task.
 _BATCH_ROWS_MIN = 500
 _ID = "messageId"
 #: Types of columns of variable size.
@@ -55,14 +56,14 @@ _NUMBERS = tuple(range(5_000))
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Facts about each delivery that are needed while it is taken in, by row.
+    """Facts about each delivery that are needed until the in-flight table has it, by row.
 
     Attributes:
         tags: handles, ascending.
         keys: identity of the message: its ID, or the digest of its content; None without either. :class:`.TextKeys` if
             every message has a text ID. Empty if messages are not distinguished.
-        not_redelivered: whether nothing marks each as delivered before; empty without digests.
-        redelivered: whether the broker has flagged each as redelivered, an array.
+        not_redelivered: for each delivery, True if nothing marks it as delivered before; empty without digests.
+        redelivered: an array that tells for each delivery whether the broker flagged it as redelivered.
         hidden: for messages without an ID, the value that hides the broker's ID.
         unreadable: row -> the delivery that could not be decoded.
     """
@@ -79,7 +80,8 @@ class Block:
     """Consecutive deliveries of one session.
 
     Attributes:
-        batch: their columns, see :func:`block_schema`. For a planned epoch they are in shared memory for its tasks.
+        batch: the deliveries' columns, see :func:`block_schema`. In a planned epoch, they are in memory shared with its
+            tasks.
         sizes: bytes of each row, including headers and bookkeeping. All limits in bytes refer to these.
     """
 
@@ -147,11 +149,11 @@ def block_schema(query: pa.Schema) -> pa.Schema:
 
 
 def make_block(batch: DeliveryBatch, ids: MessageIds, schema: pa.Schema) -> tuple[Metadata, Block]:
-    """Make a block of consecutive deliveries of one session.
+    """Create a block of consecutive deliveries of one session.
 
     Args:
         batch: the deliveries.
-        ids: identifies deliveries.
+        ids: determines the deliveries' IDs.
         schema: the block's schema.
     """
     values = ids.values(batch) if ids.exact or _ID in schema.names else []
@@ -179,7 +181,7 @@ def make_block(batch: DeliveryBatch, ids: MessageIds, schema: pa.Schema) -> tupl
 
 
 def _sizes(batch: pa.RecordBatch, keys: Sequence[Key | None]) -> array[int]:
-    """Return the bytes of each row with its key. The batch must not be a slice."""
+    """Return the bytes of each row, including its key. The batch must not be a slice."""
     sums = ROW_BYTES * np.arange(batch.num_rows + 1)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if column.null_count == batch.num_rows:
@@ -208,10 +210,10 @@ def _ends(column: pa.Array) -> Any:
 
 
 class BlockRows:
-    """Rows of any blocks in order, as contiguous ranges, so that each block is read once.
+    """Rows from any number of blocks in order, as contiguous ranges, so that each block is read once.
 
     Args:
-        stretches: pairs of a block and row numbers, as a range if these are ascending without a gap.
+        stretches: pairs of a block and row numbers. Row numbers that ascend without a gap are a range.
     """
 
     __slots__ = ("_ends", "stretches")
@@ -286,10 +288,10 @@ class BlockRows:
             yield _concatenated(small)
 
     def move_to(self, written: Iterator[pa.RecordBatch]) -> None:
-        """Point complete blocks to a copy of their rows, and free their own memory.
+        """Make blocks of which all rows are here refer to a copy of their rows, and free the original memory.
 
         Args:
-            written: the batches from :meth:`batches`, in other memory. Columns missing there are copied.
+            written: the batches from :meth:`batches`, in other memory. Columns that these lack are copied.
         """
         at, batch = 0, None
         for block, numbers in self.stretches:
@@ -305,7 +307,7 @@ class BlockRows:
             at += len(numbers)
 
     def joined(self) -> Block:
-        """Copy these rows into a new block, which shares no memory with theirs."""
+        """Copy these rows into a new block, which shares no memory with the rows' blocks."""
         # Take by row numbers, as a slice would keep its parent's memory.
         parts = [block.batch.take(pa.array(numbers, pa.int64())) for block, numbers in self.stretches]
         return Block(_concatenated(parts), array("q", self.sizes.tobytes()))

@@ -1,8 +1,8 @@
 """The connections of one queue, as Spark's thread sees them.
 
-Each supervisor keeps one session alive, on its own thread, and emits events. :class:`Connections` reads these, tracks
-the live sessions with their status and windows, sends them requests, and bounds their bytes. Code above it refers to a
-session only by its number.
+Each supervisor keeps one session alive, on its own thread, and emits events. :class:`Connections` reads these events,
+tracks the live sessions with their status and windows, sends them requests, and bounds their bytes. Code that uses this
+class refers to a session only by its number.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from pyspark_mq.sources.settings import Settings
 
 __all__ = ["DEPTH_AGE_MAX_S", "Connections"]
 
-#: The broker is not asked for the depth if it was asked, or reported it, this recently.
+#: The broker is not asked for the depth if the last request or report is more recent than this.
 DEPTH_AGE_MAX_S = 0.25
-#: A worker sets its progress mark ten times a second.
+#: Age from which a progress mark is late: a worker sets its mark ten times a second.
 _LATE_S = 0.25
 
 
@@ -45,7 +45,8 @@ class _Supervisor:
 
     Attributes:
         limits: its current limits.
-        depth: the broker's last report to it; `depth_s` is when it arrived, `asked_s` when it was last requested.
+        depth: the broker's last depth report to this supervisor; `depth_s` is the time when it arrived.
+        asked_s: time of the last request for a report.
     """
 
     supervisor: ConnectionSupervisor
@@ -76,7 +77,7 @@ class Connections:
     Attributes:
         first_window: window of the next session, in messages.
         broke_off: whether receiving stood still between the last two calls of :meth:`news`.
-        progress_s: everything received until this time was among the events of the last call.
+        progress_s: everything received until this time was among the events of the last call of :meth:`news`.
     """
 
     def __init__(self, settings: Settings, worker: Worker, runtime: Runtime, events: EventQueue) -> None:
@@ -120,7 +121,8 @@ class Connections:
     def news(self, *, taking: bool) -> Iterator[Opened | Lost | Confirmed | Delivered]:
         """Yield the supervisors' events since the last call, in order.
 
-        If the caller raises at the opening of a session, the session never counts as live: nothing is taken from it.
+        If the caller raises an error when it gets the opening of a session, the session never counts as live, and no
+        delivery is taken from it.
 
         Args:
             taking: whether deliveries may be taken; otherwise they wait here.
@@ -168,7 +170,7 @@ class Connections:
 
     @property
     def untaken(self) -> int:
-        """Number of deliveries that wait here."""
+        """Number of deliveries that wait here until deliveries may be taken."""
         return sum(len(event.block) for event in self._waiting)
 
     def _open(self, event: Opened) -> None:
@@ -176,7 +178,7 @@ class Connections:
         depth = event.greeting.depth
         if depth is not None:
             self._note_depth(event.key, depth)
-        else:  # an earlier session's report may never be repeated
+        else:  # keep the report to an earlier session, as it may never be repeated
             self._supervisors[event.key].depth = None
 
     def _note_depth(self, key: int, depth: QueueDepth) -> None:
@@ -184,7 +186,7 @@ class Connections:
         supervisor.depth, supervisor.depth_s = depth, self._runtime.machine_s()
 
     def _look_at_progress(self) -> None:
-        # Read the mark before the events: everything passed on by then is among them.
+        # Read the mark before the events: everything that it covers is then among the events.
         breaks, until_s = self._worker.mark
         opened_s = [session.opened_s for session in self._live.values()]
         self.progress_s = min((max(one, until_s) for one in opened_s), default=self._runtime.monotonic_s())
@@ -218,12 +220,12 @@ class Connections:
             self._ask(part.session, "acknowledge", due.number, part.upto, part.singles)
 
     def send_flush_markers(self, number: int) -> None:
-        """Send a flush marker in each session; it acknowledges nothing and is confirmed under this number."""
+        """Send a flush marker in each session: a request without acknowledgements, confirmed under this number."""
         for session in self._live:
             self._ask(session, "acknowledge", number, 0, ())
 
     def replace_session(self, session: int, why: str) -> None:
-        """End a session, so that the broker requeues its messages; its supervisor opens another one."""
+        """End a session, so that the broker requeues its messages; its supervisor then opens another session."""
         self._ask(session, "end", why)
 
     def reject(self, session: int, tags: Sequence[int]) -> None:
@@ -240,8 +242,8 @@ class Connections:
         """Widen the window of a session.
 
         Args:
-            strictly: whether it must never be exceeded. That may take another consumer, whose messages interleave with
-                the others'.
+            strictly: whether the window must never be exceeded. This may take another consumer, whose messages
+                interleave with those of the other consumers.
         """
         self._live[session].window = window
         self._ask(session, "extend" if strictly else "consume", window)
@@ -253,10 +255,10 @@ class Connections:
                 self.set_window(number, window, strictly=strictly)
 
     def bound_bytes(self, maximum: float, *, resume: bool) -> None:
-        """Limit the bytes that each session may buffer before it pauses; report the bytes taken.
+        """Set how many bytes each session may buffer before it pauses; report the bytes taken to the sessions.
 
         Args:
-            maximum: limit for all sessions together.
+            maximum: limit in bytes for all sessions together.
             resume: whether paused sessions resume.
         """
         self._bytes_allowed = maximum / self._settings.consumers
@@ -274,7 +276,7 @@ class Connections:
     # -- the depth at the broker
 
     def refresh_depth(self, age_max_s: float = DEPTH_AGE_MAX_S) -> None:
-        """Ask the broker for the depth, unless it was asked or reported it recently."""
+        """Ask the broker for the depth, unless the last request or report is recent."""
         now_s = self._runtime.machine_s()
         for number, session in self._live.items():
             supervisor = self._supervisors[session.key]

@@ -1,6 +1,6 @@
 """Events of a connection, from its supervisor through the worker to the query's thread.
 
-Events keep their order (rules 6 and 10): deliveries come before a later confirmation or depth report, and nothing of a
+Events keep their order (rules 6 and 10): deliveries come before a later confirmation or depth report, and no event of a
 session comes after its end.
 """
 
@@ -81,7 +81,7 @@ class SessionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A session has ended; its deliveries that were not yet taken in are void."""
+    """A session has ended; its deliveries that were not taken yet are void."""
 
     key: int
     session: int
@@ -99,7 +99,7 @@ Event: TypeAlias = "Opened | Delivered | Confirmed | DepthReported | SessionStat
 
 
 class EventQueue:
-    """A queue of events to one thread, with a signal.
+    """A queue of events for one thread, with a signal.
 
     Args:
         arrived: the signal, which several queues may share.

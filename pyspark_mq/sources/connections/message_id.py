@@ -24,7 +24,7 @@ class MessageIds:
 
     Attributes:
         on_missing: what to do with a message without an ID.
-        exact: whether IDs identify messages; under the lower guarantees they are just a column.
+        exact: whether IDs identify messages; under the lower guarantees, IDs are just a column.
         unreadable_rows: whether a message that cannot be decoded becomes a row.
     """
 
@@ -35,7 +35,7 @@ class MessageIds:
 
     @classmethod
     def of(cls, settings: Settings) -> MessageIds:
-        """Make one from the options of a query."""
+        """Return an instance for the options of a query."""
         exact = settings.guarantee.identifies
         return cls(settings.id_source, settings.on_missing, exact, settings.on_unreadable is OnUnreadable.ROW)
 
@@ -54,8 +54,8 @@ class MessageIds:
         """Identify each delivery.
 
         Returns:
-            a key for each: its ID or, without one, the digest of its content or None, depending on the option; and
-            whether there are digests among them.
+            a key for each delivery: its ID or, if it has none, the digest of its content or None, depending on the
+            option; and whether there are digests among the keys.
         """
         if self.source.kind == "content":
             return [*batch.digests()], True
@@ -67,7 +67,7 @@ class MessageIds:
         if self.on_missing is not OnMissing.CONTENT:
             if not self.unreadable_rows:
                 return keys, False
-            # Its ID may be in the unreadable part, and the user asked for a row.
+            # The ID of an unreadable message may be in the unreadable part, and the user asked for a row.
             places = [place for place in places if place in batch.unreadable]
         if places:
             without = batch if len(places) == len(batch) else batch.taken(np.array(places))
@@ -91,18 +91,19 @@ class MessageIds:
         """Check whether messages without an ID may be rejected.
 
         Args:
-            first: tag of the first one.
-            hidden: values that hide the broker's ID there.
+            missing: number of messages without an ID.
+            first: tag of the first of them.
+            hidden: values that hide the broker's ID in these messages.
 
         Raises:
-            MissingMessageIdError: they must fail the query.
+            MissingMessageIdError: such messages must fail the query.
         """
         if not missing or self.on_missing is not OnMissing.FAIL:
             return
         if hidden:
             raise MissingMessageIdError(
-                f"{destination}: {missing} message(s) with a property 'message-id', the first of "
-                f"them {hidden[0]!r}, which hides the ID that the broker has given them. Have the producer set no "
+                f"{destination}: {missing} message(s) have a property 'message-id' (the first: {hidden[0]!r}), "
+                "which hides the ID that the broker has given them. Have the producer set no "
                 "property of that name, read the queue over another protocol with a new checkpointLocation, or "
                 "choose another 'messageIdFrom'. The messages were not acknowledged and stay in the queue"
             )

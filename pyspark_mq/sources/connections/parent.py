@@ -2,8 +2,8 @@
 
 Spark's worker process is a child of the JVM, or of a script around Python (`PYSPARK_PYTHON`) that stays. When the JVM
 is killed, nothing notifies the worker, and a blocked worker would keep the connection and its unacknowledged messages
-forever. So a thread checks twice a second the processes from the parent up to the JVM, and ends this process when the
-parent of any of them has changed. Processes above the JVM may end. (The kernel's parent-death signal is of no use: it
+forever. So twice a second a thread checks the processes from the parent up to the JVM, and ends this process when the
+parent of any of them has changed. Processes above the JVM may end. (The kernel's parent-death signal does not help: it
 fires when the *thread* that started the worker ends.)
 """
 
@@ -40,10 +40,10 @@ def watch_parent() -> threading.Thread:
 
 
 def parent_of(pid: int) -> int:
-    """The parent of a process, as Linux reports it.
+    """Return the parent of a process, as Linux reports it.
 
     Raises:
-        OSError: it is gone, or not reported.
+        OSError: the process is gone, or its parent is not reported.
     """
     # pid (name) state ppid …: a name may have anything in it (proc(5)).
     fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2]
@@ -51,7 +51,7 @@ def parent_of(pid: int) -> int:
 
 
 def _up_to_the_jvm() -> list[int]:
-    """The parent, its parent, and so on up to the JVM; only the parent if no JVM is found."""
+    """Return the parent, its parent, and so on up to the JVM; only the parent if no JVM is found."""
     parents = [os.getppid()]
     with contextlib.suppress(OSError):
         while not _is_jvm(parents[-1]):
@@ -61,7 +61,7 @@ def _up_to_the_jvm() -> list[int]:
 
 
 def _is_jvm(pid: int) -> bool:
-    with contextlib.suppress(OSError):  # another user's, such as sudo
+    with contextlib.suppress(OSError):  # another user's process, such as sudo
         return _JVM in Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
     return False
 

@@ -39,11 +39,11 @@ def client_class(protocol: str, places: Mapping[str, tuple[str, str, str]]) -> A
     """Import and return a class that needs the client library of a protocol.
 
     Args:
-        places: by protocol, module and name of the class, and the package to install.
+        places: protocol -> (module, class, package to install).
 
     Raises:
         MissingExtraError: the library is not installed.
-        ConfigurationError: this operating system does not support it.
+        ConfigurationError: this operating system does not support the protocol.
     """
     module, name, distribution = places[protocol]
     try:
@@ -56,6 +56,6 @@ def client_class(protocol: str, places: Mapping[str, tuple[str, str, str]]) -> A
                 f"pyspark-mq runs on Linux, but this is '{sys.platform}', which lacks '{missing.name}'. Run the "
                 "driver in a container, in WSL, or on a cluster; see docs/versions.md"
             ) from None
-        # A cluster may have several interpreters; name the one that lacks it.
+        # A cluster may have several interpreters; name the one that lacks the library.
         text = f"protocol '{protocol}' needs '{missing.name}'; run: {sys.executable} -m pip install '{distribution}'"
         raise MissingExtraError(text) from missing

@@ -1,7 +1,7 @@
 """Receive memory of a socket, from which blocks are made without a copy.
 
-Batches refer to the memory they arrived in, so it is reused only if nothing refers to it. Otherwise new memory is
-allocated, and incomplete bytes move there.
+Batches refer to the memory in which their bytes arrived, so that memory is reused only if nothing refers to it.
+Otherwise new memory is allocated, and the bytes of incomplete deliveries move there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 
 __all__ = ["ReadMemory"]
 
-#: Memory sizes. An idle connection keeps the least; the most is the size of a block, enough for all reads between two.
+#: Memory sizes. An idle connection keeps the smallest; the largest is the size of a block, enough for all reads between
+#: two blocks.
 _BYTES_MIN, _BYTES_MAX = 256 << 10, 4 << 20
 #: Smallest room to read into.
 _ROOM_MIN = 64 << 10
@@ -36,18 +37,18 @@ class ReadMemory:
         """Return room to read into.
 
         Args:
-            needed: the bytes that must fit, including those received and not yet taken.
+            needed: number of bytes that must fit, including bytes received and not yet taken.
         """
         left = self.end - self.begin
         if self.begin and sys.getrefcount(self.view) == _OWN:
-            # Nothing refers to the memory: reuse it if much has arrived or it is small, else go back to a small one.
+            # Nothing refers to the memory: reuse it if much has arrived or it is small, otherwise take a small one.
             self._continue(self.view if self.end > _BYTES_MIN or len(self.view) == _BYTES_MIN else _made(_BYTES_MIN))
         if len(self.view) < self.begin + max(needed, left + _ROOM_MIN):
             self._continue(_made(max(_BYTES_MAX if self.begin else _BYTES_MIN, needed, 2 * left)))
         return self.view[self.end :]
 
     def _continue(self, view: memoryview) -> None:
-        """Continue in this memory, moving the remaining bytes to its start, which may overlap with them."""
+        """Continue in this memory: move the remaining bytes to its start. The two places may overlap."""
         left = self.end - self.begin
         view[:left] = self.view[self.begin : self.end]
         self.view, self.begin, self.end = view, 0, left

@@ -1,8 +1,8 @@
 """The contract of a session: one connection to a broker, from its opening to its end.
 
 A session never reconnects. When the connection, the channel or the subscription ends, the session raises
-:class:`SessionLostError` and is discarded with every handle it gave (rule 10: a handle used in another session
-acknowledges another message). Its supervisor then opens a new one.
+:class:`SessionLostError` and is discarded with all its handles (rule 10: a handle used in another session acknowledges
+another message). Its supervisor then opens a new session.
 
 Calling order: :meth:`~Session.open` once; then :meth:`~Session.consume`, and again to widen the window; then
 :meth:`~Session.run` repeatedly, with requests (acknowledge, reject, ask, resume) between two runs;
@@ -57,7 +57,7 @@ TRANSIT_S = 0.5
 #: after 15 s (`tcp_listen_options.send_timeout`), ActiveMQ Classic over STOMP after 30 s. So a paused session takes one
 #: delivery at this interval.
 KEEP_ALIVE_READ_S = 5.0
-#: A further explanation of a message with a stream offset, for protocols that do not let us ask the broker.
+#: A further hint about a message with a stream offset, for protocols that cannot ask the broker about the queue.
 COPIED = (
     ". If it is a queue with messages that were copied from a stream, read it with protocol amqp-0-9-1, or have them "
     "copied without header 'x-stream-offset'"
@@ -65,7 +65,7 @@ COPIED = (
 
 
 class SessionLostError(Exception):
-    """The session has ended by itself. Its unacknowledged messages are back at the broker.
+    """The session has ended by itself. The broker requeues its unacknowledged messages.
 
     Not an error for users: the supervisor reconnects.
 
@@ -88,8 +88,8 @@ class QueueDepth:
 
     Attributes:
         ready: messages waiting for delivery.
-        other_consumers: consumers of the queue outside this session, as the broker counts them: it may include one
-            whose connection has died unnoticed.
+        other_consumers: consumers of the queue outside this session, as the broker counts them: the count may include a
+            consumer whose connection has died unnoticed.
         own_consumers: consumers of this session.
     """
 
@@ -120,12 +120,12 @@ class Greeting:
 class ReceiveBuffer:
     """Deliveries of one session on their way to another thread, and callbacks for its broker's answers.
 
-    The session appends deliveries and counts them on its thread. The other thread takes them and counts those. If the
-    difference becomes too large, the session pauses.
+    The session appends deliveries and counts them on its thread. The other thread takes deliveries and counts what it
+    takes. If the difference becomes too large, the session pauses.
 
     Args:
         arrived: set when there is news for the other thread.
-        confirmed: called on the session's thread when an acknowledgement is confirmed, with its number.
+        confirmed: called on the session's thread when a request is confirmed, with the request's number.
         reported: called on the session's thread when the broker has reported the depth of the queue.
 
     Attributes:
@@ -156,7 +156,7 @@ class ReceiveBuffer:
         return self.bytes_arrived + self.bytes_grown - self.bytes_taken > self.bytes_allowed
 
     def count(self, deliveries: int, size: int) -> None:
-        """Count deliveries that were appended to the inbox and their bytes, and wake the other thread."""
+        """Count deliveries that were appended to the inbox, with their bytes, and wake the other thread."""
         self.deliveries += deliveries
         self.bytes_arrived += size
         self.wake()
@@ -166,7 +166,7 @@ class ReceiveBuffer:
             self.arrived.set()
 
     def take(self, maximum: float = math.inf) -> list[Any]:
-        """Take up to `maximum` deliveries out of the inbox. There may be more, as a batch is not split."""
+        """Take up to `maximum` deliveries out of the inbox, or a few more, as batches are not split."""
         items: list[Any] = []
         with suppress(IndexError):  # the inbox is empty, or the session ended on its thread and cleared it
             while maximum > 0:
@@ -183,8 +183,8 @@ class SessionOptions:
         keeps_unreadable: whether messages that cannot be decoded go into the inbox like others; otherwise
             :meth:`.Session.run` raises an error for the first one.
         browses: whether to look through the queue without taking anything, if the broker supports it for the protocol.
-        attempt: failed attempts at this URL so far. Each attempt begins with the next of the host's addresses, as one
-            may accept connections but stay silent.
+        attempt: failed attempts at this URL so far. Each attempt begins with the next of the host's addresses, as an
+            address may accept connections but stay silent.
         stopping: once set and woken, opening and subscribing raise :class:`StopRequestedError`.
     """
 
@@ -195,7 +195,7 @@ class SessionOptions:
 
 
 class Session(ABC):
-    """A session, not opened yet; see the contract at the top of this module.
+    """A session; see the contract at the top of this module. A new instance is not open.
 
     Args:
         number: number of this session, unique in the process.
@@ -227,7 +227,7 @@ class Session(ABC):
 
     @classmethod
     def count_addresses(cls, url: BrokerUrl) -> int:
-        """Count the addresses of a broker's host."""
+        """Return how many addresses a broker's host resolves to."""
         return count_addresses(url)
 
     @property
@@ -242,7 +242,7 @@ class Session(ABC):
 
     @property
     def keep_alive_read_due(self) -> bool:
-        """Whether a paused session should take one delivery all the same. Pausing again resets the interval."""
+        """Whether a paused session should take one delivery all the same. The interval restarts with each pause."""
         return self._paused and self.now_s() >= self._keep_alive_read_s
 
     @abstractmethod
@@ -250,21 +250,21 @@ class Session(ABC):
         """Connect, log in, and find the queue. Consumes nothing yet. Blocks up to `timeout_s`.
 
         Raises:
-            BrokerUnavailableError: the broker does not answer, or not now; worth a retry.
-            RefusedError: wrong credentials, virtual host, permission or TLS; a retry is pointless.
-            DestinationError: the queue does not exist, or is denied to this user.
+            BrokerUnavailableError: the broker does not answer, or cannot serve the session now; a retry may succeed.
+            RefusedError: credentials, virtual host, permission or TLS are wrong; a retry is pointless.
+            DestinationError: the queue does not exist, or this user may not read it.
         """
 
     @abstractmethod
     def consume(self, window: int) -> None:
         """Consume, with at most `window` unacknowledged messages, including those held.
 
-        Call it again to widen the window. Deliveries stay valid. A broker that counts a new window from zero may
-        deliver as many again.
+        Call this again to widen the window. Deliveries stay valid. A broker that counts a new window from zero may then
+        deliver `window` further messages.
         """
 
     def extend(self, window: int) -> None:
-        """Widen the window without ever exceeding it, even if that takes another consumer."""
+        """Widen the window so that the broker never exceeds it, even if that takes another consumer."""
         self.consume(window)
 
     @abstractmethod
@@ -281,7 +281,7 @@ class Session(ABC):
         self.run(timeout_s)
 
     def _until(self, came: Callable[[], bool], deadline: float, *, closing: bool = False) -> None:
-        """Take turns until `came()`.
+        """Take turns until `came()` is true.
 
         Args:
             deadline: time limit, on the session's clock.
@@ -301,7 +301,7 @@ class Session(ABC):
             self._turn(left_s)
 
     def _refuse(self, unreadable: Unreadable) -> MessageError:
-        """Return the error for a message that cannot be decoded, if these are not kept."""
+        """Return the error for a message that cannot be decoded, for sessions that do not keep such messages."""
         return MessageError(
             f"{self.endpoint.destination} holds a message that cannot be read: {unreadable}. It was not acknowledged "
             "and stays in the queue. Take it out with the broker's tools, or set 'onUnreadableMessage' to 'reject' "
@@ -330,7 +330,7 @@ class Session(ABC):
         Args:
             number: identifies the request in the confirmation.
             upto: acknowledge all open deliveries of this session with a tag up to this one; 0 for none.
-            singles: further tags, one by one.
+            singles: further tags to acknowledge, one by one.
         """
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """The socket of a session, for protocols whose client libraries leave it to us.
 
-It implements waiting, reading and writing once for all of them. Only :meth:`SocketLoop.wait` blocks, and other threads
-can end it. TLS is Python's, with the same settings for all protocols.
+This module implements waiting, reading and writing once for all of them. Only :meth:`SocketLoop.wait` blocks, and other
+threads can end the wait. TLS is Python's, with the same settings for all protocols.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ _WOKEN_BYTES = 4096
 _FEW_BYTES = 32 << 10
 _SHORTLY_S = 0.005
 _GATHER_S = 0.002
-#: The other side is gone; reported even while nothing is read. Linux only.
+#: Event that the other side is gone, reported even while nothing is read. Linux only.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
-#: Errors of a non-blocking socket that cannot proceed now; TLS may need the other direction first.
+#: Errors of a non-blocking socket that cannot proceed now. (TLS may have to read before it can write, and vice versa.)
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class ReadPace:
     """Paces the reads of a socket: if bytes arrive in small pieces, a short delay makes reads fewer and larger.
 
-    It waits only after a read that emptied the socket: TLS returns one record at a time, however many have arrived.
+    The delay applies only after a read that emptied the socket: TLS returns one record at a time, however many have
+    arrived.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -67,11 +68,11 @@ class ReadPace:
 
 
 class SocketLoop:
-    """One connection. All but :meth:`wake` belongs to the supervisor's thread.
+    """One connection. Only :meth:`wake` may be called by threads other than the supervisor's.
 
     Attributes:
         outgoing: bytes to send; the protocol appends to them.
-        woken: whether :meth:`wake` was called; its reader resets it.
+        woken: whether :meth:`wake` was called; code that reads this resets it.
         sent_s, received_s: time of the last bytes out and in, on the session's clock.
     """
 
@@ -152,7 +153,7 @@ class SocketLoop:
         return reading or not any(event & ~select.POLLOUT for event in events.values())
 
     def read(self, maximum: int) -> bytes | None:
-        """Read at most this many bytes; return None if there are none now, no bytes at the end of the connection.
+        """Read at most this many bytes; return None if there are none now, empty bytes after the connection ended.
 
         Raises:
             OSError: the connection is broken.
@@ -193,14 +194,14 @@ class SocketLoop:
 def connect(
     host: str, port: int, deadline: float, now_s: Callable[[], float] = time.monotonic, attempt: int = 0
 ) -> socket.socket:
-    """Connect to the first address of a host that answers. Addresses share the remaining time, so a silent one leaves
-    the others their part.
+    """Connect to the first address of a host that answers. Addresses share the remaining time, so a silent address
+    leaves time for the others.
 
     Args:
-        attempt: failed attempts so far. Each begins with the next address.
+        attempt: failed attempts so far. Each attempt begins with the next address.
 
     Raises:
-        OSError: none answers; this is the error of the last one.
+        OSError: no address answers; this is the error of the last one.
     """
     addresses = addresses_of(host, port)
     first = attempt % max(1, len(addresses))
@@ -229,7 +230,7 @@ def addresses_of(host: str, port: int) -> list[tuple[Any, ...]]:
 
 
 def count_addresses(url: BrokerUrl) -> int:
-    """Count the addresses of a broker's host; 1 if it is unknown now."""
+    """Return how many addresses a broker's host resolves to; 1 if it cannot be resolved at the moment."""
     with contextlib.suppress(OSError):
         return len(addresses_of(url.host, url.port))
     return 1
@@ -244,7 +245,7 @@ def _unread_bytes(descriptor: int) -> int:
 
 
 def _pending(opened: socket.socket) -> int:
-    """Return the number of bytes that TLS holds decrypted, unknown to the kernel."""
+    """Return the number of bytes that TLS has already decrypted, of which the kernel knows nothing."""
     return opened.pending() if isinstance(opened, ssl.SSLSocket) else 0
 
 
@@ -264,7 +265,7 @@ def dial_error(error: BaseException, url: BrokerUrl, speaks: str) -> MqError:
 
 
 def hint(url: BrokerUrl, speaks: str) -> str:
-    """Return a hint at what else the port may be."""
+    """Return a hint about what the port may be instead."""
     if url.tls:
         return f"; does the port speak TLS, and {speaks}?"
     return f"; does the port speak {speaks}? A TLS port needs {url.partner}://"

@@ -1,14 +1,15 @@
 """The contract of a supervisor: it keeps one session alive after another, on a thread of its own.
 
-It owns the connection, so heartbeats continue while Spark is busy for minutes. When the session ends it reconnects,
-after the delay that :mod:`.backoff` gives. It carries out requests of the query's thread in order, each in the session
-it was meant for: a request for a session that has ended is dropped, as its handles are void.
+A supervisor owns its connection, so heartbeats continue while Spark is busy for minutes. When the session ends, the
+supervisor reconnects after the delay that :mod:`.backoff` gives. It carries out requests of the query's thread in
+order, each in the session for which it was made: a request for a session that has ended is dropped, as its handles are
+void.
 
-Calling order: `start` once; `ask` and `limit` from any thread, at any time; `stop` last. None of them blocks.
+Calling order: `start` once; `ask` and `limit` from any thread, at any time; `stop` last. None of these blocks.
 
-Its events go into one queue, which its worker passes on: opened, confirmed, depth, lost, failed. Each session is opened
-once and lost once, with all its events in between. `failed` is the last event. The supervisor decides nothing about
-messages, and nothing it has survives a crash.
+The supervisor's events go into one queue, which its worker passes on: opened, confirmed, depth, lost, failed. Each
+session is opened once and lost once, with all its events in between. `failed` is the last event. The supervisor decides
+nothing about messages, and nothing in it survives a crash.
 
 Guarantee: a delivery is acknowledged in its own session or not at all.
 """
@@ -43,22 +44,22 @@ __all__ = ["STILL_S", "ConnectionSupervisor", "Limits"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Longest turn of the I/O loop without a wake-up. Only a stop whose wake-up was lost waits for it.
+#: Longest turn of the I/O loop without a wake-up. Only a request to stop whose wake-up was lost waits this long.
 _TURN_S = 0.5
-#: A supervisor away from its socket for longer than such a turn plus a broker's delivery time stands still: it was not
-#: scheduled, or is blocked.
+#: A supervisor that is away from its socket for longer than such a turn plus a broker's delivery time counts as
+#: standing still: it was not scheduled, or is blocked.
 STILL_S = _TURN_S + TRANSIT_S
-#: After a session that lived this long the shortest delay is enough.
+#: After a session that lasted this long, the shortest delay before the next one is enough.
 _LONG_SESSION_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on what a supervisor takes in.
+    """Limits on the messages and bytes that a supervisor receives.
 
     Attributes:
         window: window of the next session, in unacknowledged messages.
-        bytes_allowed: a session pauses when more bytes than this are received and not taken.
+        bytes_allowed: a session pauses when more bytes than this are received but not taken.
         session: the live session, as far as known; 0 for none.
         bytes_taken: bytes taken from that session so far.
     """
@@ -83,7 +84,7 @@ class ConnectionSupervisor:
         asked_s: time of the request to stop.
         stopping: set by the request to stop.
         ended: whether it has emitted its last event.
-        stopped: set by its worker after a requested stop, once all its events were passed on.
+        stopped: set by its worker once all events were passed on after a request to stop.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class ConnectionSupervisor:
         self.asked_s = min(self.asked_s, self._runtime.monotonic_s())
         self.stopping.set()
         self._wake()
-        self._events.arrived.set()  # it may have ended long ago
+        self._events.arrived.set()  # wake the worker even if this supervisor ended long ago
 
     def _wake(self) -> None:
         session = self._session
@@ -188,7 +189,7 @@ class ConnectionSupervisor:
                 continue
             session, depth = opened[0], opened[1].depth
             long, empty = self.turned_s - began_s >= _LONG_SESSION_S, depth is not None and not depth.ready
-            # A broker may fail on the first message that it delivers. If it refused the consumer, it did not try to.
+            # A broker may fail on the first message that it delivers. If it refused the consumer, it delivered none.
             if session.buffer.deliveries or (session.consuming and not long and not empty):
                 backoff.record_refusal(lost)
             if long:
@@ -199,7 +200,7 @@ class ConnectionSupervisor:
     def _establish(self, backoff: Backoff) -> Generator[float, None, tuple[Session, Greeting] | None]:
         """Open a session at whichever candidate answers first; return None if stopped meanwhile.
 
-        A silent address, such as one of a host without power, leaves time for the untried ones.
+        A silent address, such as that of a host without power, leaves time for the addresses not tried yet.
         """
         endpoint = self.endpoint
         began_s, untried = self._runtime.monotonic_s(), sum(map(self._session_class.count_addresses, endpoint.urls))
@@ -214,7 +215,7 @@ class ConnectionSupervisor:
                 problem: MqError = unavailable
             except RefusedError as refused:
                 # A broker that is starting or stopping may refuse a login that it accepted before; after
-                # `connectTimeout` the refusal counts. A secret in a file may just be being replaced.
+                # `connectTimeout` the refusal counts. With a secret in a file, wait longer: it may be replaced soon.
                 patience_s = endpoint.connect_timeout_s if endpoint.password_file is None else backoff.patience_s
                 if backoff.first or tried_s > patience_s:
                     raise
@@ -261,7 +262,7 @@ class ConnectionSupervisor:
         self._events.put(Opened(self.key, session.number, greeting, limits.window))
         try:
             with self.endpoint.hiding():
-                if not self.stopping.is_set():  # it may have been set during the opening
+                if not self.stopping.is_set():  # the stop may have been requested during the opening
                     session.consume(limits.window)
                 while not self.stopping.is_set():
                     while self._requests:

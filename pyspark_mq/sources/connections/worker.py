@@ -1,20 +1,21 @@
 """The thread that turns the deliveries of a query's sessions into blocks, and passes them to its queues in order.
 
-Each supervisor has a thread for its connection. The worker visits them in rounds, makes blocks from their buffers, and
-passes blocks and events to the queue of each. Making blocks on the supervisors' threads was measured at 4.8 to 6.2 µs
-of CPU a message, compared with 4.4 here; over four connections 5.5 to 6.1 (5.5), over eight 5.6 to 6.9 (6.5). Also, a
-thread that makes a block is away from its socket, where heartbeats are due.
+Each supervisor has a thread for its connection. The worker visits the supervisors in rounds, makes blocks from their
+buffers, and passes blocks and events to each supervisor's event queue. Blocks could be made on the supervisors' threads
+instead, but that was measured at 4.8 to 6.2 µs of CPU a message (here: 4.4 µs), over four connections at 5.5 to 6.1 µs
+(here: 5.5 µs), and over eight at 5.6 to 6.9 µs (here: 6.5 µs). Also, a thread that makes a block is away from its
+socket, where heartbeats are due.
 
 **Order** (rules 6 and 10). One thread passes on everything: a session's deliveries before a later confirmation or depth
 report, and nothing from a session after its end.
 
 **Nothing is in flight unseen.** Connected time counts only while ready messages have arrived, and a worker may be slow
 or stopped. So ten times a second its progress mark states that everything received by then was passed on. If the worker
-or a supervisor stood still for longer than a broker's delivery time, the mark records it, and no time is counted.
+or a supervisor stood still for longer than a broker's delivery time, the mark records that, and no time is counted.
 
-**Bytes.** A session counts arrived bytes, learns their size in blocks from the worker, and from :class:`.Limits` how
-many were taken. The difference decides whether it pauses: deliveries in its buffer, in blocks being made, and in blocks
-not yet taken.
+**Bytes.** A session counts the bytes that arrive. The worker tells it their size in blocks, and :class:`.Limits` tell
+it how many bytes were taken. The difference decides whether the session pauses: deliveries in its buffer, in blocks
+being made, and in blocks not yet taken.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ __all__ = ["FindSession", "Mark", "Worker"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Shortest interval between rounds with deliveries, longer after large rounds: each block has a fixed cost.
+#: Shortest interval between rounds with deliveries. It is longer after large rounds, as each block has a fixed cost.
 _ROUND_S = 0.02
 _LARGE_ROUND_S = 0.06
 _LARGE_ROUND_ROWS = 200
 #: Longest interval between progress marks.
 _PROGRESS_S = 0.1
-#: A worker that did nothing for this long was stopped or not scheduled. Received bytes may be unread.
+#: A worker that did nothing for this long was stopped or not scheduled, so bytes that arrived may be unread.
 _BREAK_S = TRANSIT_S
 #: Limits of a block, so that making one takes a small part of the time that counts as a break.
 _ROWS_MAX = 5_000
@@ -86,10 +87,10 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class _Supervised:
-    """A supervisor, and the state of its events passed on so far.
+    """A supervisor, and what the events passed on so far have reported.
 
     Attributes:
-        ids: identifies deliveries.
+        ids: determines the deliveries' IDs.
         events: receives its events.
         session: the session reported as opened and not yet as lost.
         status: last reported status of that session.
@@ -105,7 +106,7 @@ class _Supervised:
 
 
 class Worker:
-    """One thread that serves all supervisors of a query. It starts with the first of them.
+    """One thread that serves all supervisors of a query. It starts when the first supervisor does.
 
     Args:
         find_session: raises an MqError if a protocol's client library is missing.
@@ -158,7 +159,7 @@ class Worker:
 
     @property
     def mark(self) -> Mark:
-        """The worker's progress.
+        """The worker's progress mark.
 
         Raises:
             MqError: the worker has died.
@@ -168,7 +169,7 @@ class Worker:
         return self._mark
 
     def join(self, supervisors: Iterable[ConnectionSupervisor]) -> None:
-        """Wait a moment for supervisors that were asked to stop."""
+        """Wait a moment until supervisors that were asked to stop have stopped."""
         for supervisor in supervisors:
             left_s = supervisor.asked_s + _END_TIMEOUT_S - self._runtime.monotonic_s()
             self._runtime.wait(supervisor.stopped, max(0.0, left_s))
@@ -235,7 +236,7 @@ class Worker:
 
     def _round(self) -> int:
         """Pass on everything received; return the number of deliveries."""
-        # Read this before the events: a supervisor ends after `Lost`, which a slow close reports late.
+        # List the supervisors before reading events: a supervisor ends after `Lost`, which a slow close reports late.
         supervisors = [supervised.supervisor for supervised in list(self._supervised.values())]
         ended = [supervisor for supervisor in supervisors if supervisor.ended and supervisor.stopping.is_set()]
         rows = sum(map(self._pass_on, self._events.take()))

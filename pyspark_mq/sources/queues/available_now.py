@@ -24,7 +24,7 @@ class EndOfRun:
     backlog flows, for at most ten minutes.
 
     Args:
-        queue: its connections are all up.
+        queue: a queue whose connections are all up.
     """
 
     def __init__(self, queue: QueueReader, runtime: Runtime) -> None:
@@ -51,11 +51,11 @@ class EndOfRun:
         self._began_s = self._runtime.monotonic_s()
         self._empty_since_s: float | None = None
         if self._view.unacked + self._taken >= self._view.window or self._view.paused:
-            self._mark()  # without room the epoch set the pace
+            self._mark()  # without room, the epoch held up the broker
 
     @property
     def left(self) -> float:
-        """Messages still to be read; infinity if unknown, 0 or less at the end."""
+        """Number of messages still to be read; infinity if unknown, 0 or less at the end."""
         if self._finished:
             return 0
         # Planned messages of an ended session are redelivered and dropped: they do not count.
@@ -77,7 +77,7 @@ class EndOfRun:
     def awaits_confirmation(self) -> bool:
         """Whether to wait for a confirmation.
 
-        It may be queued after messages for which there is no room; then the next run waits for it.
+        The confirmation may be queued after messages for which there is no room; then the next run waits for it.
         """
         now_s = self._runtime.monotonic_s()
         if not self._view.unconfirmed:
@@ -92,7 +92,7 @@ class EndOfRun:
         self._finished = True
 
     def reached(self) -> None:
-        """Record that nothing more can come."""
+        """Record that no more messages of the run can arrive."""
         self._wanted = self._done - self._extra
 
     def fitting(self, size: int) -> int:
@@ -139,11 +139,11 @@ class EndOfRun:
         return False
 
     def poll(self) -> None:
-        """Check whether the queue is read to its end: nothing is buffered, and others may have taken the rest."""
+        """Check whether the queue is read to its end: nothing is buffered, and other consumers may have the rest."""
         queue, now_s = self._queue, self._runtime.monotonic_s()
         queue.refresh_depth()
         if not queue.view.complete or queue.view.late:
-            self.begin()  # nothing can come; connecting gives up by `reconnectTimeout`
+            self.begin()  # nothing can arrive; connecting gives up after `reconnectTimeout`
             return
         if any(queue.view.depths):
             self._empty_since_s = None

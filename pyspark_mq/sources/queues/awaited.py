@@ -44,7 +44,7 @@ class Awaited:
         return self.queue.view.connected_s - self._began_s
 
     def ask_for_more(self, now_s: float) -> None:
-        """After a while without a delivery, widen windows that are full of other messages."""
+        """Widen windows that are full of other messages, after a while without a delivery."""
         queue = self.queue
         if self.waited_s <= queue.view.delay_s:
             return  # a wider window does not speed up delayed redelivery

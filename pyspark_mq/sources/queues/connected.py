@@ -16,7 +16,7 @@ __all__ = ["CheckFacts", "Connected", "half_open_s"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: A broker closes a half-open connection after two missed heartbeats and a bit.
+#: A broker closes a half-open connection a little after two missed heartbeats.
 _HALF_OPEN_HEARTBEATS = 3
 
 #: Makes log lines from a query's settings and the facts that a connection reports.
@@ -27,7 +27,7 @@ class Connected:
     """The broker of a queue, and connected time, which passes only while every connection is up and polled.
 
     Args:
-        settings: the query's, with this queue as its endpoint.
+        settings: the query's settings, with this queue as the endpoint.
 
     Attributes:
         broker_id: the broker's own name; empty while unknown.
@@ -50,7 +50,7 @@ class Connected:
         """Record the broker's greeting to a new session.
 
         Raises:
-            CheckpointError: it is not the expected broker.
+            CheckpointError: the broker is not the expected one.
         """
         self._agree(self.broker_id, shortened(greeting.broker_id), f"{greeting.url}")
         if self.ready_at_first is None and greeting.depth is not None:
@@ -77,11 +77,11 @@ class Connected:
         )  # fmt: skip
 
     def expect_broker(self, broker_id: str) -> None:
-        """Bind the checkpoint to that broker, as far as its name is known.
+        """Bind the checkpoint to that broker; do nothing if the name is empty.
 
         Raises:
-            CheckpointError: a connection is to another broker. Before Spark 4.2 connections open before the committed
-                offset is known.
+            CheckpointError: a connection is to another broker. (With Spark before 4.2, connections are opened before
+                the committed offset is known.)
         """
         self._agree(broker_id, self.broker_id, "the one at 'url'")
 
@@ -89,8 +89,8 @@ class Connected:
         if expected and found and expected != found:
             raise CheckpointError(
                 f"{self._settings.endpoint.destination}: the checkpoint was written with broker '{expected}', but "
-                f"{where} is broker '{found}'. Messages of one would be mistaken for the other's. Correct 'url', or "
-                f"{START_ANEW}. If both are nodes of one cluster, name several of them in 'url'"
+                f"{where} is broker '{found}': the two brokers' messages would be mistaken for each other. Correct "
+                f"'url', or {START_ANEW}. If both are nodes of one cluster, list both in 'url', separated by commas"
             )
         self.broker_id = expected or found
 

@@ -26,26 +26,26 @@ __all__ = ["Deliveries"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Kept rows of a block are copied if they are less than this fraction of its bytes.
+#: The kept rows of a block are copied if they have less than one part in this many of the block's bytes.
 _KEPT_PARTS = 2
 #: Smaller blocks are merged once there are this many: each has a fixed cost of kilobytes.
 _SMALL_ROWS = 64
 _SMALL_BYTES = 64 << 10
 _SMALL_BLOCKS = 64
 _NOTES = {
-    OnMissing.CONTENT: "Their contents identify them; some of those with equal contents may be duplicated when a "
-    "connection or process ends. An ID set by the producer is better",
-    OnMissing.ROW: "They are emitted at each delivery",
-    OnMissing.REJECT: "They are refused for good",
-    OnMissing.FAIL: "Unreadable ones are identified by their bytes",
+    OnMissing.CONTENT: "Their contents identify them; messages with equal contents may be duplicated when a connection "
+    "or process ends. IDs set by the producer are better",
+    OnMissing.ROW: "They are emitted each time they are delivered",
+    OnMissing.REJECT: "They are rejected for good",
+    OnMissing.FAIL: "Messages that cannot be decoded are identified by their bytes",
 }
 
 
 class Deliveries:
-    """Receives the deliveries of one queue's sessions: identifies each message, and lets the in-flight table decide.
+    """Receives the deliveries of one queue's sessions, identifies each message, and enters it in the in-flight table.
 
     Args:
-        settings: the query's, with this queue as its endpoint.
+        settings: the query's settings, with this queue as the endpoint.
         store: shares committed IDs beyond the checkpoint.
         acknowledge: sends acknowledgements.
         matcher: distinguishes messages without an ID; None if they are not distinguished.
@@ -53,7 +53,7 @@ class Deliveries:
 
     Attributes:
         taken_in: number of deliveries received in each open session.
-        counted: counts kept only here, by the names of :class:`.Counters`.
+        counted: counts that only this object keeps, by the names of :class:`.Counters`.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Deliveries:
         #: Whether to skip the warning about messages without an ID.
         self._noted = settings.id_source.kind == "content"
         self._serial = 1
-        #: Small blocks received, and their rows with the keys: those still held are merged.
+        #: Small blocks received, with the keys of their rows. Rows that are still held are merged.
         self._small: list[tuple[ref[Block], list[tuple[Any, int]]]] = []
-        #: The same for runs.
+        #: Small runs received.
         self._small_runs: list[ref[MessageRun[Any, Row]]] = []
         #: Deliveries skipped by a replay, by session.
         self._skipped: dict[int, int] = {}
@@ -131,7 +131,7 @@ class Deliveries:
         if self._exact:
             if over_limit:
                 tags, keys, rows = self._only_known(session, tags, keys, rows, elsewhere)
-            # Unknown here, but committed by another query.
+            # Messages that are unknown here, but committed by another query.
             others = self._store.known(key for key in self._in_flight.unseen(keys) if not is_content(key))
             elsewhere = {*elsewhere, *others} if elsewhere else others
         in_flight = self._in_flight
@@ -175,7 +175,7 @@ class Deliveries:
 
         Args:
             keys: keys of the dropped deliveries that the broker did not flag as redelivered.
-            elsewhere: keys that are committed elsewhere, which are not counted.
+            elsewhere: keys committed by another query, which are not counted.
         """
         in_flight, passed = self._in_flight, set(elsewhere)
         if not self._settings.endpoint.broker.proves_new:
@@ -187,10 +187,10 @@ class Deliveries:
             return
         if not self.counted["reused_ids"]:
             _LOG.warning(
-                "%s: %d messages were dropped that the broker delivered for the first time, as messages with their "
-                "IDs came before; the first: %s. A scheduler that repeats messages, or a tool that redrives dead "
-                "letters, reuses IDs. If they are new messages, set 'messageIdFrom' to 'content' or to a property that "
-                "distinguishes them, with a new checkpointLocation. Counter reusedIds counts further ones",
+                "%s: %d messages were dropped although the broker delivered them for the first time, because earlier "
+                "messages had the same IDs; the first: %s. A scheduler that repeats messages, or a tool that redrives "
+                "dead letters, reuses IDs. If they are new messages, set 'messageIdFrom' to 'content' or to a property "
+                "that distinguishes them, with a new checkpointLocation. Counter reusedIds counts all such messages",
                 self._destination, len(ids), key_text(ids[0]),
             )  # fmt: skip
         self.counted["reused_ids"] += len(ids)
@@ -219,7 +219,7 @@ class Deliveries:
         return named, committed
 
     def _join(self, pairs: Sequence[tuple[Any, Row]]) -> None:
-        """Replace these rows, if still held, by rows of a block of their own."""
+        """Copy the rows that are still held into a new block, and use these copies instead."""
         places = self._in_flight.held([key for key, _ in pairs], [row for _, row in pairs])
         if places:
             block = BlockRows.of(pairs[place][1] for place in places).joined()
@@ -231,7 +231,7 @@ class Deliveries:
         self._in_flight.received.join(small, _joined)
 
     def _refused(self, event: Delivered) -> dict[int, str]:
-        """Reject messages that have no ID or cannot be decoded, if the options say so; return their rows, and why.
+        """Reject messages that have no ID or cannot be decoded, if the options say so; return the reason by row.
 
         Raises:
             MissingMessageIdError: a message has no ID, and `onMissingMessageId` is `fail`.
@@ -261,15 +261,15 @@ class Deliveries:
     def _only_known(
         self, session: int, tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row], elsewhere: Collection[Any]
     ) -> tuple[Sequence[int], Sequence[Any], Sequence[Row]]:
-        """Keep planned, committed and held deliveries; the rest stay unacknowledged and are not examined again."""
+        """Select planned, committed and held deliveries; all others stay unacknowledged and are not examined again."""
         new = set(self._in_flight.unseen(keys)).difference(elsewhere)
         places = {place for place, key in enumerate(keys) if key in new}
         if not places:
             return tags, keys, rows
         if not self._skipped:
             _LOG.warning(
-                "%s: more than %d bytes arrived that the replay does not need; further messages before its own are "
-                "skipped and requested again later, which counts as a delivery",
+                "%s: more than %d bytes arrived that the replay does not need; further such messages are skipped and "
+                "requested again later, which adds a delivery to each",
                 self._destination, self._settings.max_bytes,
             )  # fmt: skip
         self._in_flight.pass_over(session, tags[min(places)])
@@ -279,9 +279,9 @@ class Deliveries:
         return _without(places, tags, keys, rows)
 
     def take_back(self, now_s: float) -> None:
-        """Have skipped deliveries redelivered, as the replay is acknowledged or about to be.
+        """Have skipped deliveries redelivered, because the replay is acknowledged or about to be.
 
-        Only ending the session does that on every broker.
+        Only the end of the session has this effect on every broker.
         """
         if not self._skipped:
             self._unconfirmed_since_s = None

@@ -1,7 +1,7 @@
 """All queues of a query together: their messages, their shared limits, and one signal for all.
 
-Limits apply to all queues together. They share the remaining bytes equally at any moment, so a full queue leaves room
-for others.
+Limits apply to all queues together. Queues share the remaining bytes equally at any moment, so a full queue leaves room
+for the others.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["QueueGroup"]
 
 #: Most bytes held, as a multiple of `maxBytesPerTrigger`: one epoch runs while the next one is filled.
 _BYTES_HELD_EPOCHS = 2
-#: A session paused for bytes resumes once less than this multiple is held: the next epoch has arrived, and the one
-#: after it can arrive while that runs.
+#: A session paused for bytes resumes once less than this multiple is held: the next epoch has then arrived, and the
+#: epoch after it can arrive while the next one runs.
 _BYTES_RESUMED_EPOCHS = 1.5
 
 
@@ -55,9 +55,9 @@ class QueueGroup:
         self._resumes = True
         self._arrived = threading.Event()
         self._queues: dict[str, QueueReader] = {}
-        #: Readers of queues that are gone, while they have an open epoch.
+        #: Readers of queues that are gone, as long as they have an open epoch.
         self._ended: dict[str, QueueReader] = {}
-        #: Counters of forgotten readers.
+        #: Sum of the counters of dropped readers.
         self._forgotten = Counters()
         for one in settings.by_queue():
             self._add(one)
@@ -77,7 +77,7 @@ class QueueGroup:
         return [*self._queues.values(), *self._ended.values()]
 
     def _add(self, settings: Settings) -> QueueReader:
-        """Make a reader for the endpoint of these settings, without opening anything."""
+        """Create a reader for the endpoint of these settings, without opening anything."""
         name, memory = settings.endpoint.name, self._memory
         queue = QueueReader(
             settings,
@@ -93,18 +93,18 @@ class QueueGroup:
         return queue
 
     def find(self, *known: Position) -> None:
-        """Make readers for the queues to be read now.
+        """Create readers for the queues to be read now.
 
         Args:
-            known: positions of the checkpoint. If there are too many queues, theirs come first.
+            known: positions of the checkpoint. If there are too many queues, the queues in these come first.
         """
 
     def _may_end(self, queue: QueueReader, error: BrokerError) -> bool:  # noqa: ARG002
-        """Whether the query can continue without a queue that is gone or not permitted."""
+        """Whether the query can continue without a queue that is gone or that this user may not read."""
         return False
 
     def adopt(self, recent: LeftOpen, broker_id: str) -> None:
-        """Learn the commits of a former process, in all queues (:meth:`.QueueReader.adopt`)."""
+        """Have all readers learn the commits of a former process (:meth:`.QueueReader.adopt`)."""
         self._shown = True
         for queue in self:
             queue.adopt(recent, broker_id)
@@ -135,7 +135,7 @@ class QueueGroup:
             queue.open()
 
     def wait(self, seconds: float) -> None:
-        """Wait until something arrives, or for this time."""
+        """Wait until something arrives, at most for this time."""
         self._runtime.wait(self._arrived, seconds)
         self._arrived.clear()
 

@@ -1,4 +1,4 @@
-"""Queues by a pattern: they come and go while the query runs (option `queuePattern`)."""
+"""Queues by a pattern: they appear and disappear while the query runs (option `queuePattern`)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class MatchingQueues(QueueGroup):
         )
         self._most = CONNECTIONS_MAX // settings.consumers
         self._over_limit = False
-        #: Matching queues that this user cannot read.
+        #: Matching queues that this user may not read.
         self._refused: set[str] = set()
 
     def find(self, *known: Position) -> None:
@@ -69,14 +69,14 @@ class MatchingQueues(QueueGroup):
         over_limit = len(new) > room
         if over_limit and not self._over_limit:
             _LOG.error(
-                "%s: %d match, but only %d are read, as no more connections are opened. Narrow the pattern, or use "
-                "several queries; messages of the other queues wait",
-                destination, len(names), most,
+                "%s: %d queues match, but only %d are read, because a query opens at most %d connections. Narrow the "
+                "pattern, or use several queries; messages in the other queues wait",
+                destination, len(names), most, CONNECTIONS_MAX,
             )  # fmt: skip
         self._over_limit = over_limit
 
     def _may_end(self, queue: QueueReader, error: BrokerError) -> bool:
-        """Whether to release a queue: it was deleted, or it appeared later and is not permitted."""
+        """Whether to drop a queue: it was deleted, or it appeared later and this user may not read it."""
         try:
             listed = queue.name in self._watch.poll()
         except BrokerError:
@@ -88,8 +88,8 @@ class MatchingQueues(QueueGroup):
         if queue.view.was_connected or queue.view.expected or not any(one.view.was_connected for one in self):
             return False
         self._refused.add(queue.name)
-        _LOG.error("%s: %s. The queue is skipped, and the others are read. It is retried when the query "
-                   "restarts, or when it reappears", destination, error.text)  # fmt: skip
+        _LOG.error("%s: %s. This queue is skipped, and the others are read. The skipped queue is retried when "
+                   "the query restarts, or when the queue reappears", destination, error.text)  # fmt: skip
         return True
 
     def stop(self) -> None:

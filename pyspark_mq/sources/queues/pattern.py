@@ -49,7 +49,7 @@ class QueueWatch:
         """Poll now.
 
         Raises:
-            BrokerError: no usable answer.
+            BrokerError: the broker gave no usable answer.
         """
         self._seen = matching(self._pattern, self._ask())
         return self._seen
@@ -58,7 +58,7 @@ class QueueWatch:
         """Poll now, and from now on at each interval.
 
         Raises:
-            BrokerUnavailableError: no answer in time.
+            BrokerUnavailableError: the broker gave no answer in time.
             RefusedError: the broker answers but does not list queues.
         """
         give_up_s = self._runtime.monotonic_s() + self._patience_s

@@ -6,7 +6,7 @@ all readers from epoch to epoch together.
 
 One thread calls all methods, and only :meth:`QueueReader.stop` blocks, for a moment. :meth:`QueueReader.drain_events`
 alone processes background events, in order: opened and ended sessions, deliveries, confirmations. The in-flight table
-decides, and the reader sends the acknowledgements it makes due. :meth:`~QueueReader.plan` cuts an epoch,
+decides which acknowledgements are due, and the reader sends them. :meth:`~QueueReader.plan` cuts an epoch,
 :meth:`~QueueReader.hold` keeps it while Spark may ask for it, and :meth:`~QueueReader.commit` acknowledges it. After a
 restart the reader first learns the commits of the former process (:meth:`~QueueReader.adopt`) and its open epoch
 (:meth:`~QueueReader.begin_replay`).
@@ -57,7 +57,7 @@ class QueueView:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of those messages."""
+        """Bytes of the messages received but not planned."""
         return self._queue.in_flight.received.size_bytes
 
     @property
@@ -92,12 +92,12 @@ class QueueView:
 
     @property
     def blocked(self) -> bool:
-        """Whether no more messages can come."""
+        """Whether the windows let no more messages arrive."""
         return self._queue.windows.blocked
 
     @property
     def paused(self) -> bool:
-        """Whether a session waits because it has too many bytes."""
+        """Whether a session is paused because too many of its bytes are buffered."""
         return self._queue.connections.paused
 
     @property
@@ -117,12 +117,12 @@ class QueueView:
 
     @property
     def is_up(self) -> bool:
-        """Whether deliveries are taken and no ended session is unprocessed."""
+        """Whether deliveries are taken, and receiving has not stood still since the last look."""
         return self._queue.taking and not self._queue.connections.broke_off
 
     @property
     def depths(self) -> list[int]:
-        """Messages waiting at the broker, as last reported to each connection; empty without reports."""
+        """Messages waiting at the broker, as last reported to each connection; an empty list without reports."""
         return list(self._queue.connections.depths())
 
     @property
@@ -159,15 +159,15 @@ class QueueReader:
     """Connections and in-flight table of one queue, and its part in each epoch.
 
     Args:
-        settings: the query's, with this queue as its endpoint.
+        settings: the query's settings, with this queue as the endpoint.
         store: shares committed IDs of this queue beyond the checkpoint.
         events: events of this queue.
         memory: knows committed messages; None for a guarantee without IDs.
 
     Attributes:
-        view: the queue as others see it. `in_flight`, `connections` and `connected` are its own.
+        view: the queue as other code sees it. `in_flight`, `connections` and `connected` are for the reader's own code.
         ended: whether the queue is gone.
-        taking: whether deliveries are taken. Before the committed offset is known, new and old ones look alike.
+        taking: whether deliveries are taken. Before the committed offset is known, new and old messages look alike.
         last_activity_s: time of the last delivery or confirmation; flush markers without acknowledgements do not count.
         coming_again: number of planned and committed messages left open when sessions ended. They may be redelivered,
             unless the broker took the acknowledgement.
@@ -207,7 +207,7 @@ class QueueReader:
         self._emitted: dict[int, BlockRows] = {}
         self._retained_bytes = 0
         self._bytes_max = float(settings.max_bytes)
-        #: Whether only planned messages are wanted. Others are skipped if they take too many bytes.
+        #: Whether only planned messages are wanted. All others are skipped if they take too many bytes.
         self._replaying = False
         self.ended = self.taking = False
         self.view = QueueView(self)
@@ -230,7 +230,7 @@ class QueueReader:
         self.connections.start()
 
     def ask_to_stop(self) -> None:
-        """Start closing the connections; :meth:`stop` waits for that."""
+        """Start closing the connections; :meth:`stop` waits until they are closed."""
         self.connections.ask_to_stop()
 
     def apply_trigger(self, trigger: Trigger) -> None:
@@ -278,7 +278,7 @@ class QueueReader:
         now_s = self._runtime.monotonic_s()
         up = self.connections.complete and self.taking
         self.connected.poll(self.connections.progress_s, up=up and not self.connections.broke_off)
-        if self.in_flight.settling.asks(now_s):  # the grace has ended and no request is open: ask, as an answer settles
+        if self.in_flight.settling.asks(now_s):  # the grace has ended and no request is open: an answer would settle
             self._last_flush_marker -= 1
             self.in_flight.settling.asked(self._last_flush_marker, self.connections.windows, now_s)
             self.connections.send_flush_markers(self._last_flush_marker)
@@ -313,16 +313,16 @@ class QueueReader:
             resumes: whether a session paused for bytes may resume.
         """
         self._bytes_max = most
-        # The messages of a replay may follow any others: so no session pauses, and the excess is skipped here.
+        # Any number of other messages may precede those of a replay: so no session pauses, and the excess is skipped.
         left = most if self._replaying else max(0.0, most - self.held_bytes)
         self.connections.bound_bytes(left, resume=resumes or self._replaying)
 
     def refresh_depth(self, age_max_s: float = DEPTH_AGE_MAX_S) -> None:
-        """Ask the broker for the depth, unless its last report is that recent."""
+        """Ask the broker for the depth, unless its last report is at most `age_max_s` old."""
         self.connections.refresh_depth(age_max_s)
 
     def recount_ready(self) -> None:
-        """Use the current depth as the first one."""
+        """Use the current depth as the depth of the first report."""
         self.connected.ready_at_first = self.connections.untaken + (self.connections.newest_depth or 0)
 
     # -- phase one
@@ -351,13 +351,13 @@ class QueueReader:
             self._emitted[epoch] = BlockRows.of(*self.in_flight.planned.parts(epoch))
 
     def emitted(self, epoch: int) -> BlockRows:
-        """Return the rows kept of an epoch, in planned order."""
+        """Return the rows kept for an epoch, in planned order."""
         return self._emitted.get(epoch, BlockRows([]))
 
     # -- phase two
 
     def commit(self, epoch: int) -> Callable[[], bool]:
-        """Acknowledge an epoch; return a function that tells whether it may still be confirmed."""
+        """Acknowledge an epoch; return a function that tells whether the acknowledgement may still be confirmed."""
         self._store.remember(key for key in self.in_flight.planned.keys(epoch) if not is_content(key))
         self.windows.enter(Trigger.COMMITTED)
         self._emitted.pop(epoch, None)
@@ -386,7 +386,7 @@ class QueueReader:
         """Learn the commits of a former process (rule 5), and its broker.
 
         Args:
-            recent: messages that the end of that process left open, all known by now.
+            recent: messages that the end of that process left open. The memory already has them.
             broker_id: the checkpoint's broker.
         """
         self.connected.expect_broker(broker_id)
@@ -398,9 +398,12 @@ class QueueReader:
         self.windows.enter(Trigger.UNPROVEN)
 
     def begin_replay(self, epoch: int, planned: Sequence[Key]) -> None:
-        """Expect the messages of an epoch that a former process planned but Spark did not commit, by IDs in order.
+        """Expect the messages of an epoch that a former process planned but Spark did not commit.
 
-        A guarantee without IDs expects none: its messages are unknown and come in later epochs.
+        A guarantee without IDs expects none: the epoch's messages are unknown, and later epochs emit them.
+
+        Args:
+            planned: IDs of the messages, in order.
         """
         self.in_flight.restore_planned(epoch, planned)
         if self.settings.guarantee.identifies:
@@ -408,19 +411,19 @@ class QueueReader:
             self.windows.begin_replay(epoch)
 
     def planned(self, epoch: int) -> Sequence[Key]:
-        """Return the IDs of an epoch, in order; none if it is committed or not of this queue."""
+        """Return the IDs of an epoch, in order; none if the epoch is committed or has no messages of this queue."""
         return self.in_flight.planned.keys(epoch)
 
     def missing(self, epoch: int) -> list[Key]:
-        """Return the IDs of an open epoch whose messages are missing, in order."""
+        """Return the IDs of the missing messages of an open epoch, in order."""
         return self.in_flight.planned.missing(epoch)
 
     def count_missing(self, epoch: int) -> int:
-        """Count the missing messages."""
+        """Count the missing messages of an open epoch."""
         return self.in_flight.planned.epochs[epoch].missing
 
     def ask_for_more(self, missing: int) -> bool:
-        """Widen windows that are full of other messages than the missing ones; return whether there are any."""
+        """Widen windows that are full of messages other than the missing ones; return whether there were any."""
         return self.windows.double_taken(missing)
 
     def abandon(self, epoch: int) -> None:
@@ -428,7 +431,7 @@ class QueueReader:
         self.in_flight.abandon(epoch)
 
     def end_replay(self) -> None:
-        """Accept other messages than planned ones again."""
+        """Accept messages other than planned ones again."""
         self._replaying = False
 
     # -- counters

@@ -30,7 +30,7 @@ class Timings:
         self._asked_at_ms = self._runtime.utc_us() // 1000
 
     def gathered(self) -> None:
-        """Record that the epoch's messages are here, and which epochs are confirmed."""
+        """Record that the epoch's messages are here, and which committed epochs are confirmed by now."""
         self._gathered_s = self._runtime.monotonic_s()
         while self._committed and not any(waits() for waits in self._committed[0][2]):
             epoch, since_s, _ = self._committed.popleft()
@@ -41,7 +41,7 @@ class Timings:
             }
 
     def planned(self, epoch: int, messages: int, size: int) -> None:
-        """Record that the epoch is cut, and the bytes of its bodies."""
+        """Record that the epoch is cut, its number of messages, and the bytes of their bodies."""
         self._epoch = {
             "epoch": epoch,
             "messages": messages,
@@ -55,7 +55,7 @@ class Timings:
         """Record that Spark has committed an epoch and that it is acknowledged.
 
         Args:
-            under_way: for each queue, whether a confirmation may still come.
+            under_way: for each queue, a function that tells whether the confirmation is still outstanding.
         """
         self._committed.append((epoch, self._runtime.monotonic_s(), under_way))
 

@@ -20,15 +20,15 @@ __all__ = ["BacklogWatch", "QueueWatches", "other_consumers"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Polls after which a depth is old, if longer than :attr:`.Timing.old_depth_s`.
+#: A depth is too old after this many polls, or after :attr:`.Timing.old_depth_s` if that is longer.
 _LOOKS_MISSED = 2
 _OTHERS, _UNCONFIRMED = "others", "unconfirmed"
 
 
 class BacklogWatch:
-    """Depths of queues that no session reports: from the broker's management, as of the last poll.
+    """Depths of queues whose depth no session reports: from the broker's management, as of the last poll.
 
-    Only for the counter `backlog`: a depth polled every few seconds is too old to plan by.
+    These are only for the counter `backlog`: a depth polled every few seconds is too old to plan with.
 
     Args:
         ask: asks how many messages wait in a queue; None without an answer.
@@ -74,7 +74,7 @@ class BacklogWatch:
                 self._seen = {queue: self._ask(queue) for queue in self._queues}
                 self._seen_s, self._silent = self._runtime.monotonic_s(), False
             except BrokerError as error:
-                # An old number would pass for a new one.
+                # An old depth would be taken for a new one.
                 self._seen = {}
                 if not self._silent:
                     _LOG.warning("%s; counter 'backlog' is unknown meanwhile", error)
@@ -94,14 +94,14 @@ def other_consumers(count: int) -> str:
 class QueueWatches:
     """Watches what deliveries do not show about one queue, and logs each problem once.
 
-    * Other consumers: each gets a part of the messages. For a while, one may be a dead connection of our own.
+    * Other consumers: each gets a part of the messages. For a while, one of them may be a dead connection of our own.
     * Acknowledgements that the broker does not confirm.
     * Sessions that receive nothing although messages are ready. A cluster node that is cut off from the majority may
-      report messages and deliver none; from RabbitMQ 4.3 on, it continues to serve clients. If there are other nodes,
-      an empty session is ended, which costs nothing.
+      report messages and deliver none; from RabbitMQ 4.3 on, such a node continues to serve clients. If there are other
+      nodes, a session without messages is ended, which costs nothing.
 
     Args:
-        settings: the query's, with this queue as its endpoint.
+        settings: the query's settings, with this queue as the endpoint.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class QueueWatches:
         self._since_s.pop(session, None)
 
     def poll(self, now_s: float, *, up: bool) -> None:
-        """Check the state, after all events were processed.
+        """Check for problems, after all events were processed.
 
         Args:
             up: whether every connection is up and deliveries are taken.

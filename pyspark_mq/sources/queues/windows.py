@@ -24,7 +24,7 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: Window until the first epoch after a restart is committed, in addition to expected redeliveries.
 _FEW = 2_000
-#: Window of a replay in addition to its epoch, for messages in between.
+#: Window of a replay in addition to its epoch's messages, for other messages between these.
 _REPLAY_SPARE = 100
 
 
@@ -62,16 +62,16 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
 
     Args:
         planned: messages of open epochs, of all sessions.
-        expected: the same, plus messages acknowledged but not settled.
-        replays: whether an epoch of a former process is open. Until its commit, a session gets what that epoch needs
-            or a few messages, not both: repeated failures must use up the delivery limit of few other messages.
+        expected: these, plus messages acknowledged but not settled.
+        replays: whether an epoch of a former process is open. Until its commit, a session gets as many messages as that
+            epoch needs or a few, not both: repeated failures must use up the delivery limit of only few other messages.
     """
     window = settings.prefetch
     if size is Window.WIDE:
         return window
     if settings.endpoint.broker.counts_session_ends:
-        # No fewer for a small epoch: a quorum queue appends returned messages to those returned before, so the epoch
-        # may come after everything delivered to former processes (RabbitMQ 3.10).
+        # No fewer for a small epoch: a quorum queue appends returned messages to those returned before, so the epoch's
+        # messages may follow everything delivered to former processes (RabbitMQ 3.10).
         few = max(_FEW, planned + _REPLAY_SPARE) if replays else max(_FEW, settings.min_messages) + expected
         window = min(window, math.ceil(few / settings.consumers))
     # A whole epoch is redelivered, whatever the prefetch is now.
@@ -107,7 +107,7 @@ class Windows:
         )
 
     def begin_replay(self, epoch: int) -> None:
-        """Start slowly again, for an epoch that the in-flight table expects."""
+        """Return to slow windows, for an epoch that the in-flight table expects."""
         self._replayed = epoch
         self.enter(Trigger.REPLAY)
 
@@ -117,7 +117,7 @@ class Windows:
         return self._replayed in self._in_flight.planned.epochs
 
     def poll(self) -> None:
-        """Start new sessions slowly from now on, if a session is open."""
+        """Give new sessions a slow window from now on, if a session is open."""
         if self._connections.windows:
             self.enter(Trigger.UNPROVEN)
 
@@ -127,7 +127,7 @@ class Windows:
         return sum(self._connections.windows.values())
 
     def unacked_in(self, session: int) -> int:
-        """Count the unacknowledged deliveries of an open session, with the skipped ones."""
+        """Count the unacknowledged deliveries of an open session, including skipped ones."""
         return self._in_flight.unacked_in(session) + self._deliveries.skipped_in(session)
 
     def _taken(self) -> dict[int, int]:
@@ -137,10 +137,10 @@ class Windows:
 
     @property
     def blocked(self) -> bool:
-        """Whether no more messages can come.
+        """Whether no more messages can arrive.
 
-        Every window is full; or some are, messages may wait, and no other session ever received any: next to a single
-        active consumer, the others get nothing.
+        Either every window is full; or some windows are full, messages may wait, and no other session has ever received
+        any: if the queue has a single active consumer, the others get nothing.
         """
         taken = self._taken()
         others = self._connections.windows.keys() - taken
@@ -148,7 +148,7 @@ class Windows:
         return bool(taken) and (not others or (waits and not any(self._deliveries.taken_in[one] for one in others)))
 
     def double_taken(self, missing: int) -> bool:
-        """Widen full windows that have none of the missing messages; return whether there were any."""
+        """Widen full windows that have none of the missing messages; return whether there were such windows."""
         taken = self._taken()
         for session, window in taken.items():
             _LOG.warning(

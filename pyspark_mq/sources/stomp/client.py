@@ -13,9 +13,9 @@ __all__ = ["Transport", "heart_beats"]
 
 #: Milliseconds between the heartbeats of each side (STOMP 1.2, "Heart-beating").
 _HEART_BEAT = re.compile(r" *([0-9]{1,10}) *, *([0-9]{1,10}) *")
-#: Intervals of silence to tolerate: two missed heartbeats, and then some.
+#: How much silence to tolerate, in heartbeat intervals: a little more than two missed heartbeats.
 _SILENCE = 2.5
-#: Heartbeats are sent at half the agreed interval, as brokers differ in how late one may be.
+#: Heartbeats are sent at half the agreed interval, as brokers differ in how late a heartbeat may be.
 _SEND_FACTOR = 0.5
 
 
@@ -33,7 +33,7 @@ class Transport(BaseTransport):  # type: ignore[misc]
 
 
 def heart_beats(written: str, ours_s: float) -> tuple[float, float] | None:
-    """Return the interval to send at, and the broker's longest silence, in seconds; infinite without agreement.
+    """Return the interval at which to send, and the longest silence of the broker, in seconds; infinity for none.
 
     Args:
         written: header `heart-beat` of CONNECTED.

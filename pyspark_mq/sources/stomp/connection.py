@@ -34,14 +34,14 @@ __all__ = ["PROVED", "StompConnection"]
 leave_out_own_lines("stomp.py")
 
 _SPEAKS = "STOMP"
-#: Bytes of a read; and of a read by a paused session, which has to read now and then.
+#: Largest read; and largest read by a paused session, which has to read now and then.
 _RECEIVE_BYTES, _LOOK_BYTES = 1 << 20, 256 << 10
-#: So many consecutive heartbeats, this far apart, are not part of the body around them.
+#: Consecutive line feeds of this number, this far apart, are heartbeats, and not part of the body around them.
 _BEATS_WITHIN = 3
 _BEAT_BYTES = 2
 _BEAT_S = 0.5
-#: After this much silence following text that could be complete, the broker is asked to prove its end. If it does not
-#: answer within the second time, stop asking.
+#: After this much silence following text that could be complete, the broker is asked to prove that the text has ended.
+#: If the broker does not answer within the second time, the session stops asking.
 _QUIET_S = 0.002
 _PROOF_S = 30.0
 PROVED = "proved"
@@ -65,7 +65,7 @@ class StompConnection(Session):
         self._end: Exception | None = None
         self._send_every_s = self._silence_s = float("inf")
         self._beats_within = 0
-        #: Time of the open question about the end of text; -inf without one.
+        #: Time of the open question about the end of a text; -inf if there is none.
         self._proof_s = -math.inf
         self._numbers = count()
         self._received_bytes = 0
@@ -97,7 +97,7 @@ class StompConnection(Session):
         self._socket.dial(url, self.endpoint, deadline, _SPEAKS, self.options.attempt)
         host = url.virtual_host if self.endpoint.broker.virtual_hosts else url.host
         self._transport = Transport(host, url, self._socket.outgoing)
-        # Questions are text messages, which a content-length would turn into bytes; no other frame has a body.
+        # Questions are text messages, which a content-length would turn into bytes messages; no other frame has a body.
         self._protocol = Protocol12(self._transport, auto_content_length=False)
         # Without a user, the broker's default user or the client certificate applies.
         self._protocol.connect(*self.endpoint.credentials(url), headers=self._connect_headers())
@@ -127,10 +127,10 @@ class StompConnection(Session):
         """Process CONNECTED."""
         beats = heart_beats(headers.get("heart-beat", "0,0"), self.endpoint.heartbeat_s)
         if beats is None:
-            self._ended(f"its heart-beat is {headers['heart-beat']!r:.60}", stated=True)
+            self._ended(f"the broker's header heart-beat is malformed: {headers['heart-beat']!r:.60}", stated=True)
             return
         self._connected = True
-        # stomp.py asks this before it writes DISCONNECT.
+        # stomp.py checks this before it writes DISCONNECT.
         self._transport.set_connected(True)
         self._server = headers.get("server", "")
         self._send_every_s, self._silence_s = beats
@@ -187,8 +187,8 @@ class StompConnection(Session):
             return False
         self._received_bytes += len(data)
         self._take(self._reader.feed(data))
-        # A message may be shorter than its header states: on ActiveMQ Classic a property `content-length` hides the
-        # real length.
+        # A message may be shorter than its content-length: on ActiveMQ Classic a property of that name hides the real
+        # length.
         beat = quiet_s >= _BEAT_S and len(data) <= _BEAT_BYTES and not data.strip(b"\r\n")
         self._beats_within = self._beats_within + 1 if beat and self._reader.inside else 0
         if self._beats_within >= _BEATS_WITHIN:
@@ -199,7 +199,7 @@ class StompConnection(Session):
         return max(self._socket.received_s + _QUIET_S, self._proof_s + _PROOF_S)
 
     def _prove_end(self) -> None:
-        """Ask for proof that text is complete.
+        """Ask the broker for proof that a text is complete.
 
         A broker writes frames one after another, so any answer comes after the whole text. An empty transaction needs
         no permission.
@@ -221,7 +221,7 @@ class StompConnection(Session):
             self._welcome(headers)
         elif command == "RECEIPT":
             self._receipt(headers.get("receipt-id"))
-        else:  # most brokers close the connection now; we always do
+        else:  # after an ERROR most brokers close the connection; we always do
             self._ended(error_text(headers, body), stated=True)
 
     def _raise_if_ended(self) -> None:

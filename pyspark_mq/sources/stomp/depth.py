@@ -1,4 +1,4 @@
-"""Questions to Artemis about a queue over STOMP, at its management address. Pure: no socket, no clock.
+"""Questions about a queue to Artemis over STOMP, sent to its management address. Pure: no socket, no clock.
 
 A question is a message that names an operation in its properties and has the arguments in its body, as JSON; the answer
 goes to the reply address in the question (Artemis' manual, "Using Management Message API"). So the user must be allowed
@@ -6,7 +6,8 @@ to `manage` the management address, and to create and consume an address for ans
 ends the connection.
 
 The counts are not taken at one moment: while messages flow, they were up to some hundreds too high or a few too low
-(2.40, 2.56); without traffic they are right. Messages of a dead connection count as delivered until the broker notices.
+(2.40, 2.56); without traffic they are right. Messages of a dead connection count as delivered until the broker notices
+the connection's end.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class QueueInfo:
 
     Attributes:
         messages: number of all messages, delivered or not, without delayed ones.
-        handed_out: how many of these consumers hold.
+        handed_out: number of these messages that consumers hold.
         consumers: number of all consumers.
         address: the queue's address.
         reported: the whole answer.
@@ -44,7 +45,7 @@ class QueueInfo:
         self.reported = reported
 
     def at_first(self) -> QueueDepth:
-        """Return the depth before a session takes anything: messages held by our former session will return."""
+        """Return the depth before a session takes anything, with the messages that our former session will return."""
         return self._depth(self.messages, 0)
 
     def depth(self, own_consumers: int) -> QueueDepth:
@@ -68,10 +69,10 @@ class Questions:
         asked: whether an answer is due.
         subscribed: whether there is a subscription for answers.
         settings: settings of the queue's address, once reported.
-        mark: bytes in the headers of each answer, and rarely of a delivery.
+        mark: bytes that occur in the headers of every answer, and rarely in those of a delivery.
     """
 
-    #: ID of the subscription for answers; those of deliveries are numbers.
+    #: ID of the subscription for answers; IDs of other subscriptions are numbers.
     SUBSCRIPTION = "answers"
 
     def __init__(self, address: str, queue: str, asker: str) -> None:
@@ -83,16 +84,16 @@ class Questions:
         self.mark = f"\nsubscription:{self.SUBSCRIPTION}\n".encode()
 
     def subscription(self) -> tuple[str, dict[str, str]]:
-        """Return destination and headers of the subscription for answers."""
+        """Return the destination and headers of the subscription for answers."""
         return _ANSWERS, {"subscription-type": "MULTICAST", "selector": f"JMSCorrelationID = '{self._asker}'"}
 
     def question(self) -> tuple[str, str, dict[str, str]]:
-        """Return destination, body and headers of a question. Its body is text: the frame has no content-length."""
+        """Return destination, body and headers of a question. The body is text: the frame has no content-length."""
         which = json.dumps({"field": "name", "operation": "EQUALS", "value": self._queue})
         return self._call("listQueues", which, 1, 1)
 
     def question_of_settings(self, address: str) -> tuple[str, str, dict[str, str]]:
-        """Return a question about an address's settings. The next answer becomes `settings`."""
+        """Return a question about an address's settings. The next answer is stored in `settings`."""
         self._of_settings = True
         return self._call("getAddressSettingsAsJSON", address)
 
@@ -108,7 +109,7 @@ class Questions:
     def is_answer(self, block: bytes) -> bool:
         """Whether a message with these headers is an answer and not a delivery from the queue.
 
-        The broker sets the header `subscription`, and its first entry counts.
+        The broker sets the header `subscription`; if that occurs several times, the first counts.
         """
         return value(block, "subscription") == self.SUBSCRIPTION.encode()
 
@@ -123,6 +124,6 @@ class Questions:
             (listed,) = json.loads(body)
             (reported,) = json.loads(listed)["data"]
             return QueueInfo(reported)
-        # A refusal, an unknown queue, or another format.
+        # The answer is a refusal, or about no known queue, or has another format.
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None

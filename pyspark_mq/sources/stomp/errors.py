@@ -20,7 +20,7 @@ __all__ = ["error_text", "login_error", "subscribe_error"]
 
 
 def error_text(headers: Mapping[str, str], body: bytes) -> str:
-    """Return the text of an ERROR frame: a word or line from its header, the reason or a stack trace from its body."""
+    """Return the text of an ERROR frame: its header `message`, and the first line of its body."""
     title = as_text(headers.get("message")) or ""
     lines = body.decode("utf-8", "backslashreplace").strip().splitlines()
     first = lines[0].strip() if lines else ""
@@ -34,7 +34,7 @@ def login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
     lower = reason.lower()
     if "virtual host" in lower and "denied" in lower:
         if not endpoint.broker.virtual_hosts:
-            # Our header `host` is not a virtual host here: a broker that rejects it is another product, which has not
+            # Brokers of this kind ignore our header `host`: a broker that rejects it is another product, which has not
             # named itself.
             endpoint.check_product(url, "RabbitMQ")
         return RefusedError(
@@ -42,7 +42,7 @@ def login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
             f"'url' (%2F is '/') and the user's permissions ({reason})"
         )
     if "already connected" in lower or "client id" in lower or "clientid" in lower:
-        # It may be our own former connection, whose end the broker has not noticed.
+        # The other connection may be our own former one, whose end the broker has not noticed.
         return BrokerUnavailableError(
             f"{url}: {endpoint.destination} is in use by another connection, or still by a former one ({reason})"
         )
@@ -71,7 +71,7 @@ _REFUSALS = (
     ),
     (
         ("access_refused", "access refused", "authorized", "permission", "security"),
-        "{destination} in {place} is denied to this user ({reason})",
+        "this user may not access {destination} in {place} ({reason})",
     ),
 )
 
@@ -83,7 +83,7 @@ def subscribe_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> Exceptio
         problem = f"{endpoint.selector!r} for {endpoint.destination} was not understood by {url} ({reason})"
         return OptionError("selector", problem)
     if endpoint.broker.will_be_back(reason):
-        return SessionLostError(f"{endpoint.destination} cannot be used now ({reason})")
+        return SessionLostError(f"{endpoint.destination} cannot be used at the moment ({reason})")
     exclusive = exclusive_error(reason, url, endpoint)
     if exclusive is not None:
         return exclusive

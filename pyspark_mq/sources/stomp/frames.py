@@ -12,8 +12,8 @@ every case.
 
 A frame without a content-length ends at its first NUL (STOMP 1.2, "Body"). ActiveMQ Classic sends text this way, even
 text that contains a NUL. The bytes after such a NUL are not a frame, and the message is unreadable: the part before the
-NUL must not pass for the whole text. So the end of a frame is certain only when another frame follows; until then the
-frame is held (:attr:`FrameReader.held`). The resulting frames never depend on how the bytes were split into reads.
+NUL must not be taken for the whole text. So the end of a frame is certain only when another frame follows; until then
+the frame is held (:attr:`FrameReader.held`). The resulting frames never depend on how the bytes were split into reads.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ MESSAGE = "MESSAGE"
 #: Commands that a server may send (STOMP 1.2, section "Server Frames").
 COMMANDS = frozenset({"CONNECTED", MESSAGE, "RECEIPT", "ERROR"})
 
-#: Headers may be large, but this many bytes without an empty line are not STOMP.
+#: Headers may be large, but more bytes than this without an empty line are not STOMP.
 _HEADER_BYTES_MAX = 16 * 1024 * 1024
 #: Possible first lines, and the length of the longest.
 _FIRST_LINES = tuple(f"{command}{end}".encode() for command in COMMANDS for end in ("\n", "\r\n"))
 _FIRST_LINE_BYTES = max(map(len, _FIRST_LINES))
 _ENDS_OF_LINES = re.compile(rb"[\r\n]*")
 _SHOWN_BYTES = 40
-#: Bytes of the first line in an error, independent of how many have arrived.
+#: The part of the first line to show in an error, which must not depend on how many bytes have arrived.
 _SHOWN_LINE = re.compile(rb"[^\n\0]{%d}|[^\n\0]*[\n\0]" % _SHOWN_BYTES)
-#: Smallest read after which cutting messages together starts over, with the rest of earlier reads.
+#: Smallest read after which cutting messages together is tried again, starting with the rest of earlier reads.
 _JOINED_MIN = 16 << 10
 #: Most messages cut together at a time, and most taken one by one after failures.
 _TRIED_MAX, _PAUSE_MAX = 1_000, 10_000
@@ -59,32 +59,32 @@ class StompFrameError(Exception):
 class FrameReader:
     """Cuts a stream of bytes into frames.
 
-    It holds at most the bytes of one incomplete frame.
+    Between reads it holds at most the bytes of one incomplete frame.
 
     Args:
-        batch_min: the fewest messages of a read to decode as a batch; 0 for never.
+        batch_min: the fewest messages of a read to decode as a batch; 0 to decode none as a batch.
         last: the header whose last entry counts; empty for none.
     """
 
     def __init__(self, batch_min: int = 0, last: str = "") -> None:
         self._batch_min, self._last = batch_min, last
-        #: Messages still to be taken one by one, and their number after the next failure.
+        #: Number of messages still to be taken one by one, and that number after the next failure.
         self._alone, self._pause = 0, batch_min
         #: Bytes not yet cut into frames; between reads, the start of an incomplete frame.
         self._buffer = bytearray()
-        #: Command, headers, start and end of the body (-1: at a NUL) of that frame, once its headers are complete.
+        #: Command, headers, start and end of the body (-1: at a NUL) of the incomplete frame; None before its headers.
         self._headers: tuple[str, bytes, int, int] | None = None
         #: The headers, or a body without a content-length, do not end before this position.
         self._scanned = 0
-        #: Why that frame's message is unreadable; empty if it is readable.
+        #: Why the message of the incomplete frame is unreadable; empty if it is readable.
         self._malformed = ""
-        #: Whether a message ends here unless more of it arrives.
+        #: Whether the buffer holds a message that is complete unless more of it arrives.
         self.held = False
         #: Whether a STOMP frame was seen.
         self.spoken = False
 
     def feed(self, data: bytes) -> Iterator[Frame | Frames]:
-        """Yield frames completed by these bytes. Exhaust it before the next call.
+        """Yield frames completed by these bytes. Exhaust the iterator before the next call.
 
         Raises:
             StompFrameError: the bytes are not STOMP.
@@ -96,20 +96,20 @@ class FrameReader:
         return self._cut()
 
     def quiet(self) -> Iterator[Frame | Frames]:
-        """Release a held message, of which no more will arrive. Like :meth:`feed`."""
+        """Yield the held message, as no more of it will arrive. Use like :meth:`feed`."""
         return self._cut(quiet=True) if self.held else iter(())
 
     def idle(self) -> Iterator[Frame | Frames]:
-        """End a body that is shorter than its content-length: the broker sends no more of it. Like :meth:`feed`.
+        """End a body that is shorter than its content-length, as the broker sends no more of it. Use like :meth:`feed`.
 
-        Heartbeats are sent between frames, so those within the body belong after it.
+        Heartbeats are sent between frames, so any in the body prove that the body ended before them.
         """
         if self._headers is None:
             return
         _, _, body, end = self._headers
         came = len(self._buffer) - body
         if end >= 0:
-            self._distrust(f"{came} bytes came of a body of {end - body}")
+            self._distrust(f"only {came} of the body's {end - body} bytes arrived")
         frames = list(self._cut(quiet=True))
         yield from frames
         if not frames:
@@ -150,7 +150,7 @@ class FrameReader:
         if count >= least:
             if count == tried:
                 self._pause = least
-            else:  # the next one differs
+            else:  # the next message differs
                 self._alone = 1
             return found
         if tried < least:  # this many are left from the last read
@@ -161,7 +161,7 @@ class FrameReader:
 
     @property
     def rest(self) -> bytes:
-        """The start of an incomplete frame, for errors."""
+        """The start of an incomplete frame, for error texts."""
         return bytes(self._buffer[:_SHOWN_BYTES])
 
     def _next(self, *, quiet: bool) -> Frame | None:
@@ -190,13 +190,13 @@ class FrameReader:
         return frame
 
     def _distrust(self, why: str) -> None:
-        """Handle a wrong content-length: the frame ends where it would end without one."""
+        """Handle a wrong content-length: end the frame where it would end without a content-length."""
         assert self._headers is not None
         self._malformed = why
         self._headers = *self._headers[:3], -1
 
     def _find_end(self, body: int, command: str, *, quiet: bool) -> int:
-        """Find the end of a body without a content-length: the first NUL before another frame; -1 if unknown yet."""
+        """Find the end of a body without a content-length: the first NUL before another frame; -1 if not known yet."""
         buffer = self._buffer
         end = buffer.find(_NUL, max(body, self._scanned))
         self.held = False
@@ -219,11 +219,11 @@ class FrameReader:
             if wrong := _SHOWN_LINE.match(buffer):
                 raise StompFrameError(f"{wrong[0].rstrip()!r} does not begin a frame of a STOMP server")
             return False
-        # The end may have begun in earlier bytes.
+        # The end of the headers may have begun in earlier bytes.
         since = max(0, self._scanned - 2)
         found = buffer.find(b"\n\n", since)
         body = found + 2
-        # The same with carriage returns, which are allowed but rare.
+        # Look for the end with carriage returns, which are allowed but rare.
         returned = buffer.find(b"\n\r\n", since, found + 1 if found >= 0 else len(buffer))
         if returned >= 0:
             found, body = returned, returned + 3
@@ -251,7 +251,7 @@ def _behind_ends_of_lines(buffer: bytearray, position: int) -> int:
 
 
 def _frame_follows(buffer: bytearray, position: int) -> bool | None:
-    """Whether another frame begins there, after line ends; None if unknown yet."""
+    """Whether another frame begins at this position, after line ends; None if not known yet."""
     start = _behind_ends_of_lines(buffer, position)
     begun = bytes(buffer[start : start + _FIRST_LINE_BYTES])
     if begun.startswith(_FIRST_LINES):

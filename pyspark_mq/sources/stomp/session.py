@@ -1,14 +1,14 @@
 """STOMP 1.2 by stomp.py.
 
-stomp.py makes the frames for the broker and writes them to a transport of our own, just as it does with its WebSocket
+stomp.py builds the frames for the broker and writes them to a transport of our own, just as it does with its WebSocket
 transport. :meth:`StompSession.run` reads and writes on the supervisor's thread, through a non-blocking socket. So
 acknowledgements are sent while reading is paused, heartbeats need no thread, TLS has the same settings as for the other
 protocols (stomp.py does not accept an `ssl.SSLContext`), and :mod:`pyspark_mq.sources.stomp.frames` reads frames, for
 the reasons given there.
 
-A RECEIPT confirms: the broker processes a connection's frames in order and answers each when done, so the receipt for
-the last acknowledgement confirms all before it. Any ERROR after the opening ends the session, so nothing is confirmed
-by mistake.
+A RECEIPT confirms acknowledgements: the broker processes a connection's frames in order and answers each when done, so
+the receipt for the last acknowledgement also confirms all earlier ones. Any ERROR after the opening ends the session,
+so nothing is confirmed by mistake.
 
 Differences between brokers are in their :class:`~pyspark_mq.brokers.base.StompDialect`.
 """
@@ -44,7 +44,7 @@ _LOG = logging.getLogger("pyspark_mq")
 _INT32_MAX = 2**31 - 1
 _CLOSE_TIMEOUT_S = 1.0
 #: Longest wait for the answer to the first subscription. The broker may be collecting garbage or requeueing a former
-#: session's messages. Disconnecting would add to its work; heartbeats show whether it is alive.
+#: session's messages. Disconnecting would add to its work, and heartbeats show whether the broker is alive.
 _SUBSCRIBE_TIMEOUT_S = 120.0
 #: Silence after which a stalled queue is woken, growing with each fruitless wake-up.
 _QUIET_FIRST_S = 0.01
@@ -54,7 +54,7 @@ _QUIET_GROWTH = 4
 _WAKEUPS = 25
 #: A selector that matches nothing: the broker's own message IDs begin with "ID:".
 _NOTHING = "JMSMessageID='never'"
-#: A broker that does not answer for this long does not support the question.
+#: A broker that does not answer a question within this time does not support it.
 _ANSWER_TIMEOUT_S = 5.0
 _ACK = "ack"
 #: Header of the frame without a message that ends a browsing subscription (ActiveMQ Classic).
@@ -74,7 +74,7 @@ class StompSession(StompConnection):
         super().__init__(*args, **kwargs)
         #: Header prefix of messages that may have an ID not set by the broker; empty if there are none.
         self._foreign = f"\n{self._dialect.foreign_prefix}".encode() if self._dialect.foreign_prefix else b""
-        #: Asks the broker for the depth; None if it cannot.
+        #: Asks the broker for the depth; None if the broker cannot report it.
         self._questions: Questions | None = None
         self._on_info: Callable[[QueueInfo | None], object] = self._report_depth
         self._subscriptions = 0
@@ -93,19 +93,19 @@ class StompSession(StompConnection):
         """Connect and log in. Only :meth:`consume` shows whether the queue exists."""
         deadline = self.now_s() + timeout_s
         self._url = url
-        # Ask before the login, as heartbeats are due from then on, and on a slow link the question may take longer.
+        # Ask before the login: after it heartbeats are due, and on a slow link the question may take longer.
         depth, facts = self._depth_at_first(deadline)
         self._log_in(url, deadline)
         # No broker reports a permanent name.
         return Greeting(url, "", depth, server=self._server, facts=facts)
 
     def _depth_at_first(self, deadline: float) -> tuple[QueueDepth | None, QueueFacts]:
-        """Ask over a separate connection, as a user without permission loses the connection."""
+        """Ask for the depth over a separate connection, as a user without permission loses the connection."""
         address = self._dialect.management
         # The depth does not tell how many messages a selector matches.
         if not address or self.endpoint.topic is not None or self.endpoint.selector is not None:
             return None, NOTHING_KNOWN
-        # A refused user does not ask again: each refusal is a line in the broker's log.
+        # Do not ask again for a user that was refused: each refusal adds a line to the broker's log.
         asker = f"{self._url} {self.endpoint.user(self._url)} {address}"
         if asker in self.endpoint.refused:
             return None, NOTHING_KNOWN
@@ -123,7 +123,7 @@ class StompSession(StompConnection):
         return Questions(self._dialect.management, self.endpoint.name, uuid.uuid4().hex)
 
     def _ask_beside(self, asker: str, deadline: float) -> tuple[list[QueueInfo | None], dict[str, Any] | None]:
-        """Ask over a separate connection; return the facts about the queue and its address, or nothing."""
+        """Ask over a separate connection; return facts about the queue and its address, both empty if refused."""
         beside = StompSession(self.endpoint, self.number, ReceiveBuffer(), self.options, self.now_s)
         answers: list[QueueInfo | None] = []
         beside._on_info = answers.append
@@ -150,13 +150,13 @@ class StompSession(StompConnection):
     def consume(self, window: int) -> None:
         """Subscribe, or subscribe once more if the window has grown.
 
-        A subscription's window is fixed, and ending it would return its messages. So another subscription takes the
-        difference; while the whole window is full, the new one counts from zero.
+        A subscription's window is fixed, and ending the subscription would return its messages. So another subscription
+        takes the difference; while the whole window is full, the new subscription counts from zero.
 
         Raises:
-            DestinationError: the queue does not exist or is not permitted.
+            DestinationError: the queue does not exist, or this user may not read it.
             OptionError: the broker rejects the selector.
-            SessionLostError: the broker refused it for a temporary reason.
+            SessionLostError: the broker refused the subscription for a temporary reason.
         """
         maximum = self.endpoint.broker.prefetch_max[STOMP]
         if not self._window:
@@ -165,7 +165,7 @@ class StompSession(StompConnection):
             self._subscribe_again(window if len(self._settling.open) >= self._window else window - self._window)
 
     def extend(self, window: int) -> None:
-        """Widen the window, always by another subscription for the difference."""
+        """Widen the window, always by adding a subscription for the difference."""
         self._subscribe_again(window - self._window)
 
     def _subscribe_again(self, more: int) -> None:
@@ -203,26 +203,26 @@ class StompSession(StompConnection):
             headers["browser"] = "true"
         headers[dialect.window_header] = str(self._grant(window))
         mode = "client" if dialect.cumulative else "client-individual"
-        # Of equal length, so that they ascend as RabbitMQ's consumer tags (see the session for AMQP 0-9-1).
+        # The IDs have equal length, so that they ascend as RabbitMQ's consumer tags (see the session for AMQP 0-9-1).
         number = f"{next(self._numbers):06}"
         self._protocol.subscribe(self._destination(), number, mode, headers=headers | more)
         self._subscriptions += 1
         self._show_life()
 
     def _grant(self, window: int) -> int:
-        """Return the value of the window header for this many more messages."""
+        """Return the value of the window header for this many messages."""
         self._window += window
         if not self._dialect.window_bytes:
             return window
         if not self._may_subscribe_again():
             return -1  # no limit: the window cannot be widened later
-        # A value above the header's range is as good as no limit.
+        # The largest value of the header is as good as no limit.
         size = min(math.ceil(window * self._message_bytes()), _INT32_MAX)
         self._window_bytes += size
         return size
 
     def _message_bytes(self) -> float:
-        """Return the bytes that a message counts in a window: the average of received frames."""
+        """Return how many bytes a message counts in a window: the average of received frames."""
         return self._received_bytes / self._tag if self._tag else self._dialect.window_bytes
 
     def _destination(self) -> str:
@@ -242,7 +242,7 @@ class StompSession(StompConnection):
             self._turn(left_s)
 
     def _reading(self) -> bool:
-        """Whether to read: not while paused, nor beyond a window counted in bytes unless a confirmation is due."""
+        """Whether to read the socket: not while paused, and only for answers if a window counted in bytes is full."""
         if self.paused:
             return self.keep_alive_read_due
         full = self._window > 0 and len(self._settling.open) >= self._window
@@ -281,7 +281,7 @@ class StompSession(StompConnection):
                 self._arrived(deliveries, size)
 
     def _are_plain(self, batch: FramesBatch) -> bool:
-        """Whether all are messages from the queue and none needs a closer look."""
+        """Whether all messages of a batch are from the queue, and none needs a closer look."""
         questions, names, foreign = self._questions, batch.frames.fields, self._dialect.foreign_prefix
         return not (
             (not self._tag and _STREAM_OFFSET in names)
@@ -291,7 +291,7 @@ class StompSession(StompConnection):
         )
 
     def _is_of_queue(self, tag: int, headers: bytes, body: bytes) -> bool:
-        """Whether a message belongs to the queue and is taken; ends the session if it cannot be taken."""
+        """Whether a message belongs to the queue and is taken. If it cannot be taken, this ends the session."""
         questions = self._questions
         if type(headers) is UnreadableHeaders and not self.options.keeps_unreadable:
             unreadable = unreadable_of((tag, headers, body, self._dialect))
@@ -320,9 +320,9 @@ class StompSession(StompConnection):
             return None
         return MessageError(
             f"{self.endpoint.destination} holds a message that came over AMQP 1.0 with its producer's ID, "
-            f"{as_text(found)!r}: over STOMP the broker cannot accept its acknowledgement if that is its message-id, "
-            "and shows no other ID if it is a property of that name. The message stays in the queue. Read the queue "
-            "with protocol 'amqp-1.0' and a new checkpointLocation, or have the producer send no message-id"
+            f"{as_text(found)!r}. If that is its AMQP message-id, the broker cannot accept an acknowledgement over "
+            "STOMP; if it is a property named message-id, it hides the ID. The message stays in the queue. Read the "
+            "queue with protocol 'amqp-1.0' and a new checkpointLocation, or have the producer send no message-id"
         )
 
     def _arrived(self, deliveries: int, size: int) -> None:
@@ -341,7 +341,7 @@ class StompSession(StompConnection):
     # -- sending
 
     def _show_life(self) -> None:
-        """Record a sign of life; when the queue is quiet again it may have stalled."""
+        """Record a sign of life. When the queue becomes quiet again, it may have stalled."""
         if self._dialect.window_bytes or (self._dialect.stalls and self.endpoint.topic is None):
             self._quiet_s = _QUIET_FIRST_S
             self._wake_s = self.now_s() + self._quiet_s
@@ -351,27 +351,27 @@ class StompSession(StompConnection):
         self._wake_s = float("inf")
         room = self._window - len(self._settling.open)
         if not self._settling.open or self.paused or room <= 0:
-            return  # if that changes, the queue is also woken
+            return  # the event that changes this also wakes the queue
         if self._dialect.stalls:
             self._wake_page(now)
         elif self._window_bytes - len(self._settling.open) * self._message_bytes() < 2 * self._message_bytes():
-            # The messages are larger than estimated.
+            # The messages are larger than estimated, so the window holds fewer.
             self._window -= room
             if self._may_subscribe_again():
                 self._subscribe(room)
 
     def _wake_page(self, now: float) -> None:
-        """Wake a queue that delivers no more while a page of it is unacknowledged.
+        """Wake a queue that delivers no more messages while a page of them is unacknowledged.
 
-        Measured on ActiveMQ Classic: an acknowledgement, a new message or a new consumer makes it deliver one more
-        page. So temporary consumers subscribe, with a selector that matches nothing.
+        Measured on ActiveMQ Classic: an acknowledgement, a new message or a new consumer makes the queue deliver one
+        more page. So temporary consumers subscribe, with a selector that matches nothing.
         """
         for _ in range(self._wakeups):
             number = str(next(self._numbers))
             headers = {"selector": _NOTHING, self._dialect.window_header: "1"}
             self._protocol.subscribe(self._destination(), number, "auto", headers=headers)
             self._protocol.unsubscribe(number)
-        # If nothing arrives, the queue is empty or others have its messages.
+        # If nothing arrives, the queue is empty or other consumers have its messages.
         self._wakeups = 1
         self._quiet_s = min(self._quiet_s * _QUIET_GROWTH, _QUIET_LAST_S)
         self._wake_s = now + self._quiet_s
@@ -393,7 +393,7 @@ class StompSession(StompConnection):
 
     def _settle(self, frames: bytes) -> None:
         self._socket.outgoing += frames
-        # Rejections that wait for others take up the window; if it is full, widen it.
+        # Rejections that wait for earlier deliveries take up the window; if the window is full, widen it.
         waiting = self._settling.waiting
         if waiting and len(self._settling.open) >= self._window and self._may_subscribe_again():
             self._subscribe(waiting)
@@ -413,7 +413,7 @@ class StompSession(StompConnection):
         self._show_life()
 
     def ask_depth(self) -> None:
-        """Ask for the depth, if the broker answers this user, unless an answer is due."""
+        """Ask for the depth if the broker answers this user and no answer is due."""
         questions = self._questions
         if questions is None or questions.asked or self._end is not None:
             return
@@ -441,7 +441,7 @@ class StompSession(StompConnection):
                 if not self.paused:
                     closed_s = self.now_s() + _CLOSE_TIMEOUT_S
                     self._until(lambda: _DISCONNECTED not in self._answers, closed_s, closing=True)
-        except Exception as failed:  # noqa: BLE001 - the session is over, whatever it is
+        except Exception as failed:  # noqa: BLE001 - the session is over, whatever the error
             _LOG.debug("closing: %s", self.endpoint.hide(str(failed)))
         finally:
             self._socket.close()

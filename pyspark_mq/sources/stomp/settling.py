@@ -2,7 +2,7 @@
 
 STOMP acknowledges one by one (subscription mode `client-individual`) or everything up to a message (mode `client`), and
 each broker copes well with only one of the two: see :class:`~pyspark_mq.brokers.base.StompDialect`. The RECEIPT for the
-last frame of a request confirms it, as the broker processes a connection's frames in order.
+last frame of a request confirms the request, as the broker processes a connection's frames in order.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class StompSettling:
 
     Attributes:
         open: unsettled deliveries, by tag in order of arrival, with the ID that settles each (header `ack`, escaped as
-            the broker wrote it). The session adds to it directly, as that happens for every message.
+            the broker wrote it). For speed, the session adds every message to this dictionary directly.
     """
 
     def __init__(self, *, cumulative: bool, reject_headers: Mapping[str, str]) -> None:
         self.open: dict[int, bytes] = {}
         self._cumulative = cumulative
         self._refusal = "".join(f"{name}:{value}\n" for name, value in reject_headers.items()).encode()
-        # With cumulative acknowledgements, tags that wait for earlier deliveries.
+        # With cumulative acknowledgements: tags that wait until earlier deliveries are settled.
         self._due: set[int] = set()
         self._refused: set[int] = set()
         self._requests: list[tuple[int, int]] = []
@@ -41,7 +41,7 @@ class StompSettling:
 
     @property
     def waiting(self) -> int:
-        """Deliveries whose settlement waits for earlier ones."""
+        """Number of deliveries whose settlement waits for earlier ones."""
         return len(self._due) + len(self._refused)
 
     @property
@@ -65,7 +65,7 @@ class StompSettling:
         return self._frames([(b"ACK", tag) for tag in tags], tags, [number])
 
     def ask(self, number: int) -> bytes:
-        """Return frames that settle nothing but are confirmed like others: a transaction that is aborted at once."""
+        """Return frames that settle nothing but are confirmed like acknowledgements: a transaction aborted at once."""
         receipt = f"settled-{next(self._numbers)}"
         self._receipts[receipt] = [number]
         return f"BEGIN\ntransaction:{receipt}\n\n\0ABORT\ntransaction:{receipt}\nreceipt:{receipt}\n\n\0".encode()
@@ -84,7 +84,7 @@ class StompSettling:
     def _head(self, upto: int) -> bytes:
         """Return frames that settle finished deliveries at the head, with cumulative acknowledgements.
 
-        Settling one in the middle would include all before it, so it waits for them.
+        Settling a delivery in the middle would include all earlier ones, so it waits for them.
         """
         done: list[int] = []
         frames: list[tuple[bytes, int]] = []
@@ -109,8 +109,8 @@ class StompSettling:
         return self._frames(frames, done, confirmed)
 
     def _frames(self, frames: Sequence[tuple[bytes, int]], done: Sequence[int], confirmed: list[int]) -> bytes:
-        """Make ACK and NACK frames; the RECEIPT for the last one confirms these requests."""
-        # Not by stomp.py: there may be ten thousand at a time.
+        """Build ACK and NACK frames; the RECEIPT for the last one confirms these requests."""
+        # stomp.py would be slow: there may be ten thousand frames at a time.
         written: list[bytes] = []
         end = len(frames) - 1
         for index, (command, tag) in enumerate(frames):
