@@ -259,7 +259,7 @@ class IdLog:
         )
 
     def lost_power(self, epoch: int) -> bool:
-        # Before Spark 4.2 epoch numbers are times, and a clock may have been set back: the higher may be the earlier.
+        # An earlier epoch than the noted one is no better: the checkpoint is then not the one that the note is about.
         noted = self._note()
         return noted is not None and bool(noted["epoch"] != epoch and noted["boot"] != _boot())
 

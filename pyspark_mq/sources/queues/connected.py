@@ -80,8 +80,8 @@ class Connected:
         """Bind the checkpoint to that broker; do nothing if the name is empty.
 
         Raises:
-            CheckpointError: a connection is to another broker. (With Spark before 4.2, connections are opened before
-                the committed offset is known.)
+            CheckpointError: a connection is to another broker. (A bounded run connects before the committed offset is
+                known.)
         """
         self._agree(broker_id, self.broker_id, "the one at 'url'")
 
