@@ -126,8 +126,9 @@ class Handles(Generic[K]):
         return list(compress(keys, goes)), tuple(compress(tags, goes))
 
     def split(self, tags: Sequence[int], below: float = math.inf) -> tuple[int, tuple[int, ...]]:
-        """Split tags that are not held: return the last tag below every held tag, `cumulative_below` and `below`; and
-        the tags after it.
+        """Split tags, none of them held, at the lowest of the first held tag, `cumulative_below` and `below`.
+
+        Returns the last tag under that bound (0 if there is none), and a tuple of the tags after it.
 
         Args:
             tags: ascending.

@@ -409,7 +409,7 @@ class InFlightTable(Generic[K, P]):
             self._memory.leave(group.keys)
 
     def _acknowledge(self, due: Sequence[tuple[Group[K], Taken[P]]], epoch: int | None) -> Acknowledgements | None:
-        """Make every handle of these messages due, in each session at its lowest cost (rule 3)."""
+        """Make every handle of these messages due: cumulatively as far as rule 3 allows, the others one by one."""
         group = due[0][0]
         keys: Collection[K]
         if isinstance(group, DeliveredGroup):

@@ -191,7 +191,7 @@ def _walked(data: bytes, count: int | None) -> list[int]:
 
 
 def _decompressed(kind: int, packed: bytes, plain_size: int) -> bytes:
-    """Unpack at most one byte beyond the stated size."""
+    """Unpack an entry, but stop one byte after the stated size: that byte shows that the stated size is wrong."""
     if kind == 0:
         return packed
     if kind == 1:
@@ -230,7 +230,7 @@ def _snappy(block: bytes, maximum: int) -> bytes:
         if byte < 0x80:
             break
     if size > maximum:
-        raise ValueError(f"a block has {size} bytes, but only {maximum} are left")
+        raise ValueError(f"a block would unpack to {size} bytes, but only {maximum} of the entry's stated size remain")
     return bytes(pa.Codec("snappy").decompress(block, size, asbytes=True))
 
 

@@ -88,7 +88,6 @@ def test_a_connection_that_is_cut_behind_any_byte_costs_no_row_and_doubles_none(
     assert cuts > 20 * 15
 
 
-@pytest.mark.whole
 def test_a_connection_that_falls_silent_is_left_for_another(
     node: RabbitNode, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +111,6 @@ def cluster() -> Iterator[RabbitCluster]:
         yield cluster
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize("reads", ["the leader", with_all("a replica")])
 def test_the_leader_is_killed_in_the_middle_of_a_read(
     cluster: RabbitCluster, reads: str, monkeypatch: pytest.MonkeyPatch
@@ -188,7 +186,6 @@ def test_what_is_not_committed_is_in_no_epoch_until_it_is(cluster: RabbitCluster
     assert found in ([b"confirmed", *tail, b"behind"] for tail in ([b"later"] * 50, []))
 
 
-@pytest.mark.whole
 def test_a_tail_that_nobody_confirmed_is_gone_when_its_leader_comes_back_last(cluster: RabbitCluster) -> None:
     start_all(cluster)
     stream = f"test-{uuid.uuid4().hex[:12]}"
@@ -229,7 +226,6 @@ def test_a_tail_that_nobody_confirmed_is_gone_when_its_leader_comes_back_last(cl
         assert {row["body"] for row in again[len(rows) :]} <= {b"behind"}
 
 
-@pytest.mark.whole
 def test_a_replica_that_lags_behind_the_plan_gives_all_of_the_epoch(cluster: RabbitCluster) -> None:
     start_all(cluster)
     stream = f"test-{uuid.uuid4().hex[:12]}"

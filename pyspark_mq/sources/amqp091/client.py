@@ -24,7 +24,7 @@ _HANG_UP = getattr(select, "POLLRDHUP", 0)
 
 
 class Loop(IOLoop):  # type: ignore[misc]
-    """pika's loop, extended so that it can leave incoming bytes in the socket. pika's own reads whatever arrives.
+    """pika's loop, extended so that it can leave incoming bytes in the socket. pika's own loop reads whatever arrives.
 
     Args:
         hung_up: called when the other side ends the connection while nothing is read.

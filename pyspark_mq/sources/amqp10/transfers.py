@@ -35,7 +35,7 @@ _unpack, _pack = Struct(">I").unpack_from, Struct(">I").pack
 
 
 class _Like(NamedTuple):
-    """The bytes of a transfer from after its size up to its payload; similar transfers may differ only in `free`."""
+    """The bytes of a transfer between its size field and its payload. Similar ones differ only where `free` is set."""
 
     head: bytes
     octets: Any

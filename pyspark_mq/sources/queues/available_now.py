@@ -132,8 +132,9 @@ class EndOfRun:
         if not self._said:
             self._said = True
             _LOG.warning(
-                "%s: the broker does not report how many messages wait, and messages have no timestamp or one from the "
-                "future; after %.0f s the run takes no more of these, and leaves the rest to the next run",
+                "%s: the broker does not report how many messages wait, and a message without a timestamp, or with one "
+                "in the future, does not show whether it is older than the run. After %.0f s the run ends at the first "
+                "such message; the next run reads on from there",
                 self._queue.destination, now_s - self._run_began_s,
             )  # fmt: skip
         return False
