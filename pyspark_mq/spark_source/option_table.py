@@ -115,12 +115,12 @@ _TABLE = (
         "address of the broker's management interface: the HTTP API of RabbitMQ (`http://host:15672`, plugin "
         "`rabbitmq_management`), or Jolokia in the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or "
         "Artemis (`http://host:8161/console/jolokia`). Required with `queuePattern`. The source also queries it for "
-        "the [backlog](#counters) if no session reports the backlog, and so does the command "
-        "[`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it) for its checks. User and password "
-        "are those in this URL, or else those of the broker connection. With `https` the options `tls.*` apply, even "
-        "if `url` does not use TLS. Redirects are not followed, and the environment's proxy (`http_proxy`) is not "
-        "used. A response may take at most 30 s, from connecting to its last byte, and may have at most 32 MiB and "
-        "two million values",
+        "the [backlog](#counters) if no session reports the backlog. The command "
+        "[`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it) queries it for its checks. User and "
+        "password are those in this URL, or else those of the broker connection. With `https` the options `tls.*` "
+        "apply, even if `url` does not use TLS. Redirects are not followed, and the environment's proxy "
+        "(`http_proxy`) is not used. A response may take at most 30 s, from connecting to its last byte, and may have "
+        "at most 32 MiB and two million values",
     ),
     Option(
         "managementInterval",
@@ -201,8 +201,8 @@ _TABLE = (
         "maxMessagesPerTrigger",
         _SIZE,
         "most messages in an epoch. The upper bound is the window: `prefetch` times `consumers` (times the number of "
-        "queues, if you set `prefetch`). The window is cut into equal epochs, so an epoch may be smaller than this "
-        "option",
+        "queues, if you set `prefetch`). The window is cut into equal epochs, so an epoch may have fewer messages "
+        "than this option allows",
         unset="`50000`, which with one consumer on RabbitMQ is in effect 32,768; on ActiveMQ Classic `10000`",
         kind=count(1),
     ),
@@ -220,8 +220,8 @@ _TABLE = (
         "maxPartitionBytes",
         _SIZE,
         "most bytes of rows in one task, if rows travel inside tasks, as they do on clusters. Keep it below "
-        "`spark.rpc.message.maxSize` (128 MiB by default). Partitions are split at 32 MiB, or at this if it is less. "
-        "A single row may exceed 32 MiB, but one over `maxPartitionBytes` is an error",
+        "`spark.rpc.message.maxSize` (128 MiB by default). Partitions are split at 32 MiB, or at this size if it is "
+        "less. A single row may exceed 32 MiB, but one over `maxPartitionBytes` is an error",
         default="120m",
         kind=SIZE_BYTES,
         sets="max_partition_bytes",
