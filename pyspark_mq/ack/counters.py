@@ -20,26 +20,26 @@ class Counters:
     """Counts since this process started, and five current gauges.
 
     Attributes:
-        received: deliveries received, first ones and redeliveries, except rejected ones.
+        received: deliveries received, both first deliveries and redeliveries, without rejected messages.
         redelivered: deliveries that the broker flagged as redelivered.
-        duplicates_dropped: deliveries not emitted because their ID was known: redeliveries and producers' duplicates.
-        reused_ids: dropped duplicates not flagged as redelivered: a producer reused the ID.
-        rebound: planned messages of a replay that were redelivered, with their payload.
+        duplicates_dropped: redeliveries and producers' duplicates, not emitted because their ID was known.
+        reused_ids: dropped duplicates that were not flagged as redelivered, so a producer reused the ID.
+        rebound: planned messages that a replay waited for and that were redelivered with their payload.
         planned: messages cut into epochs by this process.
-        settled: deliveries whose acknowledgement was confirmed, even before `settleGrace` has passed.
+        settled: deliveries whose acknowledgement was confirmed, even if `settleGrace` has not passed yet.
         returned: buffered deliveries returned to the broker when a session ended.
-        ambiguous: deliveries without an ID, emitted although they may be redeliveries of others with equal content.
+        ambiguous: deliveries without an ID, emitted although they may be redeliveries of emitted messages.
         nameless: deliveries without an ID, emitted each time they are delivered (`onMissingMessageId=row`).
         rejected: messages rejected because they have no ID or cannot be decoded.
         reconnects: sessions that ended.
-        replays: epochs of a former process that Spark asked for again.
-        lost: planned messages abandoned (`failOnDataLoss=false`, or released).
-        forgotten: IDs forgotten although their messages may be redelivered: more than two million were left.
+        replays: epochs planned by an earlier process that Spark requested again.
+        lost: planned messages that an epoch continued without (`failOnDataLoss=false`, or a release).
+        forgotten: IDs forgotten because more than two million were left; their messages may be redelivered.
         unacked: now: deliveries for which no acknowledgement is due yet.
         buffered: now: messages received but not planned.
-        carried: now: messages that a new session may receive again: planned, or acknowledged but not settled.
-        remembered: now: known IDs of committed messages, settled or not.
-        backlog: now: messages ready in the queue, as last reported by the broker; null if it does not report it.
+        carried: now: planned messages and unsettled acknowledged ones, which a new session may receive again.
+        remembered: now: remembered IDs of committed messages, whether settled or not.
+        backlog: now: messages ready in the queue, as the broker last reported; null if it does not report them.
     """
 
     received: int = 0

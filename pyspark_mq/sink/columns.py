@@ -38,25 +38,27 @@ class _WriteColumn(NamedTuple):
 
 
 COLUMNS: Mapping[str, _WriteColumn] = {
-    "body": _WriteColumn(1, (_TEXT, "binary"), "a string becomes a text message, binary a bytes message; required, "
-                    "never null"),
-    "messageId": _WriteColumn(0, (_TEXT,), "the ID; a row without one gets a [stable ID](#ids)"),
-    "correlationId": _WriteColumn(3, (_TEXT,), "pairs replies with requests"),
+    "body": _WriteColumn(1, (_TEXT, "binary"), "a string is sent as a text message, binary as a bytes message. The "
+                    "column is required and must not be null"),
+    "messageId": _WriteColumn(0, (_TEXT,), "the message's ID; a row without an ID gets a [stable ID](#ids)"),
+    "correlationId": _WriteColumn(3, (_TEXT,), "matches a reply with its request"),
     "replyTo": _WriteColumn(4, (_TEXT,), "where to send the reply"),
     "contentType": _WriteColumn(5, (_TEXT,), "MIME type of the body"),
-    "contentEncoding": _WriteColumn(6, (_TEXT,), "how the body is encoded; it is sent as is"),
-    "type": _WriteColumn(7, (_TEXT,), "the producer's name for this kind of message; over AMQP 1.0 the subject"),
-    "priority": _WriteColumn(8, ("int", "bigint", "smallint", "tinyint"), "0 to 255, on the ActiveMQs to 9"),
-    "timestamp": _WriteColumn(9, ("timestamp",), "creation time; over AMQP 0-9-1 in whole seconds"),
-    "expiration": _WriteColumn(0, ("timestamp",), "when it expires; sent as a time to live"),
-    "appId": _WriteColumn(10, (_TEXT,), "the application"),
-    "groupId": _WriteColumn(11, (_TEXT,), "the group of messages it belongs to"),
-    "groupSequence": _WriteColumn(12, ("bigint", "int"), "its number within the group"),
-    "persistent": _WriteColumn(13, ("boolean",), "false: a broker restart may lose it. Null means true"),
+    "contentEncoding": _WriteColumn(6, (_TEXT,), "how the body is encoded; the body itself is sent unchanged"),
+    "type": _WriteColumn(7, (_TEXT,), "the producer's name for this kind of message; sent as the subject over "
+                    "AMQP 1.0"),
+    "priority": _WriteColumn(8, ("int", "bigint", "smallint", "tinyint"), "0 to 255; on ActiveMQ Classic and "
+                    "Artemis 0 to 9"),
+    "timestamp": _WriteColumn(9, ("timestamp",), "creation time; sent in whole seconds over AMQP 0-9-1"),
+    "expiration": _WriteColumn(0, ("timestamp",), "when the message expires; sent as a time to live"),
+    "appId": _WriteColumn(10, (_TEXT,), "name of the publishing application"),
+    "groupId": _WriteColumn(11, (_TEXT,), "the group of messages that the message belongs to"),
+    "groupSequence": _WriteColumn(12, ("bigint", "int"), "the message's number within its group"),
+    "persistent": _WriteColumn(13, ("boolean",), "if false, a broker restart may lose the message. Null means true"),
     "properties": _WriteColumn(14, (_MAP,), "headers or application properties, as text"),
-    "queue": _WriteColumn(0, (_TEXT,), "the row's own queue, if no option names a destination"),
-    "exchange": _WriteColumn(0, (_TEXT,), "RabbitMQ: the row's own exchange, likewise"),
-    "routingKey": _WriteColumn(0, (_TEXT,), "RabbitMQ: its routing key, unless an option sets it"),
+    "queue": _WriteColumn(0, (_TEXT,), "the queue for this row, if no option names a destination"),
+    "exchange": _WriteColumn(0, (_TEXT,), "RabbitMQ only: the exchange for this row, if no option names a destination"),
+    "routingKey": _WriteColumn(0, (_TEXT,), "RabbitMQ only: the routing key for this row, unless an option sets one"),
 }  # fmt: skip
 #: Codes of the other fields: a body in bytes, the destination, and an ID from the row.
 _BYTES_BODY, _DESTINATION, _GIVEN = 2, 20, 21

@@ -57,9 +57,10 @@ _TABLE = (
         "url",
         _READ,
         "`amqp://user:password@host:port` or `stomp://…`, with TLS `amqps://…` or `stomp+ssl://…`. Default ports are "
-        "5672, 61613, 5671 and 61612. On RabbitMQ the path is the virtual host, and an empty one is `/`; the others "
-        "have none, and a path is an error. Several, comma-separated, are failover candidates: whole URLs that share "
-        "scheme and virtual host, each with its own login unless `username` is set. No parameters (`?…`). "
+        "5672 (`amqp`), 61613 (`stomp`), 5671 (`amqps`) and 61612 (`stomp+ssl`). On RabbitMQ the path is the virtual "
+        "host, and an empty path means `/`. The other brokers have no virtual hosts, so a path is an error. Several "
+        "URLs, comma-separated, are failover candidates: write each in full; all must have the same scheme and virtual "
+        "host, and each has its own login unless `username` is set. Parameters (`?…`) are not allowed. "
         "Escape characters that have a meaning in URLs: `/` `%2F`, `@` `%40`, `,` `%2C`, `?` `%3F`, `#` `%23`",
         unset="required",
     ),
@@ -67,42 +68,43 @@ _TABLE = (
     Option(
         "username",
         _READ,
-        "overrides the URL's. Without one: over AMQP 0-9-1 `guest`; over AMQP 1.0 an anonymous login; over STOMP no "
-        "user is sent, and the broker's default user applies. A [client certificate](operate.md#tls) may replace the "
-        "user",
+        "overrides the user in the URL. If neither names a user: over AMQP 0-9-1 the user is `guest`; over AMQP 1.0 "
+        "the login is anonymous; over STOMP no user is sent, and the broker's default user applies. A "
+        "[client certificate](operate.md#tls) may replace the user",
         unset="from the URL",
     ),
     Option(
         "password",
         _READ,
-        "overrides the URL's; an error if no user is named. Never shown, nor stored in a checkpoint",
+        "overrides the password in the URL; setting it without naming a user is an error. The password is never shown, "
+        "nor stored in a checkpoint",
         unset="from the URL",
     ),
     Option(
         "passwordFile",
         _READ,
-        "instead of `password`: a file with the password or an OAuth 2 token on one line; read at each connection, "
-        "see [secrets that change](operate.md#secrets-that-change)",
+        "instead of `password`: a file with the password or an OAuth 2 token on one line. The source reads the file "
+        "for each connection, see [secrets that change](operate.md#secrets-that-change)",
     ),
     Option(
         "queue",
         _READ,
-        "the queue, or several, comma-separated, see [several queues](#several-queues); a comma in a name is "
-        "written `\\,`. One of `queue`, `queuePattern` and `topic` is required. RabbitMQ needs an existing one; "
-        "ActiveMQ Classic and Artemis create it, unless configured not to",
+        "the queue, or several queues, separated by commas, see [several queues](#several-queues); a comma in a name "
+        "is written `\\,`. One of `queue`, `queuePattern` and `topic` is required. On RabbitMQ the queue must exist; "
+        "ActiveMQ Classic and Artemis create a missing queue, unless the broker is configured not to",
     ),
     Option(
         "queuePattern",
         _READ,
-        "regular expression (Python's, for the whole name): all matching queues are read. They are looked up at "
-        "`managementUrl`, when the query starts and at an interval. RabbitMQ's exclusive queues and streams are left "
-        "out",
+        "a regular expression in Python's syntax: the query reads all queues whose whole name matches it. The source "
+        "looks the queues up at `managementUrl`, when the query starts and every `queuePatternInterval`. RabbitMQ's "
+        "exclusive queues and streams are left out",
     ),
     Option(
         "queuePatternInterval",
         _READ,
-        "how often queues are looked up, at least `1s`. A run of `Trigger.AvailableNow` reads only those found at its "
-        "start",
+        "how often the queues that match `queuePattern` are looked up, at least `1s`. A run of `Trigger.AvailableNow` "
+        "reads only the queues found at its start",
         default="1m",
         kind=duration_s(1),
         sets="pattern_interval_s",
@@ -110,42 +112,43 @@ _TABLE = (
     Option(
         "managementUrl",
         _READ,
-        "required with `queuePattern`; queried for the [backlog](#counters) if no session reports it, and by the "
-        "command [`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it): the HTTP API of RabbitMQ "
-        "(`http://host:15672`, plugin `rabbitmq_management`), "
-        "or Jolokia in the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or Artemis "
-        "(`http://host:8161/console/jolokia`). User and password are those in this URL, or else the connection's; "
-        "with `https` the options `tls.*` apply, whatever `url` is. Redirects are not followed, and the environment's "
-        "proxy (`http_proxy`) is not used. An answer may take at most 30 s, from connecting to its last byte, and have "
+        "address of the broker's management interface: the HTTP API of RabbitMQ (`http://host:15672`, plugin "
+        "`rabbitmq_management`), or Jolokia in the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or "
+        "Artemis (`http://host:8161/console/jolokia`). Required with `queuePattern`. The source also queries it for "
+        "the [backlog](#counters) if no session reports the backlog. The command "
+        "[`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it) queries it for its checks. User and "
+        "password are those in this URL, or else those of the broker connection. With `https` the options `tls.*` "
+        "apply, even if `url` does not use TLS. Redirects are not followed, and the environment's proxy "
+        "(`http_proxy`) is not used. A response may take at most 30 s, from connecting to its last byte, and may have "
         "at most 32 MiB and two million values",
     ),
     Option(
         "managementInterval",
         _READ,
-        "how often `managementUrl` is queried for the backlog, at least `1s`. AWS wants `1m` or more for "
-        "[Amazon MQ](deploy.md#amazon-mq)",
+        "how often `managementUrl` is queried for the backlog, at least `1s`. For "
+        "[Amazon MQ](deploy.md#amazon-mq) AWS wants `1m` or more",
         default="5s",
         kind=duration_s(1),
         sets="management_interval_s",
     ),
-    Option("topic", _READ, "the topic, on RabbitMQ an existing exchange; see [topics](#topics)"),
+    Option("topic", _READ, "the topic to read; on RabbitMQ an existing exchange; see [topics](#topics)"),
     Option(
         "subscription",
         _READ,
-        "name of the durable subscription to `topic`. Required unless `guarantee` is `none`: without it, a topic is "
-        "read only while the connection lasts",
+        "name of the durable subscription to `topic`. Required unless `guarantee` is `none`: without a durable "
+        "subscription, messages published while the query is not connected are not received",
     ),
     Option(
         "selector",
         _READ,
-        "JMS selector on ActiveMQ Classic and Artemis. Refused on RabbitMQ, which has none. Part of the checkpoint: "
-        "changing it needs a new checkpoint",
+        "a JMS selector, on ActiveMQ Classic and Artemis. An error on RabbitMQ, which has no selectors. The checkpoint "
+        "records the selector: to change it, begin with a new checkpoint",
     ),
     Option(
         "includeMetadata",
         _READ,
-        "`true`: adds the columns `routingKey` to `groupSequence`, otherwise present only if a schema names "
-        "them; see [below](#columns)",
+        "`true` adds the columns from `routingKey` to `groupSequence`; otherwise they are present only if a schema "
+        "names them; see [below](#columns)",
         default="false",
         kind=FLAG,
     ),
@@ -161,21 +164,22 @@ _TABLE = (
         "messageIdFrom",
         _IDENTITY,
         "`message-id`, `correlation-id`, `property:<name>` (a header or application property), `json:$.order.id` (a "
-        "text or whole number in a JSON body), or `content` for all messages, as below. Part of the checkpoint: it "
+        "text or whole number in a JSON body), or `content`, which identifies every message by its contents, as "
+        "`onMissingMessageId=content` does for messages without an ID. The checkpoint records this option, so it "
         "cannot be changed later. [Message IDs](message-ids.md) says what `message-id` is on each broker, and which "
-        "to choose",
+        "value to choose",
         default="message-id",
     ),
     Option(
         "onMissingMessageId",
         _IDENTITY,
-        "for messages without an ID, with `exactly-once` only. `content`: their contents identify them, and equal "
-        "ones are counted, see [message IDs](message-ids.md#contents). `fail`: the query fails, the message stays in "
-        "the queue, and a restart receives it again. `row`: emitted at each delivery, so at least once. `reject`: "
-        "refused for good. "
-        "RabbitMQ dead-letters it if the queue has a dead-letter exchange and **drops** it if not. Over STOMP "
-        "ActiveMQ Classic moves it to the dead-letter queue and Artemis **drops** it; over AMQP 1.0 both get the "
-        "outcome `rejected`",
+        "what to do with a message without an ID; applies to `exactly-once` only. `content`: the message is identified "
+        "by its contents, and messages with equal contents are counted, see [message IDs](message-ids.md#contents). "
+        "`fail`: the query fails, the message stays in the queue, and a restart receives it again. `row`: the message "
+        "is emitted at each delivery, so at least once. `reject`: the message is rejected for good. RabbitMQ then "
+        "dead-letters it if the queue has a dead-letter exchange, and **drops** it otherwise. Over STOMP, ActiveMQ "
+        "Classic moves it to the dead-letter queue, and Artemis **drops** it. Over AMQP 1.0 both ActiveMQ brokers "
+        "receive the outcome `rejected`",
         unset="`content` on RabbitMQ, else `fail`",
         kind=member(OnMissing),
         sets="on_missing",
@@ -183,10 +187,11 @@ _TABLE = (
     Option(
         "onUnreadableMessage",
         _IDENTITY,
-        "for messages that cannot be decoded, such as a header nested a thousand deep. `fail`: the query "
-        "fails with an error that names the message, which stays in the queue. `reject`: refused for good, as with "
-        "`onMissingMessageId`; its neighbours are emitted. `row`: a row with the undecodable bytes as its body, the "
-        "reason in `properties` under `unreadable`, and null for every unknown column; without a readable ID its "
+        "what to do with a message that cannot be decoded, for example because a header is nested a thousand levels "
+        "deep. `fail`: the query fails with an error that names the message, and the message stays in the queue. "
+        "`reject`: the message is rejected for good, as by `onMissingMessageId=reject`, and all other messages are "
+        "emitted. `row`: the source emits a row with the undecodable bytes as its body, the reason in `properties` "
+        "under `unreadable`, and null in every column whose value is unknown. If the message's ID cannot be read, its "
         "bytes identify it",
         default="fail",
         kind=member(OnUnreadable),
@@ -195,16 +200,18 @@ _TABLE = (
     Option(
         "maxMessagesPerTrigger",
         _SIZE,
-        "most messages in an epoch; also never more than `prefetch` times `consumers` (times the number of queues, if "
-        "you set `prefetch`), which is cut into equal epochs",
-        unset="`50000`, with one consumer on RabbitMQ in effect 32,768; ActiveMQ Classic `10000`",
+        "most messages in an epoch. The upper bound is the window: `prefetch` times `consumers` (times the number of "
+        "queues, if you set `prefetch`). The window is cut into equal epochs, so an epoch may have fewer messages "
+        "than this option allows",
+        unset="`50000`, which with one consumer on RabbitMQ is in effect 32,768; on ActiveMQ Classic `10000`",
         kind=count(1),
     ),
     Option(
         "maxBytesPerTrigger",
         _SIZE,
         "most bytes of messages in an epoch, [headers included](tuning.md#driver-memory); a single larger "
-        "message is an epoch of its own. At most twice this is held in memory",
+        "message is an epoch of its own. Receiving pauses once buffered and planned messages together reach twice this "
+        "size; [the driver needs more memory than that](tuning.md#driver-memory)",
         default="64m",
         kind=SIZE_BYTES,
         sets="max_bytes",
@@ -212,9 +219,9 @@ _TABLE = (
     Option(
         "maxPartitionBytes",
         _SIZE,
-        "most bytes of rows in one task, if rows travel inside tasks, as on clusters. Keep it below "
-        "`spark.rpc.message.maxSize` (128 MiB by default). Partitions are split at 32 MiB, or at this if it is less; "
-        "a single larger message is an error",
+        "most bytes of rows in one task, if rows travel inside tasks, as they do on clusters. Keep it below "
+        "`spark.rpc.message.maxSize` (128 MiB by default). Partitions are split at 32 MiB, or at this size if it is "
+        "less. A single row may exceed 32 MiB, but one over `maxPartitionBytes` is an error",
         default="120m",
         kind=SIZE_BYTES,
         sets="max_partition_bytes",
@@ -222,8 +229,8 @@ _TABLE = (
     Option(
         "minMessagesPerTrigger",
         _SIZE,
-        "wait for this many messages, until `maxTriggerDelay` or `maxBytesPerTrigger` is reached. An error if an "
-        "epoch cannot hold that many. Not applied by `Trigger.AvailableNow`",
+        "wait until this many messages have arrived, or until `maxTriggerDelay` or `maxBytesPerTrigger` is reached. An "
+        "error if an epoch cannot hold that many messages. Has no effect with `Trigger.AvailableNow`",
         default="1",
         kind=count(1),
     ),
@@ -238,30 +245,33 @@ _TABLE = (
     Option(
         "prefetch",
         _SIZE,
-        "unacknowledged messages per connection. At most 65535 on RabbitMQ, 20000 on ActiveMQ Classic, "
-        "100000 on Artemis. Artemis counts bytes over STOMP, so there it is approximate",
-        unset="twice `maxMessagesPerTrigger`, within the maximum",
+        "how many unacknowledged messages the broker may have delivered to each connection. At most 65535 on RabbitMQ, "
+        "20000 on ActiveMQ Classic, 100000 on Artemis. Over STOMP Artemis counts bytes instead of messages, so there "
+        "the limit is approximate",
+        unset="twice `maxMessagesPerTrigger`, but not above the broker's maximum",
     ),
     Option(
         "consumers",
         _SIZE,
-        "connections, 1 to 64. More than one does not keep queue order. For a `topic` see [above](#topics)",
+        "number of connections to each queue, 1 to 64. With more than one the order of the queue is not kept. For a "
+        "`topic` see [above](#topics)",
         default="1",
         kind=count(1, 64),
     ),
     Option(
         "numPartitions",
         _SIZE,
-        "input partitions of an epoch, 1 to 10,000; never more than it has messages. A partition over 32 MiB is "
-        "always split",
-        unset="cores of the driver's machine; fewer if each would get under 2,000 messages",
+        "number of input partitions of an epoch, 1 to 10,000; never more than the epoch has messages. A partition over "
+        "32 MiB is always split",
+        unset="the number of cores of the driver's machine; fewer if a partition would have fewer than 2,000 messages",
         kind=count(1, 10_000),
     ),
     Option(
         "dedupWindow",
         _IDENTITY,
-        "how many settled IDs are remembered, across restarts too: a message that a producer repeats within "
-        "that many is dropped; 0 to 1,000,000,000. With Redis, also the size of the shared set",
+        "how many settled IDs are remembered, across restarts too, from 0 to 1,000,000,000. If a producer sends a "
+        "message again while its ID is remembered, the second message is dropped. With Redis, this is also the size "
+        "of the shared set",
         default="100000",
         kind=count(0),
         sets="dedup_window",
@@ -269,8 +279,8 @@ _TABLE = (
     Option(
         "settleGrace",
         _IDENTITY,
-        "an acknowledgement counts as settled once the broker has answered another request this long after "
-        "confirming it. RabbitMQ's classic queues need more than 0.5 s; see "
+        "a confirmed acknowledgement counts as settled once the broker has also answered a request that was sent "
+        "`settleGrace` after the confirmation. RabbitMQ's classic queues need more than 0.5 s; see "
         "[confirmation](guarantees.md#a-broker-that-forgets)",
         default="5s",
         kind=duration_s(),
@@ -279,9 +289,10 @@ _TABLE = (
     Option(
         "settleAfter",
         _IDENTITY,
-        "`committed`: an epoch is acknowledged once Spark has committed it. `synced`: only after this machine's "
-        "writes, checkpoint and sink, are also on disk, so that a power loss loses nothing. Needs a checkpoint on a "
-        "disk of the driver's machine, set as `checkpointLocation`; see [loss of power](operate.md#loss-of-power)",
+        "`committed`: an epoch is acknowledged once Spark has committed it. `synced`: an epoch is acknowledged only "
+        "after everything that this machine wrote to checkpoint and sink is also on disk, so that a loss of power "
+        "loses no messages. `synced` needs a `checkpointLocation` on a disk of the driver's machine; see [loss of "
+        "power](operate.md#loss-of-power)",
         default="committed",
         kind=choice({"committed": False, "synced": True}),
         sets="syncs",
@@ -289,24 +300,25 @@ _TABLE = (
     Option(
         "dedupStore",
         _IDENTITY,
-        "`checkpoint`, or `redis://…` / `rediss://…` (extra `redis`; `exactly-once` only); see "
+        "where settled IDs are stored: `checkpoint`, or also in Redis with `redis://…` or `rediss://…` (needs the "
+        "extra `redis`; with `exactly-once` only); see "
         "[Redis](operate.md#redis)",
         default="checkpoint",
     ),
     Option(
         "checkpointLocation",
         _IDENTITY,
-        "the writer's: message IDs are kept in its folder `mq-ids`. Required with `exactly-once`, unless "
-        "`idLog` is set; an absolute path, or a URI that `pyarrow.fs` opens (`s3://` and `s3a://`, `gs://`, "
-        "`abfss://`, `hdfs://`). As in Spark, names are literal: `%20` is not a space; see "
-        "[the checkpoint](operate.md#the-checkpoint)",
+        "the same location as the writer's `checkpointLocation`: the source stores message IDs in its folder `mq-ids`. "
+        "Required with `exactly-once`, unless `idLog` is set. It is an absolute path, or a URI that `pyarrow.fs` "
+        "opens (`s3://` and `s3a://`, `gs://`, `abfss://`, `hdfs://`). As in Spark, names are literal: `%20` is not a "
+        "space; see [the checkpoint](operate.md#the-checkpoint)",
     ),
-    Option("idLog", _IDENTITY, "another folder for these IDs, same syntax"),
+    Option("idLog", _IDENTITY, "another folder for the message IDs, in the same syntax as `checkpointLocation`"),
     Option(
         "failOnDataLoss",
         _IDENTITY,
-        "`true`: a replay with missing messages fails the query. `false`: they are logged and counted as `lost`, and "
-        "the query continues",
+        "`true`: a replay with missing messages fails the query. `false`: the missing messages are logged and counted "
+        "as `lost`, and the query continues",
         default="true",
         kind=FLAG,
         sets="fail_on_data_loss",
@@ -314,7 +326,7 @@ _TABLE = (
     Option(
         "replayTimeout",
         _IDENTITY,
-        "how long a replay waits for its messages while every connection is up; from 1 s",
+        "how long a replay waits for its messages, at least `1s`; only time during which every connection is up counts",
         default="5m",
         kind=duration_s(1),
         sets="replay_timeout_s",
@@ -322,8 +334,8 @@ _TABLE = (
     Option(
         "connectTimeout",
         _CONNECTION,
-        "longest time for a run's first connection, over all attempts and all hosts of `url`; afterwards the longest "
-        "time for each attempt; from 0.1 s",
+        "longest time for all attempts together, on all hosts of `url`, to make a run's first connection; after that, "
+        "the longest time for each single attempt. At least `0.1s`",
         default="30s",
         kind=duration_s(0.1),
         sets="connect_timeout_s",
@@ -331,7 +343,7 @@ _TABLE = (
     Option(
         "heartbeat",
         _CONNECTION,
-        "1 s to 65535 s; see [below](#heartbeat)",
+        "heartbeat interval of the connections to the broker, from 1 s to 65535 s; see [below](#heartbeat)",
         default="60s",
         kind=duration_s(1, _HEARTBEAT_MAX_S),
         sets="heartbeat_s",
@@ -339,14 +351,19 @@ _TABLE = (
     Option(
         "reconnectTimeout",
         _CONNECTION,
-        "longest time to restore a lost connection before the query fails; from 0.1 s",
+        "how long the source tries to restore a lost connection before the query fails; at least `0.1s`",
         default="10m",
         kind=duration_s(0.1),
         sets="reconnect_timeout_s",
     ),
-    Option("tls.caFile", _CONNECTION, "PEM file of trusted authorities", unset="the system's"),
-    Option("tls.certFile", _CONNECTION, "the client's certificate, PEM, for brokers that ask for one"),
-    Option("tls.keyFile", _CONNECTION, "its key, PEM, not encrypted", unset="looked for in `tls.certFile`"),
+    Option("tls.caFile", _CONNECTION, "PEM file of trusted certificate authorities", unset="the system's authorities"),
+    Option("tls.certFile", _CONNECTION, "the client's certificate as a PEM file, for brokers that require one"),
+    Option(
+        "tls.keyFile",
+        _CONNECTION,
+        "the private key of the client's certificate as a PEM file, not encrypted",
+        unset="expected in `tls.certFile`",
+    ),
     Option("tls.verify", _CONNECTION, "`false` accepts any certificate and host name", default="true", kind=FLAG),
 )
 

@@ -45,41 +45,52 @@ class _Column(NamedTuple):
 COLUMNS: Mapping[str, _Column] = {
     "messageId": _Column(
         StringType(),
-        "the ID that `messageIdFrom` chooses, in full. Null without an ID: do not merge by it unless all messages "
-        "have one",
+        "the ID that `messageIdFrom` chooses, in full. Null if the message has no ID: do not merge by this column "
+        "unless all messages have an ID",
     ),
     "body": _Column(BinaryType(), "the payload"),
-    "destination": _Column(StringType(), "the `queue` (or `topic`) read from, not the one published to"),
-    "properties": _Column(MapType(StringType(), StringType()), "as text; an empty map if there are none"),
+    "destination": _Column(
+        StringType(),
+        "the `queue` (or `topic`) that the message was read from, which may differ from the one it was published to",
+    ),
+    "properties": _Column(
+        MapType(StringType(), StringType()),
+        "the message's headers or application properties as text; an empty map if there are none",
+    ),
     "correlationId": _Column(StringType(), "set by a producer to match replies with requests"),
     "replyTo": _Column(StringType(), "where to send the reply"),
     "contentType": _Column(StringType(), "MIME type of the body, if the producer sets it"),
     "type": _Column(StringType(), "the producer's name for this kind of message"),
     "priority": _Column(IntegerType(), "the priority by which the broker sorts"),
-    "timestamp": _Column(TimestampType(), "null if absent or out of range"),
+    "timestamp": _Column(TimestampType(), "when the message was created; null if absent or out of range"),
     "expiration": _Column(
-        TimestampType(), "null if absent. A time to live set on the queue or by a policy does not show here"
+        TimestampType(),
+        "when the message expires; null if the message has no expiration. A time to live that is set on the queue or "
+        "by a policy does not appear here",
     ),
     "redelivered": _Column(
         BooleanType(),
-        "the broker's flag for this delivery. Brokers sometimes omit it; nothing depends on it",
+        "the broker's flag that this delivery is a redelivery. Brokers sometimes omit the flag; the source does "
+        "not need it to recognise messages that have an ID",
     ),
     "deliveryCount": _Column(
         IntegerType(),
-        "1 at the first delivery; null if the broker does not count, or beyond 2147483647",
+        "1 at the first delivery; null if the broker does not count deliveries, or if the count exceeds 2147483647",
     ),
-    "routingKey": _Column(StringType(), "the routing key it was published with", asked_for=True),
+    "routingKey": _Column(StringType(), "the routing key that the message was published with", asked_for=True),
     "exchange": _Column(
-        StringType(), "the exchange it was published to; empty for the default exchange", asked_for=True
+        StringType(), "the exchange that the message was published to; empty for the default exchange", asked_for=True
     ),
-    "userId": _Column(StringType(), "who published it, if the broker checks or sets this", asked_for=True),
-    "appId": _Column(StringType(), "the publishing application, by its own name", asked_for=True),
+    "userId": _Column(
+        StringType(), "the user that published the message, if the broker checks or sets this property", asked_for=True
+    ),
+    "appId": _Column(StringType(), "the name that the publishing application gives itself", asked_for=True),
     "contentEncoding": _Column(
         StringType(), "how the body is encoded, for example `gzip`; it is not decoded", asked_for=True
     ),
-    "persistent": _Column(BooleanType(), "whether it should survive a broker restart", asked_for=True),
-    "groupId": _Column(StringType(), "the group of messages it belongs to", asked_for=True),
-    "groupSequence": _Column(LongType(), "its number within the group", asked_for=True),
+    "persistent": _Column(BooleanType(), "whether the message should survive a broker restart", asked_for=True),
+    "groupId": _Column(StringType(), "the group of messages that the message belongs to", asked_for=True),
+    "groupSequence": _Column(LongType(), "the message's number within its group", asked_for=True),
 }
 
 #: All columns, in the documented order.

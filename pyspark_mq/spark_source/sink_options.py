@@ -23,18 +23,19 @@ _SHARED = (
     "tls.certFile", "tls.keyFile", "tls.verify",
 )  # fmt: skip
 _TABLE = (
-    Option("queue", _WRITTEN, "the queue for all rows. RabbitMQ needs an existing one, the ActiveMQs create it. "
-           "Overrides the destination columns", unset="a row's column `queue`"),
-    Option("topic", _WRITTEN, "ActiveMQ Classic and Artemis: a topic instead"),
-    Option("exchange", _WRITTEN, "RabbitMQ: an existing exchange instead", unset="a row's column `exchange`"),
-    Option("routingKey", _WRITTEN, "RabbitMQ: with `exchange`, the routing key of all rows",
+    Option("queue", _WRITTEN, "the queue for all rows, which overrides the destination columns. On RabbitMQ the "
+           "queue must exist; ActiveMQ Classic and Artemis create it", unset="a row's column `queue`"),
+    Option("topic", _WRITTEN, "ActiveMQ Classic and Artemis only: a topic to publish to, instead of a queue"),
+    Option("exchange", _WRITTEN, "RabbitMQ only: an existing exchange to publish to, instead of a queue",
+           unset="a row's column `exchange`"),
+    Option("routingKey", _WRITTEN, "RabbitMQ only, with `exchange`: the routing key of all rows",
            unset="a row's column `routingKey`, or empty"),
-    Option("writeId", _WRITTEN, "batch only: names this write, so that a rerun has the same [IDs](#ids); "
-           "in `foreachBatch` build it, for example, from query, batch and destination. Rows equal to those of another "
-           "write with the same name are taken for copies", unset="random"),
-    Option("sendTimeout", _SENDING, "longest wait for a confirmation, from 1 s; longer while the broker says it is "
-           "blocked", default="2m", kind=duration_s(1)),
-    Option("checkpointLocation", _SENDING, "for a streaming write: Spark's own, not checked here"),
+    Option("writeId", _WRITTEN, "for batch writes only: a name for this write, so that a rerun gives rows the "
+           "same [IDs](#ids). In `foreachBatch` build the name, for example, from query, batch and destination. If two "
+           "writes have the same name, equal rows count as copies", unset="random"),
+    Option("sendTimeout", _SENDING, "longest wait for a confirmation, at least `1s`; the wait is longer while the "
+           "broker reports that it is blocked", default="2m", kind=duration_s(1)),
+    Option("checkpointLocation", _SENDING, "Spark's own option for a streaming write; this package does not check it"),
 )  # fmt: skip
 #: By name.
 SINK_OPTIONS: Mapping[str, Option] = {option.name: option for option in _TABLE} | {

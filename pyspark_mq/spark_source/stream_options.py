@@ -40,29 +40,35 @@ _NOTHING = "it is for queues: streams have offsets, not acknowledgements or IDs 
 
 _TABLE = (
     Option("url", _READ, "`rabbitmq-stream://user:password@host:5552/vhost`, with TLS `rabbitmq-stream+tls://…` (ports "
-           "5552 and 5551 by default); several, comma-separated, are nodes of one cluster", unset="required"),
-    Option("stream", _READ, "the stream or super stream, or several, comma-separated", unset="required"),
-    Option("startingOffsets", _READ, "`earliest`, `latest`, or JSON of offsets by partition, in which -2 is the "
-           "earliest and -1 the latest; partitions that are not named begin at the earliest. A query that has a "
-           "checkpoint resumes from that", unset="`latest`, for a batch `earliest`"),
-    Option("endingOffsets", _READ, "where a batch ends, in the same syntax", default="latest"),
-    Option("startingTimestamp", _READ, "milliseconds since 1970: begin at the first chunk that is not older, or at the "
-           "end", kind=_TIME_MS),
-    Option("startingOffsetsByTimestamp", _READ, "JSON of such times by partition"),
-    Option("endingTimestamp", _READ, "milliseconds since 1970: a batch ends before the first chunk that is not older",
+           "5552 and 5551 by default); several URLs, separated by commas, must be nodes of one cluster",
+           unset="required"),
+    Option("stream", _READ, "the stream or super stream, or several of them, separated by commas", unset="required"),
+    Option("startingOffsets", _READ, "`earliest`, `latest`, or JSON that maps partitions to offsets, in which -2 "
+           "means the earliest offset and -1 the latest; partitions that the JSON does not name begin at the earliest "
+           "offset. A query that has a checkpoint resumes from the checkpoint instead",
+           unset="`latest`; `earliest` for a batch query"),
+    Option("endingOffsets", _READ, "where a batch query ends, in the same syntax as `startingOffsets`",
+           default="latest"),
+    Option("startingTimestamp", _READ, "a time in milliseconds since 1970: begin at the first chunk that is not "
+           "older, or at the end if all chunks are older", kind=_TIME_MS),
+    Option("startingOffsetsByTimestamp", _READ, "JSON that maps partitions to such times"),
+    Option("endingTimestamp", _READ, "a time in milliseconds since 1970: a batch query ends before the first chunk "
+           "that is not older",
            kind=_TIME_MS),
-    Option("maxOffsetsPerTrigger", _SIZE, "most offsets in an epoch, over all partitions; rounded up to the end of a "
-           "chunk in each", unset="no limit", kind=count(1), sets="max_offsets"),
-    Option("minOffsetsPerTrigger", _SIZE, "wait for this many offsets, but no longer than `maxTriggerDelay`",
+    Option("maxOffsetsPerTrigger", _SIZE, "most offsets in an epoch, over all partitions; in each partition the epoch "
+           "is extended to the end of a chunk", unset="no limit", kind=count(1), sets="max_offsets"),
+    Option("minOffsetsPerTrigger", _SIZE, "wait until this many new offsets exist, but no longer than "
+           "`maxTriggerDelay`",
            unset="no minimum", kind=count(1), sets="min_offsets"),
-    Option("minPartitions", _SIZE, "fewest tasks of an epoch", unset="one for each partition",
+    Option("minPartitions", _SIZE, "the least number of tasks of an epoch", unset="one task for each partition",
            kind=count(1, 10_000), sets="min_partitions"),
     Option("maxRecordsPerPartition", _SIZE, "most offsets that one task reads", unset="no limit", kind=count(1),
            sets="max_records"),
-    Option("failOnDataLoss", _READ, "`true`: lost messages are an error. `false`: losses are logged, and those that "
-           "the driver notices counted as `lost`", default="true", kind=FLAG, sets="fail_on_loss"),
-    Option("onUnreadableMessage", _READ, "for a message or packed entry that cannot be read: `fail`; `row`: a row with "
-           "the bytes as body, and the reason in `properties` under `unreadable`; `reject`: it is left out, and logged",
+    Option("failOnDataLoss", _READ, "`true`: lost messages are an error. `false`: losses are logged, and losses that "
+           "the driver notices are also counted as `lost`", default="true", kind=FLAG, sets="fail_on_loss"),
+    Option("onUnreadableMessage", _READ, "what to do with a message or packed entry that cannot be read. `fail`: the "
+           "query fails. `row`: the query emits a row with the bytes as its body, and the reason in `properties` under "
+           "`unreadable`. `reject`: the message or entry is left out, and logged",
            default="fail", kind=choice({name: name for name in ("fail", "row", "reject")}), sets="unreadable"),
 )  # fmt: skip
 
