@@ -76,7 +76,7 @@ class Handles(Generic[K]):
         return held if self.cumulative_below is None else min(held, self.cumulative_below)
 
     def hold(self, tags: Sequence[int], keys: Iterable[K]) -> None:
-        """Add deliveries in ascending order of tags. Only the last few deliveries held may have higher tags."""
+        """Add deliveries in ascending order of tags. Of those already held, only the last few may have higher tags."""
         at = bisect_left(self._tags, tags[0], self._start)
         if at == len(self._tags):
             self._tags.extend(tags)

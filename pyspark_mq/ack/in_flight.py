@@ -48,14 +48,14 @@ class InFlightTable(Generic[K, P]):
             committed epochs are not remembered.
         matcher: identifies messages without an ID by keys of its own; None if there are no such messages.
         size_of: computes the bytes of payloads.
-        run_min: fewer new messages than this become a run only if many messages are buffered; otherwise single messages
-            cost less.
+        run_min: this many new messages, or more, become a run. Fewer become a run only if many messages are buffered;
+            if few are buffered, single messages cost less.
 
     Attributes:
         received: messages not planned yet, oldest first. Read-only for other code, like the next three.
         planned: epochs planned but not committed.
         settling: acknowledgements that are not settled. The caller reports requests and their times.
-        recalled: messages that the former process may have left open, until the first commit.
+        recalled: number of messages that the former process may have left open; 0 from the first commit on.
     """
 
     def __init__(

@@ -136,7 +136,7 @@ def check(raws: list[Raw]) -> list[tuple[int, str]]:
 
 
 def _plain_flags(block: bytes) -> bytes:
-    """Return a block of properties without further words of flags."""
+    """Remove all words of flags after the first from a block of properties, and return the block."""
     at = 1
     while block[at] & MORE_FLAGS:
         at += FLAGS_BYTES

@@ -1,7 +1,8 @@
 """Encoded values of AMQP 1.0 (part 1, section 1.6), read strictly and only from their own bytes.
 
 Bytes that are not a value by the specification raise an :class:`EncodingError`: nothing is guessed, left out or cut.
-No more is allocated than the bytes hold, except for a bounded number of array elements without bytes.
+A value never has more elements than its bytes can hold, except for array elements that are encoded in no bytes, whose
+number is bounded.
 
 A value is None, a bool, int, float, :class:`~decimal.Decimal`, str (string, symbol, char), bytes, UUID, a list (list,
 array) or :class:`Pairs` (map). A timestamp is its milliseconds since 1970. Descriptors are read and dropped.

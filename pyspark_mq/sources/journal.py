@@ -226,8 +226,8 @@ class Journal:
         file = memory.compose(epoch, queues, planned, held)
         if self.forgotten > forgotten:
             _LOG.warning(
-                "%s: the IDs of %d messages left open when connections ended are forgotten, because %s more were left "
-                "open later. If the forgotten messages are redelivered, they count as new",
+                "%s: the IDs of %d messages are forgotten. When connections ended, these messages were left open, and "
+                "since then %s more were left open. If the forgotten messages are redelivered, they count as new",
                 self._destination, self.forgotten - forgotten, f"{memory.left.maximum:,}",
             )  # fmt: skip
         gone, going = memory.forget_files({*self._named, *self._files.left_by_crashes()}, file.names)

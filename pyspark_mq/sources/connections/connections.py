@@ -292,7 +292,7 @@ class Connections:
         return [supervisor.depth for supervisor in self._supervisors.values() if supervisor.depth is not None]
 
     def depth_in(self, session: int) -> QueueDepth | None:
-        """Return the last report to the supervisor of a live session."""
+        """Return the queue's depth as last reported to this live session's supervisor."""
         return self._supervisors[self._live[session].key].depth
 
     @property
