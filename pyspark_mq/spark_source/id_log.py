@@ -218,11 +218,10 @@ class IdLog:
             return sorted(name[len(begin) : -len(_END)] for name in self._names if name.startswith(begin))
 
     def remove(self, files: Collection[str], part: str = "") -> None:
-        for file in files if not part else ():
-            for name in [name for name in self._names if name.lstrip(".").startswith(_stem(file))]:
+        for file in files:
+            every = [name for name in self._names if name.lstrip(".").startswith(_stem(file))]
+            for name in [f"{_stem(file)}-{part}{_END}"] if part else every:
                 self._remove(name)
-        for file in files if part else ():
-            self._remove(f"{_stem(file)}-{part}{_END}")
 
     def _write(self, name: str, data: bytes) -> None:
         if name not in self._names:  # else the file there has the same content
