@@ -12,7 +12,7 @@ VERSIONS = ("4.0.5", "4.1.4", "4.2.1", "4.3.0")
 
 
 def settles_at_once(python: Path) -> bool:
-    """Does this Spark show a source the committed offset, so that it settles without a next epoch, and ends by itself?
+    """Whether this Spark shows a source the committed offset when it plans, with limits and runs of several epochs.
 
     Asked as the source asks: by what there is to import.
     """
