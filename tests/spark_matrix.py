@@ -3,7 +3,7 @@
 Each version gets a virtual environment in ``build/spark`` with that Spark, from PyPI; everything else it finds in the
 environment of set-up, behind its own on the path. What was run leaves ``docs/matrix/spark-<version>.json``, so versions
 and parts can be run one by one, on any machine, and the page be written from all.
-What a Spark can do is asked of it (:func:`testbed.spark.versions.settles_at_once`), never read from its number.
+Tests ask a Spark what it can do, and never read that from its number.
 """
 
 from __future__ import annotations
