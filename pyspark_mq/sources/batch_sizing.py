@@ -63,12 +63,13 @@ class BatchSizing:
 
         Args:
             limit: most messages the epoch may take; None for all.
-            once: whether this is the only epoch of a run (`Trigger.Once`).
+            once: whether this may be the only epoch of a run (`Trigger.Once`; before Spark 4.2 also
+                `Trigger.AvailableNow`).
 
         Returns:
             number of messages to take from each queue; empty if there is nothing to plan now.
         """
-        if limit is not None:
+        if limit is not None and not once:
             limit = self._equal(limit)
         if self._ends is not None:
             return self._gather_bounded(limit, self._ends)
@@ -80,7 +81,7 @@ class BatchSizing:
             self._await_confirmations()
         self._await_more(limit, once=once)
         sizes = self._sizes(limit, {queue: queue.view.received for queue in self._queues})
-        return sizes if self._plan_now(sum(sizes.values()), limit) else {}
+        return sizes if self._plan_now(sum(sizes.values()), once=once) else {}
 
     def _wait(self, seconds: float) -> None:
         self._queues.wait(seconds)
@@ -241,10 +242,10 @@ class BatchSizing:
                 sizes[queues[0]] = max(1, sizes[queues[0]])
         return {queue: sizes[queue] for queue in names if sizes.get(queue)}
 
-    def _plan_now(self, size: int, limit: int | None) -> bool:
+    def _plan_now(self, size: int, *, once: bool) -> bool:
         """Whether to plan this epoch now, or wait a moment for more (`minMessagesPerTrigger`, `maxTriggerDelay`).
 
-        A run of one epoch (`Trigger.Once`) does not wait, as with Spark's Kafka source (KafkaMicroBatchStream).
+        The only epoch of a run does not wait, as with Spark's Kafka source (KafkaMicroBatchStream).
         """
         if not size:
             self._waiting_since_s = None
@@ -257,7 +258,7 @@ class BatchSizing:
             or size < self._queues.buffered  # the epoch has as many bytes as it may have
             or now - self._waiting_since_s >= self._settings.max_delay_s
             or self._queues.paused
-            or limit is None
+            or once
             or any(queue.view.blocked for queue in self._queues)
         ):
             self._waiting_since_s = None

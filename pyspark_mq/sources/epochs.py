@@ -143,8 +143,8 @@ class EpochSource:
         self._timings.asked()
         self._show(Call.LATEST, start)
         self._do(Call.COMMIT, _Asked(start, start))
-        if start.epoch == 0:
-            self._open_wide()
+        if start.epoch == 0 and not alone:
+            self._apply(Trigger.NO_CRASH_LOOP)
         self._do(latest_at(start.epoch, self._last.epoch), _Asked(start, self._last, limit, alone))
         return self._last
 
@@ -261,22 +261,22 @@ class EpochSource:
             ) from None
         self._act[act](asked)
 
-    def _open_wide(self) -> None:
+    def _apply(self, trigger: Trigger) -> None:
         for queue in self._queues:
-            queue.apply_trigger(Trigger.NO_CRASH_LOOP)
+            queue.apply_trigger(trigger)
 
     def _plan(self, asked: _Asked) -> None:
         """Plan the next epoch (phase one), if there are messages for it."""
+        noted = asked.alone and self._memory.begin_alone(asked.start)
+        once = asked.limit is None or noted
+        if once:  # everything before it is committed
+            self._apply(Trigger.NO_CRASH_LOOP if asked.limit is None else Trigger.ONE_EPOCH)
         self._queues.start()
         self._batch_sizing.await_first_messages()
         self._queues.drain_events()
         if self._backlog is not None:
             # Poll only queues whose depth no session learns.
             self._backlog.begin([queue.name for queue in self._queues if not queue.view.depths])
-        noted = asked.alone and self._memory.begin_alone(asked.start)
-        once = asked.limit is None or noted
-        if once:
-            self._open_wide()  # everything before it is committed
         sizes = self._batch_sizing.gather(asked.limit, once=once)
         self._timings.gathered()
         if sizes:
@@ -299,8 +299,6 @@ class EpochSource:
 
     def _begin(self, asked: _Asked) -> None:
         self._sync(asked.start)  # emit only messages that are planned durably
-        if asked.start.epoch == 0:
-            self._open_wide()
         self._hold(asked.end)
 
     def _begin_again(self, asked: _Asked) -> None:

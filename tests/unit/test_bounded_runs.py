@@ -58,6 +58,27 @@ def test_a_run_before_spark_4_2_that_finds_nothing_leaves_the_next_its_whole_win
         scene.query.crash()
 
 
+@pytest.mark.parametrize("consumers", [1, 3])
+def test_runs_of_one_epoch_age_only_their_own_messages(consumers: int) -> None:
+    scene = Scene(max_messages=100, prefetch=4_000, consumers=consumers, dedup_window=0, shows_start=False)
+    scene.queue.faults.delivery_limit = 20
+    scene.publish(6_000, size=0)
+    for _ in range(70):
+        scene.query.trigger()
+        scene.query.crash()
+    assert not scene.queue.dead_letters
+    assert len(scene.query.emitted) == 6_000
+    scene.assert_exactly_once()
+
+
+def test_the_only_epoch_of_a_run_does_not_wait_for_a_minimum() -> None:
+    scene = Scene(max_messages=500, min_messages=500, max_delay_s=900.0, prefetch=4_000, shows_start=False)
+    scene.publish(300)
+    for count in (300, 0):
+        assert scene.query.trigger() == count
+        scene.query.crash()
+
+
 @pytest.mark.parametrize(
     ("epoch", "consumers"),
     [(100, 4), (5_000, 1), *(with_all(*one) for one in ((100, 1), (2_000, 1), (2_000, 4), (5_000, 4)))],

@@ -13,12 +13,13 @@ from pyspark_mq.sources.queues.windows import WINDOWS, Trigger, Window, window_o
 from tests.support.scene import Scene
 from tests.support.simulation import make_settings, only
 
-PREFETCH, SLOW = 9_000, 2_000
+PREFETCH, SLOW, EPOCH = 9_000, 2_000, 6_000
 #: Moment -> windows of a session to be opened, and of one that is open, of which both were 5,000.
 EXPECTED = {
     Trigger.UNPROVEN: (SLOW, 5_000),
     Trigger.REPLAY: (SLOW, 5_000),
     Trigger.NO_CRASH_LOOP: (PREFETCH, PREFETCH),
+    Trigger.ONE_EPOCH: (EPOCH, EPOCH),
     Trigger.COMMITTED: (5_000, PREFETCH),
 }
 #: The same where both were 1.
@@ -28,7 +29,7 @@ PREFETCH)}  # fmt: skip
 
 def opened() -> QueueReader:
     """A queue with one session."""
-    scene = Scene(max_messages=10, prefetch=PREFETCH)
+    scene = Scene(max_messages=EPOCH, prefetch=PREFETCH)
     scene.query.trigger()
     return only(scene.query.source)
 
@@ -64,6 +65,11 @@ def test_an_open_replay_is_handed_its_epoch_and_little_else() -> None:
     assert window_of(Window.SLOW, settings, planned=5_000, expected=7_000, replays=True) == 5_100
     assert window_of(Window.SLOW, settings, planned=5, expected=7_000, replays=True) == SLOW
     assert window_of(Window.SLOW, settings, planned=5, expected=4_000, replays=False) == SLOW + 4_000
+
+
+def test_the_only_epoch_of_a_run_leaves_nothing_that_is_delivered_for_nothing() -> None:
+    settings = make_settings(prefetch=PREFETCH, max_messages=100, min_messages=10, consumers=2)
+    assert window_of(Window.EPOCH, settings, planned=0, expected=40, replays=False) == 70
 
 
 def test_an_epoch_comes_again_whole_whatever_the_prefetch_is_by_now() -> None:

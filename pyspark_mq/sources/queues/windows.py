@@ -32,6 +32,7 @@ class Window(Enum):
     """A size of a window."""
 
     SLOW = "slow"  #: no progress of this process is proven; for a replay, the size of its epoch
+    EPOCH = "epoch"  #: the messages of one epoch
     WIDE = "wide"  #: option `prefetch`
 
 
@@ -41,6 +42,7 @@ class Trigger(Enum):
     UNPROVEN = "unproven"  #: there may have been a former process; or a session follows one that ended
     REPLAY = "replay"  #: an open epoch of a former process is expected
     NO_CRASH_LOOP = "no crash loop"  #: there was no former process, or all its epochs are committed
+    ONE_EPOCH = "one epoch"  #: the same, and the run may have a single epoch: what it leaves is redelivered to the next
     COMMITTED = "committed"  #: an epoch of this process is committed
 
 
@@ -51,6 +53,7 @@ WINDOWS: Mapping[Trigger, tuple[Window | None, Window | None]] = MappingProxyTyp
         Trigger.UNPROVEN: (Window.SLOW, None),
         Trigger.REPLAY: (Window.SLOW, Window.SLOW),
         Trigger.NO_CRASH_LOOP: (Window.WIDE, Window.WIDE),
+        Trigger.ONE_EPOCH: (Window.EPOCH, Window.EPOCH),
         # Widen before acknowledgements make room: if that takes a new consumer, nothing is on its way yet.
         Trigger.COMMITTED: (None, Window.WIDE),
     }
@@ -72,7 +75,10 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
     if settings.endpoint.broker.counts_session_ends:
         # No fewer for a small epoch: a quorum queue appends returned messages to those returned before, so the epoch's
         # messages may follow everything delivered to former processes (RabbitMQ 3.10).
-        few = max(_FEW, planned + _REPLAY_SPARE) if replays else max(_FEW, settings.min_messages) + expected
+        if replays:
+            few = max(_FEW, planned + _REPLAY_SPARE)
+        else:
+            few = expected + (settings.max_messages if size is Window.EPOCH else max(_FEW, settings.min_messages))
         window = min(window, math.ceil(few / settings.consumers))
     # A whole epoch is redelivered, whatever the prefetch is now.
     return max(window, math.ceil(planned / settings.consumers))
