@@ -123,7 +123,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return an epoch's payload, split for tasks; the same objects however often Spark asks."""
         before, after = self._position(start), self._position(end)
-        self._shown.show(end)
+        self._shown.show(start, end)
         if before == after:
             # Other sources of the query cause this call, as does Spark before each replay: the call proves nothing.
             return []

@@ -7,7 +7,7 @@ and if none was shown the query is new (``MicroBatchExecution.scala`` and ``Pyth
 4.1).
 
 One setting breaks this: with `spark.sql.streaming.triggerAvailableNowWrapper.enabled`, Spark asks for the end of a run
-of `Trigger.AvailableNow` before it shows anything. The offset that it shows then was never an answer.
+of `Trigger.AvailableNow` before it shows anything. The epoch that it shows then is not the one that was planned.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class ShownOffset:
     def __init__(self, destination: str) -> None:
         self._destination = destination
         self._offset: dict[str, Any] | None = None
-        #: The last answer before anything was shown.
-        self._answer: dict[str, Any] | None = None
+        #: Start and end of the last epoch planned before anything was shown.
+        self._planned: tuple[dict[str, Any], dict[str, Any]] | None = None
 
     def latest(
         self, initial: Callable[[], dict[str, Any]], plan: Callable[[dict[str, Any]], dict[str, Any]]
@@ -40,19 +40,20 @@ class ShownOffset:
         """
         if self._offset is not None:
             return plan(self._offset)
-        self._answer = plan(initial())
-        return self._answer
+        start = initial()
+        self._planned = start, plan(start)
+        return self._planned[1]
 
-    def show(self, end: dict[str, Any]) -> None:
-        """Record an offset whose epoch Spark is about to run.
+    def show(self, start: dict[str, Any], end: dict[str, Any]) -> None:
+        """Record the epoch that Spark is about to run, by its start and end.
 
         Raises:
-            CheckpointError: Spark asked for an epoch before it showed this one.
+            CheckpointError: Spark asked for another epoch before it showed this one.
         """
-        if self._offset is None and self._answer is not None and end != self._answer:
+        if self._offset is None and self._planned is not None and self._planned != (start, end):
             raise CheckpointError(
                 f"{self._destination}: this Spark asks for an epoch before it shows which are committed. Set "
                 "spark.sql.streaming.triggerAvailableNowWrapper.enabled to false, its default: before Spark 4.2 a run "
-                "of Trigger.AvailableNow is one epoch. Nothing was emitted or acknowledged"
+                "of Trigger.AvailableNow is one epoch. Nothing was emitted; only guarantee 'none' has acknowledged messages"
             )
         self._offset = end

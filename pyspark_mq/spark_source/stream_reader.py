@@ -133,7 +133,7 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
     @without_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the ranges of an epoch."""
-        self._shown.show(end)
+        self._shown.show(start, end)
         return [_RangePartition(wanted) for wanted in self._planner.ranges(start, end)]
 
     @without_traceback

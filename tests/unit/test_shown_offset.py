@@ -41,8 +41,8 @@ def test_a_query_that_was_shown_nothing_is_new(shown: ShownOffset, plan: Planner
 
 
 def test_an_epoch_follows_the_offset_that_was_shown_last(shown: ShownOffset, plan: Planner) -> None:
-    shown.show(epoch(7))
-    shown.show(epoch(8))
+    shown.show(epoch(7), epoch(7))
+    shown.show(epoch(7), epoch(8))
     assert shown.latest(lambda: BEGINNING, plan) == epoch(9)
 
 
@@ -50,14 +50,17 @@ def test_a_new_query_that_waits_goes_on_with_what_it_was_told(shown: ShownOffset
     plan.empty = True
     for _ in range(3):
         assert shown.latest(lambda: BEGINNING, plan) == BEGINNING
-    shown.show(BEGINNING)  # batch 0 of an empty queue
+    shown.show(BEGINNING, BEGINNING)  # batch 0 of an empty queue
     plan.empty = False
     assert shown.latest(lambda: BEGINNING, plan) == epoch(1)
-    shown.show(epoch(1))
+    shown.show(BEGINNING, epoch(1))
     assert shown.latest(lambda: BEGINNING, plan) == epoch(2)
 
 
-def test_an_offset_that_was_never_answered_and_comes_too_late_is_refused(shown: ShownOffset, plan: Planner) -> None:
+@pytest.mark.parametrize(("start", "end"), [(7, 7), (7, 8), (1, 1)])
+def test_an_epoch_that_was_not_planned_here_and_is_shown_too_late_is_refused(
+    shown: ShownOffset, plan: Planner, start: int, end: int
+) -> None:
     assert shown.latest(lambda: BEGINNING, plan) == epoch(1)
     with pytest.raises(CheckpointError, match=r"queue 'orders'.*triggerAvailableNowWrapper.enabled to false"):
-        shown.show(epoch(7))
+        shown.show(epoch(start), epoch(end))
