@@ -25,7 +25,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.connections.parent import parent_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -187,4 +186,6 @@ def _ancestors() -> list[int]:
     A Spark worker is a child of the JVM, or of a daemon that is a child of the JVM (PythonWorkerFactory.scala).
     """
     parent = os.getppid()
-    return [parent, parent_of(parent)]
+    # pid (name) state ppid …: a name may have anything in it (proc(5)).
+    fields = Path(f"/proc/{parent}/stat").read_text("utf-8", "replace").rpartition(")")[2]
+    return [parent, int(fields.split()[1])]

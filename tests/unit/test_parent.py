@@ -1,51 +1,57 @@
-"""Rule 11 below a script around Python: processes that are really killed, one of which has what makes a JVM."""
+"""Rule 11: processes that are really killed, one of which starts the reader as a JVM does."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
 
-from pyspark_mq.sources.connections import parent
 from testbed.process import poll
 from tests.support.checks import gone
 from tests.support.sockets import LIMIT_S
 
-#: A process that has the library of a JVM in its memory, as far as the kernel shows, and starts what it is told to.
+#: Starts what it is told to with a pipe as standard input, as Java's ProcessBuilder does.
 _JVM = """
-import mmap, subprocess, sys
-with open(sys.argv[1], "rb") as library:
-    mapped = mmap.mmap(library.fileno(), 0, access=mmap.ACCESS_READ)
-    subprocess.run(sys.argv[2:])
+import subprocess, sys
+child = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
+child.stdin.write(b"nobody reads this")
+child.stdin.flush()
+child.wait()
 """
 _READER = """
-import time
+import os, time
 from pyspark_mq.sources.connections.parent import watch_parent
 watch_parent()
+os.closerange(0, 1)  # a descriptor that another part of the process closes
 print("watches", flush=True)
 time.sleep(60)
 """
 #: Shells that stay: each has a second command to run.
 _STAYS = ["/bin/sh", "-c", '"$@"; exit $?', "shell"]
+_WITHOUT_INPUT = ["/bin/sh", "-c", 'exec "$@" </dev/null', "shell"]
+_WITH_A_DEAD_PIPE = [
+    sys.executable, "-c",
+    "import os, sys; low, high = os.pipe(); os.dup2(low, 0); os.close(high); os.execv(sys.argv[1], sys.argv[1:])",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("wrappers", [0, 1, 2])
-def test_a_reader_behind_scripts_around_python_ends_with_the_jvm(wrappers: int, tmp_path: Path) -> None:
-    library = tmp_path / "libjvm.so"
-    library.write_bytes(b"x")
-    reader = [*_STAYS * wrappers, sys.executable, "-c", _READER]
-    command = [sys.executable, "-c", _JVM, str(library), *reader]
-    # What started the JVM may go before it, as a shell does behind `nohup … &`.
+@pytest.mark.parametrize(
+    "between",
+    [[], _STAYS, _STAYS * 2, _WITHOUT_INPUT, _WITH_A_DEAD_PIPE],
+    ids=["at once", "a script", "two scripts", "no input", "a pipe without a writer"],
+)
+def test_a_reader_ends_with_its_jvm_and_not_before(between: list[str]) -> None:
+    command = [sys.executable, "-c", _JVM, *between, sys.executable, "-c", _READER]
+    # What started the JVM may end before it, as a shell does after `nohup … &`.
     started = subprocess.Popen([*_STAYS, *command], stdout=subprocess.PIPE, text=True)
     below: list[psutil.Process] = []
     try:
         assert started.stdout is not None
         assert started.stdout.readline() == "watches\n"
         below = psutil.Process(started.pid).children(recursive=True)
-        assert len(below) == 2 + wrappers
+        assert len(below) == 2 + between.count("/bin/sh") * (between is not _WITHOUT_INPUT)
         started.kill()
         started.wait()
         assert not poll(lambda: gone(below[-1].pid), 1.5), "the reader ended with what had started its JVM"
@@ -56,14 +62,3 @@ def test_a_reader_behind_scripts_around_python_ends_with_the_jvm(wrappers: int, 
             if process.pid and psutil.pid_exists(process.pid):
                 process.kill()
         started.wait()
-
-
-def test_a_real_jvm_is_known() -> None:
-    # It waits for a debugger, for ever.
-    waits = "-agentlib:jdwp=transport=dt_socket,server=y,suspend=y,address=127.0.0.1:0"
-    with subprocess.Popen(["java", waits, "-version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as java:
-        try:
-            assert poll(lambda: parent._is_jvm(java.pid), LIMIT_S)
-            assert not parent._is_jvm(parent.parent_of(java.pid))
-        finally:
-            java.kill()
