@@ -106,8 +106,8 @@ class Answer:
 class PikaConnection(SelectConnection):  # type: ignore[misc]
     """pika's connection, with deliveries cut out of the bytes before pika sees them.
 
-    The hook is private to pika; `tests/integration/test_pika_versions.py` checks it for each supported version. Without
-    it, pika calls back with deliveries that it has decoded.
+    The names that this needs are private to pika, so `pyproject.toml` admits only versions that
+    `tests/integration/test_pika_versions.py` has tried.
 
     Attributes:
         looks: whether the connection reads only small pieces, for the occasional read of a paused session.
@@ -120,19 +120,16 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
     _frame_buffer: bytes
     bytes_received: int
 
-    def read_deliveries(self, channel: int, deliver: Callable[[list[Raw] | Amqp091Batch], None]) -> bool:
-        """Pass that channel's deliveries to `deliver` undecoded from now on; return False if pika lacks the hook."""
-        begun, opened = getattr(self, "_frame_buffer", None), getattr(self._transport, "_sock", None)
-        if not _HAS_SEAM or not isinstance(begun, bytes) or not isinstance(opened, socket.socket):
-            return False
+    def read_deliveries(self, channel: int, deliver: Callable[[list[Raw] | Amqp091Batch], None]) -> None:
+        """Pass that channel's deliveries to `deliver` undecoded from now on."""
+        begun = self._frame_buffer
         self._reader = DeliveryReader(channel, self.params.frame_max, deliver, super()._on_data_available)
-        self._pace, self._socket = ReadPace(), opened
-        self._transport._MAX_RECV_BYTES = _READ_BYTES  # noqa: SLF001 - it has no other name
+        self._pace, self._socket = ReadPace(), self._transport._sock  # noqa: SLF001 - it has no other name
+        self._transport._MAX_RECV_BYTES = _READ_BYTES  # noqa: SLF001
         self._transport._sigint_safe_recv = self._receive  # noqa: SLF001
         self._frame_buffer = b""
         if begun:
             self._on_data_available(begun)
-        return True
 
     def _receive(self, opened: socket.socket, maximum: int) -> memoryview:
         """Read from the socket in pika's place, into memory that batches of deliveries then refer to."""
@@ -154,7 +151,3 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
             reader.feed(data_in)
         self.bytes_received = before + len(data_in)
         self._pace.delay()
-
-
-#: Whether pika has the hook that :class:`PikaConnection` uses; 1.3.2 and 1.4.4 have it.
-_HAS_SEAM = all(hasattr(SelectConnection, name) for name in ("_on_data_available", "_trim_frame_buffer"))

@@ -198,9 +198,7 @@ class Amqp091Session(Session):
         assert self._pika is not None
         maximum = self.endpoint.broker.prefetch_max[AMQP_0_9_1]
         if not self._granted:  # from the first one on, deliveries are cut out of the bytes before pika decodes them
-            taken = self._pika.read_deliveries(self._channel.channel_number, self._deliver)
-            if not taken:
-                _LOG.info("pika %s decodes each delivery itself: it has no hook for raw bytes", pika.__version__)
+            self._pika.read_deliveries(self._channel.channel_number, self._deliver)
         while (part := min(window - self._window, maximum)) > 0:
             self._window += part
             self._granted += part
@@ -208,7 +206,7 @@ class Amqp091Session(Session):
             self._channel.basic_qos(prefetch_count=part)
             self._started += 1
             tag = f"pyspark-mq-{self._started:06}"
-            self._channel.basic_consume(self._queue, self._called_back, consumer_tag=tag, callback=self._consumes)
+            self._channel.basic_consume(self._queue, lambda *_: None, consumer_tag=tag, callback=self._consumes)
             self._consumer_tags.append(tag)
 
     def _consumes(self, _: Any) -> None:
@@ -262,11 +260,6 @@ class Amqp091Session(Session):
 
         assert self._pika is not None
         self._pika.channel(on_open_callback=consume)
-
-    def _called_back(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
-        """Take a delivery that pika has decoded."""
-        where = b"".join(method.encode())[10 + len(method.consumer_tag.encode()) :]
-        self._deliver([(method.delivery_tag, method.redelivered, b"".join(properties.encode()), body, where)])
 
     def _resume(self) -> None:
         self.paused = self._reading_one = False
