@@ -54,6 +54,7 @@ class ShownOffset:
             raise CheckpointError(
                 f"{self._destination}: this Spark asks for an epoch before it shows which are committed. Set "
                 "spark.sql.streaming.triggerAvailableNowWrapper.enabled to false, its default: before Spark 4.2 a run "
-                "of Trigger.AvailableNow is one epoch. Nothing was emitted; only guarantee 'none' has acknowledged messages"
+                "of Trigger.AvailableNow is one epoch. Nothing was emitted, and only guarantee 'none' has acknowledged "
+                "messages"
             )
         self._offset = end
