@@ -79,7 +79,6 @@ ARTEMIS = Broker(
         capabilities=("queue", "topic"),
         # An acceptance without settlement is processed but never answered (2.56).
         confirms=False,
-        settles_apart=True,
         counts_acquirers=False,
         # The node's UUID, which its journal keeps.
         names_itself=True,

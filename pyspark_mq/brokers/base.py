@@ -122,7 +122,6 @@ class Amqp10Dialect:
             broker has none.
         management_since: the major version from which it answers questions about a queue; None if it answers none.
         management: address that answers such questions, to users with that right; empty if there is none.
-        settles_apart: whether a delivery may be settled after its acceptance was sent.
     """
 
     queue: str
@@ -137,7 +136,6 @@ class Amqp10Dialect:
     virtual_host: str = ""
     management_since: int | None = None
     management: str = ""
-    settles_apart: bool = False
 
     def queue_address(self, name: str, version: str) -> str:
         """Return a queue's address in this version of the broker; an unknown version counts as an old one."""

@@ -96,8 +96,7 @@ RABBITMQ = Broker(
         queue="/amq/queue/{name}",
         topic="/exchange/{name}/#",
         capabilities=None,
-        # Settling after the acceptance ends the connection (3.10), and so does an acceptance without settlement (4).
-        confirms=False,
+        confirms=True,
         counts_acquirers=True,
         slash="%2F",
         # Address format 2 (RabbitMQ's documentation, "AMQP 1.0", "Addresses"): format 1 is deprecated in 4.0 and

@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from proton import Delivery, Endpoint, Receiver, Sender
+from proton import Data, Delivery, Endpoint, Receiver, Sender
 
 from pyspark_mq.decode.amqp10 import Amqp10Batch
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import MissingExtraError
 from pyspark_mq.sources.amqp10 import incoming
+from pyspark_mq.sources.amqp10.engine import state_unsettled
 from pyspark_mq.sources.amqp10.incoming import Incoming
 from pyspark_mq.sources.connections.protocols import session_class
 from tests.support.amqp10_engines import engines
@@ -24,6 +25,22 @@ from tests.support.amqp10_messages import Message, V
 from tests.support.decoding import Asked
 
 _FRAME_BYTES = 1 << 10
+
+
+def dispositions(frames: bytes) -> list[list[Any]]:
+    """The fields of the dispositions among these frames, by proton's own decoder."""
+    found, at = [], 0
+    while at < len(frames):
+        size, offset = int.from_bytes(frames[at : at + 4], "big"), 4 * frames[at + 4]
+        data = Data()
+        data.decode(frames[at + offset : at + size])
+        data.rewind()
+        data.next()
+        described = data.get_object()
+        if described.descriptor == 0x15:
+            found.append(described.value)
+        at += size
+    return found
 
 
 class Pair:
@@ -47,6 +64,7 @@ class Pair:
         self.sender.open()
         self.pump()
         self._tags = iter(range(1_000_000))
+        self.sent: list[Delivery] = []
 
     def pump(self) -> list[bytes]:
         """Pass all bytes on; what the receiver wrote."""
@@ -67,6 +85,7 @@ class Pair:
 
     def send(self, data: bytes, *, finish: bool = True) -> Delivery:
         delivery = self.sender.delivery(str(next(self._tags)))
+        self.sent.append(delivery)
         self.sender.stream(data)
         if finish:
             self.sender.advance()
@@ -76,6 +95,51 @@ class Pair:
 @pytest.fixture
 def pair() -> Pair:
     return Pair()
+
+
+# -- what RabbitMQ reads of a disposition
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [[0], [1, 2, 3], [0, 2, 5], [*range(300, 310)], [*range(0, 600, 2)]],
+    ids=["the first", "a range", "several", "large numbers", "very many"],
+)
+def test_an_acceptance_says_that_it_is_not_settled(pair: Pair, accepted: list[int]) -> None:
+    side = Incoming(pair.receiver)
+    for _ in range(600):
+        pair.send(b"body")
+    pair.pump()
+    handles, _ = taken(side)
+    side.accept([handles[at] for at in accepted])
+    frames = bytearray()
+    while (pending := pair.ends[0].pending()) > 0:
+        frames += pair.ends[0].peek(pending) or b""
+        pair.ends[0].pop(pending)
+    before = bytes(frames)
+    state_unsettled(frames)
+    said = [decoded[3] for decoded in dispositions(bytes(frames))]
+    assert said
+    assert all(one is False for one in said)
+    assert {decoded[3] for decoded in dispositions(before)} == {None}
+    assert [decoded[:3] for decoded in dispositions(bytes(frames))] == [one[:3] for one in dispositions(before)]
+    pair.ends[1].push(bytes(frames))
+    seen = [at for at, delivery in enumerate(pair.sent) if delivery.remote_state == Delivery.ACCEPTED]
+    assert seen == accepted
+    assert not any(delivery.settled for delivery in pair.sent)
+
+
+def test_a_body_that_reads_like_a_disposition_stays_as_it_is(pair: Pair) -> None:
+    frames = bytearray(b"AMQP\0\1\0\0")
+    look = b"\0\x53\x15\xc0\x08\x05\x41\x43\x43\x40\0\x53\x24\x45"
+    pair.send(look)
+    while (pending := pair.ends[1].pending()) > 0:
+        frames += pair.ends[1].peek(pending) or b""
+        pair.ends[1].pop(pending)
+    before = bytes(frames)
+    assert look in before
+    state_unsettled(frames)
+    assert frames == before
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from proton import Condition, Connection, Delivery
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import BrokerUnavailableError
+from pyspark_mq.sources.amqp10 import session as session_module
 from pyspark_mq.sources.amqp10.session import Amqp10Session
 from pyspark_mq.sources.connections.session import ReceiveBuffer, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop
@@ -21,12 +22,7 @@ from tests.support.decoding import take_each
 from tests.support.sockets import LIMIT_S, Pieces, cuts
 
 SPEAKERS = [name for name, broker in BROKERS.items() if broker.amqp10 is not None]
-#: Those that see an acceptance before its delivery is settled, and can answer it.
-ANSWERED = [
-    name
-    for name, broker in BROKERS.items()
-    if broker.amqp10 is not None and (broker.amqp10.confirms or broker.amqp10.settles_apart)
-]
+CONFIRM = [name for name in SPEAKERS if (dialect := BROKERS[name].amqp10) is not None and dialect.confirms]
 
 
 def consumer(broker: str, at: Peer) -> Amqp10Session:
@@ -83,7 +79,7 @@ def test_what_the_broker_settles_is_confirmed(broker: str) -> None:
 
 @pytest.mark.parametrize("settled", [True, False])
 @pytest.mark.parametrize("outcome", [Delivery.RELEASED, Delivery.MODIFIED, Delivery.REJECTED])
-@pytest.mark.parametrize("broker", ANSWERED)
+@pytest.mark.parametrize("broker", SPEAKERS)
 def test_an_acceptance_that_the_broker_answers_with_another_outcome_is_not_confirmed(
     broker: str, outcome: Any, settled: bool
 ) -> None:
@@ -111,6 +107,29 @@ def test_what_the_broker_took_back_before_it_was_acknowledged_is_not_confirmed(b
         with pytest.raises(SessionLostError, match="did not accept an acknowledgement"):
             turns(session, lambda: False)
         assert confirmed == []
+        session.close()
+
+
+@pytest.mark.parametrize("broker", CONFIRM)
+def test_a_broker_that_never_settles_a_delivery_ends_the_session(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def settle(delivery: Delivery) -> None:
+        if delivery.tag != "b":
+            delivery.settle()
+
+    monkeypatch.setattr(session_module, "_SETTLED_S", 0.5)
+    with peer(["a", "b", "c"], settle) as at:
+        session = consumer(broker, at)
+        confirmed: list[int] = []
+        session.buffer.confirmed = confirmed.append
+        received(session, 3)
+        for tag in (1, 2, 3):
+            session.acknowledge(tag, tag, ())
+        assert turns(session, lambda: confirmed == [1])
+        began_s = time.monotonic()
+        with pytest.raises(SessionLostError, match="no longer holds them"):
+            turns(session, lambda: False)
+        assert time.monotonic() - began_s > 0.3
+        assert confirmed == [1]
         session.close()
 
 

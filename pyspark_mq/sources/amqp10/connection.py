@@ -20,7 +20,7 @@ from proton import Session as ProtonSession
 
 from pyspark_mq.brokers.base import Amqp10Dialect
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.amqp10.engine import FRAME_BYTES, log_in, send
+from pyspark_mq.sources.amqp10.engine import FRAME_BYTES, log_in, send_acknowledgements
 from pyspark_mq.sources.amqp10.errors import PROTOCOL_NAME, open_error
 from pyspark_mq.sources.amqp10.transfers import Transfers
 from pyspark_mq.sources.connections.session import Session, SessionLostError
@@ -140,7 +140,7 @@ class Amqp10Connection(Session):
         self._top_up()
         try:
             next_s = self._transport.tick(self.now_s())
-            send(self._transport, self._socket)
+            send_acknowledgements(self._transport, self._socket)
             if next_s:
                 timeout_s = min(timeout_s, next_s - self.now_s())
             self._socket.wait(timeout_s)
@@ -148,7 +148,7 @@ class Amqp10Connection(Session):
                 self._receive()
             finally:
                 self._pass_on()  # even if receiving raises, as confirmations come after deliveries
-            send(self._transport, self._socket)
+            send_acknowledgements(self._transport, self._socket)
         except ssl.SSLError as error:
             # TLS 1.3 reports a refusal with the first bytes after the handshake.
             self._refused = self._refused or error
@@ -180,9 +180,11 @@ class Amqp10Connection(Session):
 
     def close(self) -> None:
         if self._socket.connected and self._end is None:
-            # Closing a link would end a durable subscription; closing the connection does not.
-            self._window, self._link = 0, None
+            link, self._window, self._link = self._link, 0, None
             with contextlib.suppress(Exception):  # the session is over, whatever the other side says
+                if link is not None:
+                    # Closing a link would end a durable subscription; detaching it does not.
+                    link.detach()
                 self._proton.close()
                 closed_s = self.now_s() + _CLOSE_TIMEOUT_S
                 self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), closed_s, closing=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 
 from proton import SASL, Connection, Link, Transport, symbol
@@ -10,11 +11,21 @@ from pyspark_mq.sources.connections.socket_loop import SocketLoop
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["FRAME_BYTES", "free_closed", "log_in", "send"]
+__all__ = ["FRAME_BYTES", "free_closed", "log_in", "send", "send_acknowledgements", "state_unsettled"]
 
 #: Small frames make the incoming window, which counts frames, a fine measure of bytes.
 FRAME_BYTES = 16 << 10
 _CLOSING_LINKS_MAX = 100
+#: A frame has its size, its data offset in words, and its type and channel (AMQP 1.0, 2.3.1).
+_SIZE_BYTES, _OFFSET_AT, _WORD_BYTES = 4, 4, 4
+#: The protocol headers before the frames of SASL and AMQP (2.2, 5.3.2).
+_PROTOCOL, _PROTOCOL_BYTES = b"AMQP", 8
+#: The disposition of a receiver with the state `accepted`, up to a `settled` of null (2.7.6).
+_DISPOSITION = b"\0\x53\x15"
+_ACCEPTED_UNSETTLED = re.compile(
+    rb"\0\x53\x15\xc0.\x05\x41(?:\x43|\x52.|\x70.{4})(?:[\x40\x43]|\x52.|\x70.{4})(\x40)\0\x53\x24\x45", re.DOTALL
+)
+_FALSE = 0x42
 
 
 def log_in(transport: Transport, connection: Connection, endpoint: Endpoint, url: BrokerUrl, container: str) -> None:
@@ -62,7 +73,43 @@ def send(transport: Transport, connected: SocketLoop) -> None:
     """Write the transport's output, as much as the socket accepts."""
     outgoing = connected.outgoing
     connected.write()
-    while not outgoing and (pending := transport.pending()) > 0:
-        outgoing += transport.peek(pending) or b""
-        transport.pop(pending)
+    while not outgoing and transport.pending() > 0:
+        outgoing += _taken(transport)
         connected.write()
+
+
+def send_acknowledgements(transport: Transport, connected: SocketLoop) -> None:
+    """Write all of a receiver's output, with `settled` in its dispositions."""
+    frames = bytearray()
+    while transport.pending() > 0:
+        frames += _taken(transport)
+    state_unsettled(frames)
+    connected.outgoing += frames
+    connected.write()
+
+
+def _taken(transport: Transport) -> bytes:
+    pending = transport.pending()
+    output = transport.peek(pending) or b""
+    transport.pop(pending)
+    return output
+
+
+def state_unsettled(frames: bytearray) -> None:
+    """Write `settled=false` into dispositions that leave it out, in place.
+
+    proton writes a false `settled` as null, which stands for the default, false (AMQP 1.0, 2.7.6). RabbitMQ closes the
+    connection at that null (`{case_clause,undefined}`; 3.10.8, 4.0.5, 4.3.6). It answers an explicit false by settling.
+
+    Args:
+        frames: whole frames, and the headers before them.
+    """
+    at = 0 if _DISPOSITION in frames else len(frames)
+    while at < len(frames):
+        if frames.startswith(_PROTOCOL, at):
+            at += _PROTOCOL_BYTES
+            continue
+        found = _ACCEPTED_UNSETTLED.match(frames, at + _WORD_BYTES * frames[at + _OFFSET_AT])
+        if found is not None:
+            frames[found.start(1)] = _FALSE
+        at += int.from_bytes(frames[at : at + _SIZE_BYTES], "big")

@@ -11,7 +11,8 @@ incoming window closes (2.5.6).
 The broker confirms an acceptance by settling the delivery (2.6.12). If a broker does not, its answer to a new link
 after the acceptances confirms them: they were processed, though they may not be on disk. Only then is the delivery
 settled here, so that the broker's own outcome is noticed. Any outcome but `accepted` ends the session, and the message
-is redelivered.
+is redelivered. So does a broker that settles deliveries, has answered such a link and has left one unsettled: it does
+not hold that delivery.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ from pyspark_mq.sources.url import BrokerUrl
 __all__ = ["Amqp10Session"]
 
 _INCOMING_BYTES = 16 << 20
+#: Longest wait for a settlement, before a flush marker asks whether it is still to come.
+_SETTLED_S = 30.0
 #: Longest wait for a report on a queue.
 _ASK_TIMEOUT_S = 5.0
 #: Credit is topped up when a tenth of the window is free: each top-up is a frame.
@@ -67,11 +70,14 @@ class Amqp10Session(Amqp10Connection):
         self._newest = 0
         #: Messages up to that tag that are not in the inbox yet.
         self._taken: list[bytes] = []
-        self._requests: deque[tuple[int, deque[Handle]]] = deque()
+        #: Requests that the broker confirms by settling, with their time and their deliveries that are not settled yet.
+        self._requests: deque[tuple[int, float, deque[Handle]]] = deque()
         self._closing: deque[Link] = deque()
         #: Acknowledgements not covered by a flush marker yet; and the outstanding flush marker with those it covers.
         self._unconfirmed: list[tuple[int, list[Handle]]] = []
         self._flush_marker: tuple[Link, list[tuple[int, list[Handle]]]] | None = None
+        #: Time of the request about which that flush marker asks.
+        self._doubted_s: float | None = None
 
     # -- opening
 
@@ -257,11 +263,8 @@ class Amqp10Session(Amqp10Connection):
         handles = [held.pop(tag) for tag in tags if tag in held]
         deliveries.accept(handles)
         if self._dialect.confirms and handles:
-            self._requests.append((number, deque(handles)))
+            self._requests.append((number, self.now_s(), deque(handles)))
             return
-        if not self._dialect.settles_apart:
-            self._settle(handles)
-            handles = []
         self._unconfirmed.append((number, handles))
         self._raise_flush_marker()
 
@@ -294,12 +297,13 @@ class Amqp10Session(Amqp10Connection):
 
     def _confirm(self) -> None:
         while self._requests:
-            number, handles = self._requests[0]
+            number, asked_s, handles = self._requests[0]
             deliveries = self._deliveries
             while handles and (deliveries.settled(handles[0]) or deliveries.taken_back(handles[0])):
                 if not self._settle([handles.popleft()]):
                     return
             if handles:
+                self._doubt(asked_s)
                 break
             self._requests.popleft()
             self.buffer.confirmed(number)
@@ -311,12 +315,22 @@ class Amqp10Session(Amqp10Connection):
             self._flush_marker = None
             link.close()
             self._closing.append(link)
+            doubted_s, self._doubted_s = self._doubted_s, None
+            if doubted_s is not None and self._requests and self._requests[0][1] <= doubted_s:
+                self._ended("the broker does not settle acknowledged messages: it no longer holds them")
+                return
             for number, accepted in acknowledged:
                 if not self._settle(accepted):
                     return
                 self.buffer.confirmed(number)
             self._raise_flush_marker()
         free_closed(self._closing)
+
+    def _doubt(self, asked_s: float) -> None:
+        """Ask by a flush marker whether the oldest request is processed, if the broker has not settled it for long."""
+        if self._flush_marker is None and self.now_s() - asked_s > _SETTLED_S:
+            self._doubted_s = asked_s
+            self._flush_marker = self._flush_marker_link(), []
 
     def _settle(self, accepted: Sequence[Handle]) -> bool:
         """Settle accepted deliveries; end the session and return False if the broker gave another outcome."""
