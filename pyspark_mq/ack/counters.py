@@ -29,10 +29,10 @@ class Counters:
         settled: deliveries whose acknowledgement was confirmed, even if `settleGrace` has not passed yet.
         returned: buffered deliveries returned to the broker when a session ended.
         ambiguous: deliveries without an ID that were emitted although they may be redeliveries of emitted messages.
-        nameless: deliveries without an ID, which are emitted at each delivery (`onMissingMessageId=row`).
+        nameless: deliveries without an ID that were emitted because of `onMissingMessageId=row`.
         rejected: messages rejected because they have no ID or cannot be decoded.
         reconnects: sessions that ended.
-        replays: epochs planned by an earlier process that Spark requested again.
+        replays: epochs that an earlier process planned and that Spark requested again.
         lost: planned messages that an epoch continued without (`failOnDataLoss=false`, or a release).
         forgotten: IDs forgotten because more than two million were left; their messages may be redelivered.
         unacked: now: deliveries for which no acknowledgement is due yet.

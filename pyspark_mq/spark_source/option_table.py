@@ -65,13 +65,13 @@ _TABLE = (
         "`%3F`, `#` as `%23`",
         unset="required",
     ),
-    Option("protocol", _READ, "see [below](#protocols)", unset="depends on broker and URL"),
+    Option("protocol", _READ, "the [protocol](#protocols) of the connection", unset="depends on broker and URL"),
     Option(
         "username",
         _READ,
         "overrides the user in the URL. If neither this option nor the URL names a user, the source logs in over AMQP "
-        "0-9-1 as `guest`, and over AMQP 1.0 anonymously. Over STOMP it then sends no user, and the broker's default "
-        "user applies. A [client certificate](operate.md#tls) may replace the user",
+        "0-9-1 as `guest`, and over AMQP 1.0 anonymously. Over STOMP the source then sends no user, and the broker's "
+        "default user applies. A [client certificate](operate.md#tls) may replace the user",
         unset="from the URL",
     ),
     Option(
@@ -117,8 +117,8 @@ _TABLE = (
         "`rabbitmq_management`), or Jolokia in the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or "
         "Artemis (`http://host:8161/console/jolokia`). Required with `queuePattern`. The source also queries this URL "
         "for the [backlog](#counters) if no session reports the backlog, and the command "
-        "[`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it) queries it for its checks. If this "
-        "URL does not contain a user and a password, those of the broker connection are used. If it begins with "
+        "[`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it) queries it for its checks. If the "
+        "URL does not contain a user and a password, those of the broker connection are used. If the URL begins with "
         "`https`, the options `tls.*` apply, even if `url` does not use TLS. Redirects are not followed, and the "
         "environment's proxy (`http_proxy`) is not used. A response may take at most 30 s, from connecting to its last "
         "byte, and may have at most 32 MiB and two million values",
@@ -231,7 +231,7 @@ _TABLE = (
         "minMessagesPerTrigger",
         _SIZE,
         "an epoch waits until this many messages have arrived, or until `maxTriggerDelay` or `maxBytesPerTrigger` is "
-        "reached. A number that is larger than an epoch can be is an error. The option has no effect with "
+        "reached. A number of messages that an epoch cannot hold is an error. The option has no effect with "
         "`Trigger.AvailableNow`",
         default="1",
         kind=count(1),
@@ -335,8 +335,8 @@ _TABLE = (
     Option(
         "connectTimeout",
         _CONNECTION,
-        "until a run has its first connection, the longest time for all attempts on all hosts of `url` together. For "
-        "later connections, the longest time for each single attempt. At least `0.1s`",
+        "how long all attempts on all hosts of `url` together may take until a run has its first connection. After "
+        "that, how long each single attempt may take. At least `0.1s`",
         default="30s",
         kind=duration_s(0.1),
         sets="connect_timeout_s",
