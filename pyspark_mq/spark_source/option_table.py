@@ -302,8 +302,9 @@ _TABLE = (
     Option(
         "dedupStore",
         _IDENTITY,
-        "where settled IDs are stored. `checkpoint`: only in the checkpoint. `redis://…` or `rediss://…`: also in "
-        "[Redis](operate.md#redis), which needs the extra `redis` and works only with `exactly-once`",
+        "where the IDs of committed messages are stored. `checkpoint`: only in the checkpoint. `redis://…` or "
+        "`rediss://…`: also in [Redis](operate.md#redis), which needs the extra `redis` and works only with "
+        "`exactly-once`",
         default="checkpoint",
     ),
     Option(
