@@ -20,26 +20,26 @@ class Counters:
     """Counts since this process started, and five current gauges.
 
     Attributes:
-        received: deliveries received, both first deliveries and redeliveries, without rejected messages.
+        received: deliveries received. First deliveries and redeliveries count, but rejected messages do not.
         redelivered: deliveries that the broker flagged as redelivered.
-        duplicates_dropped: redeliveries and producers' duplicates, not emitted because their ID was known.
-        reused_ids: dropped duplicates that were not flagged as redelivered, so a producer reused the ID.
+        duplicates_dropped: redeliveries and producers' duplicates that were dropped because their ID was known.
+        reused_ids: dropped duplicates that were not flagged as redelivered, which means that a producer reused an ID.
         rebound: planned messages that a replay waited for and that were redelivered with their payload.
         planned: messages cut into epochs by this process.
         settled: deliveries whose acknowledgement was confirmed, even if `settleGrace` has not passed yet.
         returned: buffered deliveries returned to the broker when a session ended.
-        ambiguous: deliveries without an ID, emitted although they may be redeliveries of emitted messages.
-        nameless: deliveries without an ID, emitted each time they are delivered (`onMissingMessageId=row`).
+        ambiguous: deliveries without an ID that were emitted although they may be redeliveries of emitted messages.
+        nameless: deliveries without an ID that were emitted because of `onMissingMessageId=row`.
         rejected: messages rejected because they have no ID or cannot be decoded.
         reconnects: sessions that ended.
-        replays: epochs planned by an earlier process that Spark requested again.
+        replays: epochs that an earlier process planned and that Spark requested again.
         lost: planned messages that an epoch continued without (`failOnDataLoss=false`, or a release).
         forgotten: IDs forgotten because more than two million were left; their messages may be redelivered.
         unacked: now: deliveries for which no acknowledgement is due yet.
         buffered: now: messages received but not planned.
-        carried: now: planned messages and unsettled acknowledged ones, which a new session may receive again.
+        carried: now: planned messages, and acknowledged but unsettled messages; a new session may receive them again.
         remembered: now: remembered IDs of committed messages, whether settled or not.
-        backlog: now: messages ready in the queue, as the broker last reported; null if it does not report them.
+        backlog: now: messages ready in the queue, as the broker last reported; null if the broker reports no number.
     """
 
     received: int = 0

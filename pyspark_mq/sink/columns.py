@@ -41,7 +41,7 @@ COLUMNS: Mapping[str, _WriteColumn] = {
     "body": _WriteColumn(1, (_TEXT, "binary"), "a string is sent as a text message, binary as a bytes message. The "
                     "column is required and must not be null"),
     "messageId": _WriteColumn(0, (_TEXT,), "the message's ID; a row without an ID gets a [stable ID](#ids)"),
-    "correlationId": _WriteColumn(3, (_TEXT,), "matches a reply with its request"),
+    "correlationId": _WriteColumn(3, (_TEXT,), "an ID that matches a reply with its request"),
     "replyTo": _WriteColumn(4, (_TEXT,), "where to send the reply"),
     "contentType": _WriteColumn(5, (_TEXT,), "MIME type of the body"),
     "contentEncoding": _WriteColumn(6, (_TEXT,), "how the body is encoded; the body itself is sent unchanged"),

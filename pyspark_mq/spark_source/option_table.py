@@ -56,49 +56,50 @@ _TABLE = (
     Option(
         "url",
         _READ,
-        "`amqp://user:password@host:port` or `stomp://…`, with TLS `amqps://…` or `stomp+ssl://…`. Default ports are "
+        "`amqp://user:password@host:port` or `stomp://…`; with TLS, `amqps://…` or `stomp+ssl://…`. Default ports are "
         "5672 (`amqp`), 61613 (`stomp`), 5671 (`amqps`) and 61612 (`stomp+ssl`). On RabbitMQ the path is the virtual "
         "host, and an empty path means `/`. The other brokers have no virtual hosts, so a path is an error. Several "
-        "URLs, comma-separated, are failover candidates: write each in full; all must have the same scheme and virtual "
-        "host, and each has its own login unless `username` is set. Parameters (`?…`) are not allowed. "
-        "Escape characters that have a meaning in URLs: `/` `%2F`, `@` `%40`, `,` `%2C`, `?` `%3F`, `#` `%23`",
+        "URLs, separated by commas, are candidates for failover. Write each URL in full. All URLs must have the same "
+        "scheme and virtual host, and each has its own login unless `username` is set. Parameters (`?…`) are not "
+        "allowed. Escape characters that have a meaning in URLs: `/` as `%2F`, `@` as `%40`, `,` as `%2C`, `?` as "
+        "`%3F`, `#` as `%23`",
         unset="required",
     ),
-    Option("protocol", _READ, "see [below](#protocols)", unset="by broker and URL"),
+    Option("protocol", _READ, "the [protocol](#protocols) of the connection", unset="depends on broker and URL"),
     Option(
         "username",
         _READ,
-        "overrides the user in the URL. If neither names a user: over AMQP 0-9-1 the user is `guest`; over AMQP 1.0 "
-        "the login is anonymous; over STOMP no user is sent, and the broker's default user applies. A "
-        "[client certificate](operate.md#tls) may replace the user",
+        "overrides the user in the URL. If neither this option nor the URL names a user, the source logs in over AMQP "
+        "0-9-1 as `guest`, and over AMQP 1.0 anonymously. Over STOMP the source then sends no user, and the broker's "
+        "default user applies. A [client certificate](operate.md#tls) may replace the user",
         unset="from the URL",
     ),
     Option(
         "password",
         _READ,
-        "overrides the password in the URL; setting it without naming a user is an error. The password is never shown, "
-        "nor stored in a checkpoint",
+        "overrides the password in the URL. A password without a user is an error. The password is never shown, and "
+        "never stored in a checkpoint",
         unset="from the URL",
     ),
     Option(
         "passwordFile",
         _READ,
-        "instead of `password`: a file with the password or an OAuth 2 token on one line. The source reads the file "
-        "for each connection, see [secrets that change](operate.md#secrets-that-change)",
+        "a file that contains the password or an OAuth 2 token on one line; use it instead of `password`. The source "
+        "reads the file for each connection; see [secrets that change](operate.md#secrets-that-change)",
     ),
     Option(
         "queue",
         _READ,
-        "the queue, or several queues, separated by commas, see [several queues](#several-queues); a comma in a name "
-        "is written `\\,`. One of `queue`, `queuePattern` and `topic` is required. On RabbitMQ the queue must exist; "
-        "ActiveMQ Classic and Artemis create a missing queue, unless the broker is configured not to",
+        "the queue, or [several queues](#several-queues) separated by commas. Write a comma within a name as `\\,`. "
+        "One of `queue`, `queuePattern` and `topic` is required. On RabbitMQ the queue must exist. ActiveMQ Classic "
+        "and Artemis create a missing queue, unless the broker is configured not to",
     ),
     Option(
         "queuePattern",
         _READ,
-        "a regular expression in Python's syntax: the query reads all queues whose whole name matches it. The source "
-        "looks the queues up at `managementUrl`, when the query starts and every `queuePatternInterval`. RabbitMQ's "
-        "exclusive queues and streams are left out",
+        "a regular expression in Python's syntax. The query reads all queues whose whole name matches this expression, "
+        "except RabbitMQ's exclusive queues and streams. The source looks the queues up at `managementUrl` when the "
+        "query starts, and then every `queuePatternInterval`",
     ),
     Option(
         "queuePatternInterval",
@@ -114,13 +115,13 @@ _TABLE = (
         _READ,
         "address of the broker's management interface: the HTTP API of RabbitMQ (`http://host:15672`, plugin "
         "`rabbitmq_management`), or Jolokia in the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or "
-        "Artemis (`http://host:8161/console/jolokia`). Required with `queuePattern`. The source also queries it for "
-        "the [backlog](#counters) if no session reports the backlog. The command "
-        "[`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it) queries it for its checks. User and "
-        "password are those in this URL, or else those of the broker connection. With `https` the options `tls.*` "
-        "apply, even if `url` does not use TLS. Redirects are not followed, and the environment's proxy "
-        "(`http_proxy`) is not used. A response may take at most 30 s, from connecting to its last byte, and may have "
-        "at most 32 MiB and two million values",
+        "Artemis (`http://host:8161/console/jolokia`). Required with `queuePattern`. The source also queries this URL "
+        "for the [backlog](#counters) if no session reports the backlog, and the command "
+        "[`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it) queries it for its checks. If the "
+        "URL does not contain a user and a password, those of the broker connection are used. If the URL begins with "
+        "`https`, the options `tls.*` apply, even if `url` does not use TLS. Redirects are not followed, and the "
+        "environment's proxy (`http_proxy`) is not used. A response may take at most 30 s, from connecting to its last "
+        "byte, and may have at most 32 MiB and two million values",
     ),
     Option(
         "managementInterval",
@@ -131,7 +132,7 @@ _TABLE = (
         kind=duration_s(1),
         sets="management_interval_s",
     ),
-    Option("topic", _READ, "the topic to read; on RabbitMQ an existing exchange; see [topics](#topics)"),
+    Option("topic", _READ, "the [topic](#topics) to read. On RabbitMQ this is an existing exchange"),
     Option(
         "subscription",
         _READ,
@@ -141,14 +142,14 @@ _TABLE = (
     Option(
         "selector",
         _READ,
-        "a JMS selector, on ActiveMQ Classic and Artemis. An error on RabbitMQ, which has no selectors. The checkpoint "
-        "records the selector: to change it, begin with a new checkpoint",
+        "a JMS selector, for ActiveMQ Classic and Artemis. RabbitMQ has no selectors, so this option is an error "
+        "there. The checkpoint records the selector: to change the selector, begin with a new checkpoint",
     ),
     Option(
         "includeMetadata",
         _READ,
-        "`true` adds the columns from `routingKey` to `groupSequence`; otherwise they are present only if a schema "
-        "names them; see [below](#columns)",
+        "`true` adds the [columns](#columns) from `routingKey` to `groupSequence`. With `false` these columns are "
+        "present only if a schema names them",
         default="false",
         kind=FLAG,
     ),
@@ -164,22 +165,22 @@ _TABLE = (
         "messageIdFrom",
         _IDENTITY,
         "`message-id`, `correlation-id`, `property:<name>` (a header or application property), `json:$.order.id` (a "
-        "text or whole number in a JSON body), or `content`, which identifies every message by its contents, as "
-        "`onMissingMessageId=content` does for messages without an ID. The checkpoint records this option, so it "
-        "cannot be changed later. [Message IDs](message-ids.md) says what `message-id` is on each broker, and which "
-        "value to choose",
+        "text or whole number in a JSON body), or `content`. The value `content` identifies every message by its "
+        "contents; `onMissingMessageId=content` does so only for messages without an ID. The checkpoint records this "
+        "option, so it cannot be changed later. [Message IDs](message-ids.md) says what `message-id` is on each "
+        "broker, and which value to choose",
         default="message-id",
     ),
     Option(
         "onMissingMessageId",
         _IDENTITY,
-        "what to do with a message without an ID; applies to `exactly-once` only. `content`: the message is identified "
-        "by its contents, and messages with equal contents are counted, see [message IDs](message-ids.md#contents). "
-        "`fail`: the query fails, the message stays in the queue, and a restart receives it again. `row`: the message "
-        "is emitted at each delivery, so at least once. `reject`: the message is rejected for good. RabbitMQ then "
-        "dead-letters it if the queue has a dead-letter exchange, and **drops** it otherwise. Over STOMP, ActiveMQ "
-        "Classic moves it to the dead-letter queue, and Artemis **drops** it. Over AMQP 1.0 both ActiveMQ brokers "
-        "receive the outcome `rejected`",
+        "what to do with a message without an ID. This option applies only to `exactly-once`. `content`: the message "
+        "is identified by its [contents](message-ids.md#contents), and messages with equal contents are counted. "
+        "`fail`: the query fails, the message stays in the queue, and a restart receives the message again. `row`: the "
+        "message is emitted each time it is delivered, so at least once. `reject`: the message is rejected for good. "
+        "RabbitMQ then dead-letters the message if the queue has a dead-letter exchange, and **drops** it otherwise. "
+        "Over STOMP, ActiveMQ Classic moves the message to the dead-letter queue, and Artemis **drops** it. Over AMQP "
+        "1.0 both ActiveMQ brokers receive the outcome `rejected`",
         unset="`content` on RabbitMQ, else `fail`",
         kind=member(OnMissing),
         sets="on_missing",
@@ -191,8 +192,8 @@ _TABLE = (
         "deep. `fail`: the query fails with an error that names the message, and the message stays in the queue. "
         "`reject`: the message is rejected for good, as by `onMissingMessageId=reject`, and all other messages are "
         "emitted. `row`: the source emits a row with the undecodable bytes as its body, the reason in `properties` "
-        "under `unreadable`, and null in every column whose value is unknown. If the message's ID cannot be read, its "
-        "bytes identify it",
+        "under `unreadable`, and null in every column whose value is unknown. If the message's ID cannot be read, the "
+        "message is identified by its bytes",
         default="fail",
         kind=member(OnUnreadable),
         sets="on_unreadable",
@@ -200,18 +201,18 @@ _TABLE = (
     Option(
         "maxMessagesPerTrigger",
         _SIZE,
-        "most messages in an epoch. The upper bound is the window: `prefetch` times `consumers` (times the number of "
-        "queues, if you set `prefetch`). The window is cut into equal epochs, so an epoch may have fewer messages "
-        "than this option allows",
-        unset="`50000`, which with one consumer on RabbitMQ is in effect 32,768; on ActiveMQ Classic `10000`",
+        "largest number of messages in an epoch. The upper bound is the window: `prefetch` times `consumers` (times "
+        "the number of queues, if you set `prefetch`). The window is cut into equal epochs, so an epoch may have fewer "
+        "messages than this option allows",
+        unset="`50000`, or `10000` on ActiveMQ Classic. With one consumer on RabbitMQ, 32,768 is the effective limit",
         kind=count(1),
     ),
     Option(
         "maxBytesPerTrigger",
         _SIZE,
-        "most bytes of messages in an epoch, [headers included](tuning.md#driver-memory); a single larger "
-        "message is an epoch of its own. Receiving pauses once buffered and planned messages together reach twice this "
-        "size; [the driver needs more memory than that](tuning.md#driver-memory)",
+        "largest size of all messages in an epoch together, [including headers](tuning.md#driver-memory). A single "
+        "larger message becomes an epoch of its own. Receiving pauses once buffered and planned messages together "
+        "reach twice this size. [The driver needs more memory than that](tuning.md#driver-memory)",
         default="64m",
         kind=SIZE_BYTES,
         sets="max_bytes",
@@ -219,9 +220,9 @@ _TABLE = (
     Option(
         "maxPartitionBytes",
         _SIZE,
-        "most bytes of rows in one task, if rows travel inside tasks, as they do on clusters. Keep it below "
-        "`spark.rpc.message.maxSize` (128 MiB by default). Partitions are split at 32 MiB, or at this size if it is "
-        "less. A single row may exceed 32 MiB, but one over `maxPartitionBytes` is an error",
+        "largest size of all rows in one task together, if rows travel inside tasks, as they do on clusters. Keep this "
+        "size below `spark.rpc.message.maxSize` (128 MiB by default). Partitions are split at 32 MiB, or at this size "
+        "if it is less. A single row may exceed 32 MiB, but a row over `maxPartitionBytes` is an error",
         default="120m",
         kind=SIZE_BYTES,
         sets="max_partition_bytes",
@@ -229,8 +230,9 @@ _TABLE = (
     Option(
         "minMessagesPerTrigger",
         _SIZE,
-        "wait until this many messages have arrived, or until `maxTriggerDelay` or `maxBytesPerTrigger` is reached. An "
-        "error if an epoch cannot hold that many messages. Has no effect with `Trigger.AvailableNow`",
+        "an epoch waits until this many messages have arrived, or until `maxTriggerDelay` or `maxBytesPerTrigger` is "
+        "reached. A number of messages that an epoch cannot hold is an error. The option has no effect with "
+        "`Trigger.AvailableNow`",
         default="1",
         kind=count(1),
     ),
@@ -245,33 +247,33 @@ _TABLE = (
     Option(
         "prefetch",
         _SIZE,
-        "how many unacknowledged messages the broker may have delivered to each connection. At most 65535 on RabbitMQ, "
-        "20000 on ActiveMQ Classic, 100000 on Artemis. Over STOMP Artemis counts bytes instead of messages, so there "
-        "the limit is approximate",
+        "how many unacknowledged messages the broker may have delivered to each connection. The maximum is 65535 on "
+        "RabbitMQ, 20000 on ActiveMQ Classic, and 100000 on Artemis. Over STOMP Artemis counts bytes instead of "
+        "messages, so the limit is approximate there",
         unset="twice `maxMessagesPerTrigger`, but not above the broker's maximum",
     ),
     Option(
         "consumers",
         _SIZE,
-        "number of connections to each queue, 1 to 64. With more than one the order of the queue is not kept. For a "
-        "`topic` see [above](#topics)",
+        "number of connections to each queue, from 1 to 64. With more than one connection the order of the queue is "
+        "not kept. For a `topic` see [topics](#topics)",
         default="1",
         kind=count(1, 64),
     ),
     Option(
         "numPartitions",
         _SIZE,
-        "number of input partitions of an epoch, 1 to 10,000; never more than the epoch has messages. A partition over "
-        "32 MiB is always split",
+        "number of input partitions of an epoch, from 1 to 10,000. An epoch never has more partitions than messages. A "
+        "partition over 32 MiB is always split",
         unset="the number of cores of the driver's machine; fewer if a partition would have fewer than 2,000 messages",
         kind=count(1, 10_000),
     ),
     Option(
         "dedupWindow",
         _IDENTITY,
-        "how many settled IDs are remembered, across restarts too, from 0 to 1,000,000,000. If a producer sends a "
-        "message again while its ID is remembered, the second message is dropped. With Redis, this is also the size "
-        "of the shared set",
+        "how many settled IDs are remembered, from 0 to 1,000,000,000. They stay remembered across restarts. If a "
+        "producer sends a message again while its ID is remembered, the second message is dropped. With Redis, this is "
+        "also the size of the shared set",
         default="100000",
         kind=count(0),
         sets="dedup_window",
@@ -300,9 +302,9 @@ _TABLE = (
     Option(
         "dedupStore",
         _IDENTITY,
-        "where settled IDs are stored: `checkpoint`, or also in Redis with `redis://…` or `rediss://…` (needs the "
-        "extra `redis`; with `exactly-once` only); see "
-        "[Redis](operate.md#redis)",
+        "where the IDs of committed messages are stored. `checkpoint`: only in the checkpoint. `redis://…` or "
+        "`rediss://…`: also in [Redis](operate.md#redis), which needs the extra `redis` and works only with "
+        "`exactly-once`",
         default="checkpoint",
     ),
     Option(
@@ -326,7 +328,7 @@ _TABLE = (
     Option(
         "replayTimeout",
         _IDENTITY,
-        "how long a replay waits for its messages, at least `1s`; only time during which every connection is up counts",
+        "how long a replay waits for its messages, at least `1s`. Only time during which every connection is up counts",
         default="5m",
         kind=duration_s(1),
         sets="replay_timeout_s",
@@ -334,8 +336,8 @@ _TABLE = (
     Option(
         "connectTimeout",
         _CONNECTION,
-        "longest time for all attempts together, on all hosts of `url`, to make a run's first connection; after that, "
-        "the longest time for each single attempt. At least `0.1s`",
+        "how long all attempts on all hosts of `url` together may take until a run has its first connection. After "
+        "that, how long each single attempt may take. At least `0.1s`",
         default="30s",
         kind=duration_s(0.1),
         sets="connect_timeout_s",
@@ -351,7 +353,7 @@ _TABLE = (
     Option(
         "reconnectTimeout",
         _CONNECTION,
-        "how long the source tries to restore a lost connection before the query fails; at least `0.1s`",
+        "how long the source tries to restore a lost connection before the query fails, at least `0.1s`",
         default="10m",
         kind=duration_s(0.1),
         sets="reconnect_timeout_s",
@@ -362,7 +364,7 @@ _TABLE = (
         "tls.keyFile",
         _CONNECTION,
         "the private key of the client's certificate as a PEM file, not encrypted",
-        unset="expected in `tls.certFile`",
+        unset="the key in `tls.certFile`",
     ),
     Option("tls.verify", _CONNECTION, "`false` accepts any certificate and host name", default="true", kind=FLAG),
 )

@@ -51,13 +51,14 @@ COLUMNS: Mapping[str, _Column] = {
     "body": _Column(BinaryType(), "the payload"),
     "destination": _Column(
         StringType(),
-        "the `queue` (or `topic`) that the message was read from, which may differ from the one it was published to",
+        "the `queue` (or `topic`) that the message was read from. The producer may have published the message to "
+        "another destination",
     ),
     "properties": _Column(
         MapType(StringType(), StringType()),
         "the message's headers or application properties as text; an empty map if there are none",
     ),
-    "correlationId": _Column(StringType(), "set by a producer to match replies with requests"),
+    "correlationId": _Column(StringType(), "an ID by which producers match replies with requests"),
     "replyTo": _Column(StringType(), "where to send the reply"),
     "contentType": _Column(StringType(), "MIME type of the body, if the producer sets it"),
     "type": _Column(StringType(), "the producer's name for this kind of message"),

@@ -30,11 +30,11 @@ _TABLE = (
            unset="a row's column `exchange`"),
     Option("routingKey", _WRITTEN, "RabbitMQ only, with `exchange`: the routing key of all rows",
            unset="a row's column `routingKey`, or empty"),
-    Option("writeId", _WRITTEN, "for batch writes only: a name for this write, so that a rerun gives rows the "
-           "same [IDs](#ids). In `foreachBatch` build the name, for example, from query, batch and destination. If two "
-           "writes have the same name, equal rows count as copies", unset="random"),
-    Option("sendTimeout", _SENDING, "longest wait for a confirmation, at least `1s`; the wait is longer while the "
-           "broker reports that it is blocked", default="2m", kind=duration_s(1)),
+    Option("writeId", _WRITTEN, "for batch writes only: a name for this write. A rerun with the same name gives rows "
+           "the same [IDs](#ids). In `foreachBatch` build the name, for example, from query, batch and destination. If "
+           "two writes have the same name, equal rows count as copies", unset="random"),
+    Option("sendTimeout", _SENDING, "longest wait for a confirmation, at least `1s`. While the broker reports that it "
+           "is blocked, the write waits longer", default="2m", kind=duration_s(1)),
     Option("checkpointLocation", _SENDING, "Spark's own option for a streaming write; this package does not check it"),
 )  # fmt: skip
 #: By name.
