@@ -35,7 +35,7 @@ demo-cluster: ready-demo ## The same on a standalone cluster of Spark: two worke
 # is tried again.
 RERUNS := --reruns 1 --only-rerun "Timed out while waiting for the Python worker to connect back" \
 	--only-rerun "Python worker failed to connect back"
-PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder $(RERUNS)
+PYTEST := $(BIN)/python -m pytest --numprocesses 6 --dist loadgroup --no-loadscope-reorder $(RERUNS)
 
 test: ready ## Run the tests against brokers of their own: all units, each contract test on each protocol, Spark with each kind of call
 	$(PYTEST) $(ARGS)

@@ -55,6 +55,21 @@ def delayed(node: RabbitNode, protocol: str) -> Iterator[LiveEntry]:
         yield entry
 
 
+@pytest.mark.parametrize("protocol", [AMQP_0_9_1, AMQP_1_0])
+def test_an_orderly_end_counts_no_delivery(node: RabbitNode, protocol: str) -> None:
+    with DeclaredEntry(node, protocol, {"x-delivery-limit": 1}) as entry:
+        sent = entry.publish(2_000)
+        for taken in (2_000, 100, 0, 2_000):
+            with entry.session() as session:
+                session.consume(3_000)
+                assert session.turn(lambda: len(session.raws) >= taken)  # noqa: B023
+            assert poll(lambda: entry.counts().ready == 2_000, 30)
+        with entry.session() as session:
+            assert sorted(session.take(2_000, 3_000)) == sorted(sent)
+            session.acknowledge(upto=2_000)
+        assert poll(lambda: entry.total() == 0, 30)
+
+
 @pytest.mark.whole
 @protocols
 def test_a_message_that_is_not_acknowledged_in_time_costs_the_session_and_nothing_else(

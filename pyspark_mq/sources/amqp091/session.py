@@ -349,6 +349,12 @@ class Amqp091Session(Session):
         deadline = self.now_s() + _CLOSE_TIMEOUT_S
         try:
             if not (connection.is_closing or connection.is_closed):
+                if self._channel is not None and self._channel.is_open:
+                    # A quorum queue of RabbitMQ 4.3 counts a delivery of what the end of a channel returns, but not of
+                    # what its consumer returns. Without consumers, nothing comes back here.
+                    for tag in self._consumer_tags:
+                        self._channel.basic_cancel(tag)
+                    self._channel.basic_nack(0, multiple=True)
                 connection.close()
             # The answer to the close comes after all unread bytes.
             while not self.paused and not connection.is_closed and self.now_s() < deadline:

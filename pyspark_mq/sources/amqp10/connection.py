@@ -183,7 +183,8 @@ class Amqp10Connection(Session):
             link, self._window, self._link = self._link, 0, None
             with contextlib.suppress(Exception):  # the session is over, whatever the other side says
                 if link is not None:
-                    # Closing a link would end a durable subscription; detaching it does not.
+                    # A quorum queue of RabbitMQ 4.3 counts a delivery of what the end of a connection returns, but not
+                    # of what a detached link returns. Closing the link would end a durable subscription.
                     link.detach()
                 self._proton.close()
                 closed_s = self.now_s() + _CLOSE_TIMEOUT_S

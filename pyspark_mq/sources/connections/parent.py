@@ -3,9 +3,9 @@
 Spark's worker process is a child of the JVM, or of a script around Python (`PYSPARK_PYTHON`) that stays. When the JVM
 is killed, nothing notifies the worker, and a blocked worker would keep the connection and its unacknowledged messages
 forever. But its standard input is a pipe from the JVM, and scripts pass it on
-(``PythonWorkerFactory.createSimpleWorker`` of Spark 4.0 to 4.3). The kernel hangs it up when the JVM dies. Where standard input is not a pipe, a thread
-checks twice a second whether the parent has changed. (The kernel's parent-death signal does not help: it fires when the
-*thread* that started the worker ends.)
+(``PythonWorkerFactory.createSimpleWorker`` of Spark 4.0 to 4.3). The kernel hangs it up when the JVM dies. Where
+standard input is not a pipe, a thread checks twice a second whether the parent has changed. (The kernel's parent-death
+signal does not help: it fires when the *thread* that started the worker ends.)
 """
 
 from __future__ import annotations
