@@ -3,7 +3,7 @@
 One query, one checkpoint: each start first recovers from the last kill, and then dies at the next point. The JVM and
 the driver are really killed, and where Spark is when that happens is held from outside:
 
-* `before the offset log`: the source waits for a fuller epoch, inside ``latestOffset``.
+* `before the offset log`: messages trickle in, and the source waits for the next, inside ``latestOffset``.
 * `after the offset log`, `after the sink wrote`: the sink, which Spark calls in between, kills its own process.
 * `after the commit log`: the way to the broker is stalled, so no acknowledgement gets through; the kill comes when the
   commit log has the batch.
@@ -31,6 +31,7 @@ __all__ = ["POINTS", "DriverMatrix"]
 _ROOT = Path(__file__).resolve().parents[2]
 EPOCH = 20
 _STEP_TIMEOUT_S = 120.0
+_TRICKLE_BYTES_PER_S = 500
 POINTS = (
     "before the offset log",
     "after the offset log",
@@ -83,9 +84,12 @@ class DriverMatrix:
 
     def _before_offset_log(self) -> None:
         self._publish(EPOCH - 5)
+        # The broker sends all at once, and seconds pass until the source has them.
+        self._proxy.throttle(_TRICKLE_BYTES_PER_S, Direction.TO_CLIENT)
         self._start()
         self._wait(lambda: self._node.counts(self._queue).unacked == EPOCH - 5, "the messages to be received")
         self._kill()
+        self._proxy.throttle(None)
         assert not self._logged("offsets", 0)
         self._publish(5)
         self.passed.append(POINTS[0])

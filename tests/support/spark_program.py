@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 from pyspark.sql import SparkSession
 
