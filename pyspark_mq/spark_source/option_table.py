@@ -1,8 +1,8 @@
 """Every option of the source: its name, its default, and what it means.
 
-The only place that defines an option, with its kind, its bounds and the field it sets. Rules that involve several
-options are in :mod:`pyspark_mq.spark_source.options`, which parses the options named here. ``make docs`` writes the
-tables of docs/options.md. The texts are Markdown, with links relative to that page.
+Only this module defines an option, with its kind, its bounds and the field it sets. Rules that involve several options
+are in :mod:`pyspark_mq.spark_source.options`, which parses the options named here. ``make docs`` writes the tables of
+docs/options.md. The texts are Markdown, with links relative to that page.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Option:
         text: its meaning, accepted values and limits.
         default: as a user would write it; None if an option that is left out has no value.
         unset: what applies if the option is left out and has no `default`; empty if nothing does.
-        kind: how its text becomes a value, and which values are accepted; None if that depends on other options or
-            needs more than a kind.
+        kind: how its text becomes a value, and which values are accepted; None if these depend on other options, or
+            need more than a kind.
         sets: the field of :class:`.Settings` or :class:`.Endpoint` that gets the value unchanged; empty if the field
             depends on other options.
     """
@@ -59,46 +59,47 @@ _TABLE = (
         "`amqp://user:password@host:port` or `stomp://…`, with TLS `amqps://…` or `stomp+ssl://…`. Default ports are "
         "5672 (`amqp`), 61613 (`stomp`), 5671 (`amqps`) and 61612 (`stomp+ssl`). On RabbitMQ the path is the virtual "
         "host, and an empty path means `/`. The other brokers have no virtual hosts, so a path is an error. Several "
-        "URLs, comma-separated, are failover candidates: write each in full; all must have the same scheme and virtual "
-        "host, and each has its own login unless `username` is set. Parameters (`?…`) are not allowed. "
-        "Escape characters that have a meaning in URLs: `/` `%2F`, `@` `%40`, `,` `%2C`, `?` `%3F`, `#` `%23`",
+        "URLs, separated by commas, are failover candidates. Write each URL in full. All URLs must have the same "
+        "scheme and virtual host. Each URL has its own login, unless `username` is set. Parameters (`?…`) are not "
+        "allowed. Escape characters that have a meaning in URLs: write `/` as `%2F`, `@` as `%40`, `,` as `%2C`, `?` "
+        "as `%3F`, and `#` as `%23`",
         unset="required",
     ),
     Option("protocol", _READ, "see [below](#protocols)", unset="by broker and URL"),
     Option(
         "username",
         _READ,
-        "overrides the user in the URL. If neither names a user: over AMQP 0-9-1 the user is `guest`; over AMQP 1.0 "
-        "the login is anonymous; over STOMP no user is sent, and the broker's default user applies. A "
-        "[client certificate](operate.md#tls) may replace the user",
+        "overrides the user in the URL. If neither this option nor the URL names a user, the protocol decides. Over "
+        "AMQP 0-9-1 the user is `guest`. Over AMQP 1.0 the login is anonymous. Over STOMP no user is sent, and the "
+        "broker's default user applies. A [client certificate](operate.md#tls) may replace the user",
         unset="from the URL",
     ),
     Option(
         "password",
         _READ,
-        "overrides the password in the URL; setting it without naming a user is an error. The password is never shown, "
-        "nor stored in a checkpoint",
+        "overrides the password in the URL. Setting a password without naming a user is an error. The password is "
+        "never shown, and never stored in a checkpoint",
         unset="from the URL",
     ),
     Option(
         "passwordFile",
         _READ,
-        "instead of `password`: a file with the password or an OAuth 2 token on one line. The source reads the file "
-        "for each connection, see [secrets that change](operate.md#secrets-that-change)",
+        "replaces `password`: a file that has the password or an OAuth 2 token on one line. The source reads the file "
+        "for each connection; see [secrets that change](operate.md#secrets-that-change)",
     ),
     Option(
         "queue",
         _READ,
-        "the queue, or several queues, separated by commas, see [several queues](#several-queues); a comma in a name "
-        "is written `\\,`. One of `queue`, `queuePattern` and `topic` is required. On RabbitMQ the queue must exist; "
-        "ActiveMQ Classic and Artemis create a missing queue, unless the broker is configured not to",
+        "the queue, or [several queues](#several-queues), separated by commas. Write a comma within a name as `\\,`. "
+        "One of `queue`, `queuePattern` and `topic` is required. On RabbitMQ the queue must exist; ActiveMQ Classic "
+        "and Artemis create a missing queue, unless the broker is configured not to",
     ),
     Option(
         "queuePattern",
         _READ,
         "a regular expression in Python's syntax: the query reads all queues whose whole name matches it. The source "
         "looks the queues up at `managementUrl`, when the query starts and every `queuePatternInterval`. RabbitMQ's "
-        "exclusive queues and streams are left out",
+        "streams and exclusive queues are left out",
     ),
     Option(
         "queuePatternInterval",
@@ -114,24 +115,24 @@ _TABLE = (
         _READ,
         "address of the broker's management interface: the HTTP API of RabbitMQ (`http://host:15672`, plugin "
         "`rabbitmq_management`), or Jolokia in the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or "
-        "Artemis (`http://host:8161/console/jolokia`). Required with `queuePattern`. The source also queries it for "
-        "the [backlog](#counters) if no session reports the backlog. The command "
-        "[`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it) queries it for its checks. User and "
-        "password are those in this URL, or else those of the broker connection. With `https` the options `tls.*` "
-        "apply, even if `url` does not use TLS. Redirects are not followed, and the environment's proxy "
-        "(`http_proxy`) is not used. A response may take at most 30 s, from connecting to its last byte, and may have "
-        "at most 32 MiB and two million values",
+        "Artemis (`http://host:8161/console/jolokia`). Required with `queuePattern`. The source also queries this "
+        "address for the [backlog](#counters) if no session reports the backlog. The command "
+        "[`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it) queries the address for its checks. "
+        "The user and the password are those in this URL, or else those of the broker connection. With `https` the "
+        "options `tls.*` apply, even if `url` does not use TLS. Redirects are not followed, and a proxy from the "
+        "environment (`http_proxy`) is not used. A response may take at most 30 s, from connecting to its last byte, "
+        "and may have at most 32 MiB and two million values",
     ),
     Option(
         "managementInterval",
         _READ,
-        "how often `managementUrl` is queried for the backlog, at least `1s`. For "
-        "[Amazon MQ](deploy.md#amazon-mq) AWS wants `1m` or more",
+        "how often `managementUrl` is queried for the backlog, at least `1s`. For [Amazon MQ](deploy.md#amazon-mq), "
+        "AWS asks for `1m` or more",
         default="5s",
         kind=duration_s(1),
         sets="management_interval_s",
     ),
-    Option("topic", _READ, "the topic to read; on RabbitMQ an existing exchange; see [topics](#topics)"),
+    Option("topic", _READ, "the topic to read. On RabbitMQ, name an existing exchange. See [topics](#topics)"),
     Option(
         "subscription",
         _READ,
@@ -141,14 +142,14 @@ _TABLE = (
     Option(
         "selector",
         _READ,
-        "a JMS selector, on ActiveMQ Classic and Artemis. An error on RabbitMQ, which has no selectors. The checkpoint "
-        "records the selector: to change it, begin with a new checkpoint",
+        "a JMS selector, on ActiveMQ Classic and Artemis. RabbitMQ has no selectors, so the option is an error there. "
+        "The checkpoint records the selector: to change the selector, begin with a new checkpoint",
     ),
     Option(
         "includeMetadata",
         _READ,
-        "`true` adds the columns from `routingKey` to `groupSequence`; otherwise they are present only if a schema "
-        "names them; see [below](#columns)",
+        "`true` adds the columns from `routingKey` to `groupSequence`. With `false`, these columns are present only if "
+        "a schema names them. See [below](#columns)",
         default="false",
         kind=FLAG,
     ),
@@ -176,10 +177,10 @@ _TABLE = (
         "what to do with a message without an ID; applies to `exactly-once` only. `content`: the message is identified "
         "by its contents, and messages with equal contents are counted, see [message IDs](message-ids.md#contents). "
         "`fail`: the query fails, the message stays in the queue, and a restart receives it again. `row`: the message "
-        "is emitted at each delivery, so at least once. `reject`: the message is rejected for good. RabbitMQ then "
-        "dead-letters it if the queue has a dead-letter exchange, and **drops** it otherwise. Over STOMP, ActiveMQ "
-        "Classic moves it to the dead-letter queue, and Artemis **drops** it. Over AMQP 1.0 both ActiveMQ brokers "
-        "receive the outcome `rejected`",
+        "is emitted at each delivery, and thus at least once. `reject`: the message is rejected for good. RabbitMQ "
+        "then dead-letters it if the queue has a dead-letter exchange, and **drops** it otherwise. Over STOMP, "
+        "ActiveMQ Classic moves it to the dead-letter queue, and Artemis **drops** it. Over AMQP 1.0 both ActiveMQ "
+        "brokers receive the outcome `rejected`",
         unset="`content` on RabbitMQ, else `fail`",
         kind=member(OnMissing),
         sets="on_missing",
@@ -191,8 +192,8 @@ _TABLE = (
         "deep. `fail`: the query fails with an error that names the message, and the message stays in the queue. "
         "`reject`: the message is rejected for good, as by `onMissingMessageId=reject`, and all other messages are "
         "emitted. `row`: the source emits a row with the undecodable bytes as its body, the reason in `properties` "
-        "under `unreadable`, and null in every column whose value is unknown. If the message's ID cannot be read, its "
-        "bytes identify it",
+        "under `unreadable`, and null in every column whose value is unknown. If the message's ID cannot be read, the "
+        "message is identified by its bytes",
         default="fail",
         kind=member(OnUnreadable),
         sets="on_unreadable",
@@ -200,17 +201,17 @@ _TABLE = (
     Option(
         "maxMessagesPerTrigger",
         _SIZE,
-        "most messages in an epoch. The upper bound is the window: `prefetch` times `consumers` (times the number of "
-        "queues, if you set `prefetch`). The window is cut into equal epochs, so an epoch may have fewer messages "
-        "than this option allows",
-        unset="`50000`, which with one consumer on RabbitMQ is in effect 32,768; on ActiveMQ Classic `10000`",
+        "the most messages that an epoch may have. The upper bound is the window: `prefetch` times `consumers` (times "
+        "the number of queues, if you set `prefetch`). The window is cut into equal epochs, so an epoch may have fewer "
+        "messages than this option allows",
+        unset="`50000`; `10000` on ActiveMQ Classic. With one consumer on RabbitMQ, the effective value is 32,768",
         kind=count(1),
     ),
     Option(
         "maxBytesPerTrigger",
         _SIZE,
-        "most bytes of messages in an epoch, [headers included](tuning.md#driver-memory); a single larger "
-        "message is an epoch of its own. Receiving pauses once buffered and planned messages together reach twice this "
+        "the most bytes of messages in an epoch, [headers included](tuning.md#driver-memory). A single larger message "
+        "becomes an epoch of its own. Receiving pauses once buffered and planned messages together reach twice this "
         "size; [the driver needs more memory than that](tuning.md#driver-memory)",
         default="64m",
         kind=SIZE_BYTES,
@@ -219,9 +220,9 @@ _TABLE = (
     Option(
         "maxPartitionBytes",
         _SIZE,
-        "most bytes of rows in one task, if rows travel inside tasks, as they do on clusters. Keep it below "
-        "`spark.rpc.message.maxSize` (128 MiB by default). Partitions are split at 32 MiB, or at this size if it is "
-        "less. A single row may exceed 32 MiB, but one over `maxPartitionBytes` is an error",
+        "the most bytes of rows in one task, if rows travel inside tasks, as they do on clusters. Keep it below "
+        "`spark.rpc.message.maxSize` (128 MiB by default). Partitions are split at 32 MiB, or at this option's size if "
+        "that is less. A single row may exceed 32 MiB, but one over `maxPartitionBytes` is an error",
         default="120m",
         kind=SIZE_BYTES,
         sets="max_partition_bytes",
@@ -229,8 +230,8 @@ _TABLE = (
     Option(
         "minMessagesPerTrigger",
         _SIZE,
-        "wait until this many messages have arrived, or until `maxTriggerDelay` or `maxBytesPerTrigger` is reached. An "
-        "error if an epoch cannot hold that many messages. Has no effect with `Trigger.AvailableNow`",
+        "wait until this many messages have arrived, or until `maxTriggerDelay` or `maxBytesPerTrigger` is reached. A "
+        "number that an epoch cannot hold is an error. With `Trigger.AvailableNow` the option has no effect",
         default="1",
         kind=count(1),
     ),
@@ -300,9 +301,8 @@ _TABLE = (
     Option(
         "dedupStore",
         _IDENTITY,
-        "where settled IDs are stored: `checkpoint`, or also in Redis with `redis://…` or `rediss://…` (needs the "
-        "extra `redis`; with `exactly-once` only); see "
-        "[Redis](operate.md#redis)",
+        "where settled IDs are stored. `checkpoint` stores them only in the checkpoint; `redis://…` or `rediss://…` "
+        "stores them in Redis too. Redis needs `exactly-once` and the extra `redis`; see [Redis](operate.md#redis)",
         default="checkpoint",
     ),
     Option(
@@ -334,8 +334,8 @@ _TABLE = (
     Option(
         "connectTimeout",
         _CONNECTION,
-        "longest time for all attempts together, on all hosts of `url`, to make a run's first connection; after that, "
-        "the longest time for each single attempt. At least `0.1s`",
+        "for a run's first connection, the longest time for all attempts together, on all hosts of `url`. For later "
+        "connections, the longest time for each single attempt. At least `0.1s`",
         default="30s",
         kind=duration_s(0.1),
         sets="connect_timeout_s",

@@ -51,7 +51,7 @@ _TABLE = (
            default="latest"),
     Option("startingTimestamp", _READ, "a time in milliseconds since 1970: begin at the first chunk that is not "
            "older, or at the end if all chunks are older", kind=_TIME_MS),
-    Option("startingOffsetsByTimestamp", _READ, "JSON that maps partitions to such times"),
+    Option("startingOffsetsByTimestamp", _READ, "JSON that maps partitions to times like `startingTimestamp`"),
     Option("endingTimestamp", _READ, "a time in milliseconds since 1970: a batch query ends before the first chunk "
            "that is not older",
            kind=_TIME_MS),
@@ -67,8 +67,8 @@ _TABLE = (
     Option("failOnDataLoss", _READ, "`true`: lost messages are an error. `false`: losses are logged, and losses that "
            "the driver notices are also counted as `lost`", default="true", kind=FLAG, sets="fail_on_loss"),
     Option("onUnreadableMessage", _READ, "what to do with a message or packed entry that cannot be read. `fail`: the "
-           "query fails. `row`: the query emits a row with the bytes as its body, and the reason in `properties` under "
-           "`unreadable`. `reject`: the message or entry is left out, and logged",
+           "query fails. `row`: the query emits a row that has the bytes as its body, and the reason in `properties` "
+           "under `unreadable`. `reject`: the message or entry is left out, and logged",
            default="fail", kind=choice({name: name for name in ("fail", "row", "reject")}), sets="unreadable"),
 )  # fmt: skip
 

@@ -109,7 +109,7 @@ OPTIONS = {
     "passwordFile": Row(lambda o: o.settings.endpoint.password_file, None),
     "queue": Row(lambda o: o.settings.endpoint.queue, REQUIRED, taken={"a queue/with:signs": "a queue/with:signs"}),
     "queuePattern": Row(
-        lambda o: o.settings.pattern, None, refused={"orders-(": "Python's syntax", "[[": "for a whole name"}
+        lambda o: o.settings.pattern, None, refused={"orders-(": "Python's syntax", "[[": "match the whole name"}
     ),
     "queuePatternInterval": Row(lambda o: o.settings.pattern_interval_s, 60.0, refused={"1": TIME, "999ms": "from 1s"}),
     "managementUrl": Row(
