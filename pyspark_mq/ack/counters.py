@@ -37,7 +37,7 @@ class Counters:
         forgotten: IDs forgotten because more than two million were left; their messages may be redelivered.
         unacked: now: deliveries for which no acknowledgement is due yet.
         buffered: now: messages received but not planned.
-        carried: now: planned messages and unsettled acknowledged ones, which a new session may receive again.
+        carried: now: planned messages, and acknowledged but unsettled messages; a new session may receive them again.
         remembered: now: remembered IDs of committed messages, whether settled or not.
         backlog: now: messages ready in the queue, as the broker last reported; null if it does not report them.
     """
