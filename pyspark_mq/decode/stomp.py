@@ -1,6 +1,6 @@
 """Batches of STOMP deliveries: most messages are decoded together, the others one by one.
 
-Both forms return headers as columns; the meaning of headers is implemented once.
+Both forms return headers as columns; the meaning of headers is implemented once, for both forms.
 """
 
 from __future__ import annotations

@@ -422,5 +422,5 @@ def test_a_stream_that_is_replaced_while_it_is_read_is_an_error(peer: StreamPeer
             rows, lost = [], str(failed)
         else:
             lost = ""
-        assert "is not the planned one" in lost or rows == log_of(8).rows()
+        assert "is not the planned chunk" in lost or rows == log_of(8).rows()
         assert time.monotonic() - begun < LIMIT_S
