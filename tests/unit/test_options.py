@@ -460,7 +460,7 @@ def test_what_is_synced_is_noted_beside_the_checkpoint() -> None:
         ({"managementUrl": "http://joe:hushhush@host:port"}, "managementUrl", "'http://***@***' is not accepted"),
         ({"queuePatternInterval": "5s"}, "queuePatternInterval", "needs 'queuePattern'"),
         ({"managementInterval": "5s"}, "managementInterval", "needs 'managementUrl'"),
-        ({"settleAfter": "synced"}, "settleAfter", "set 'checkpointLocation'"),
+        ({"settleAfter": "synced"}, "settleAfter", "Set 'checkpointLocation'"),
         ({"settleAfter": "synced", "idLog": "s3://bucket/ids"}, "settleAfter", "on this machine's disk"),
         (
             {"settleAfter": "synced", "checkpointLocation": "/data/o", "idLog": "/data/ids"},
