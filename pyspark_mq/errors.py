@@ -172,8 +172,7 @@ class MissingMessageIdError(MessageError):
 
 
 class DataLossError(MqError):
-    """Messages planned before a restart were not redelivered within `replayTimeout` (rule 9), or a stream lost
-    messages.
+    """Messages planned before a restart were not redelivered in `replayTimeout` (rule 9), or a stream lost messages.
 
     Attributes:
         queue: the queue or stream that the messages were read from.

@@ -113,7 +113,7 @@ class ContentMatcher:
             new = sure and self._proves
             if found is not None:
                 if new:
-                    self._repeat(key, repeats)  # match either of two equal messages, as the other may follow
+                    self._repeat(key, repeats)  # match either of two equal messages, because the other may follow
                 self._doubt([] if sure else [found])
             elif not new and self._was_committed(session, digest, key, left, repeats, set() if held else elsewhere):
                 self._again[digest] = session

@@ -20,16 +20,16 @@ class Counters:
     """Counts since this process started, and five current gauges.
 
     Attributes:
-        received: deliveries received, both first deliveries and redeliveries, without rejected messages.
+        received: deliveries received, first deliveries as well as redeliveries, but not rejected messages.
         redelivered: deliveries that the broker flagged as redelivered.
-        duplicates_dropped: redeliveries and producers' duplicates, not emitted because their ID was known.
+        duplicates_dropped: redeliveries and producers' duplicates that were not emitted, because their ID was known.
         reused_ids: dropped duplicates that were not flagged as redelivered, so a producer reused the ID.
         rebound: planned messages that a replay waited for and that were redelivered with their payload.
         planned: messages cut into epochs by this process.
         settled: deliveries whose acknowledgement was confirmed, even if `settleGrace` has not passed yet.
-        returned: buffered deliveries returned to the broker when a session ended.
-        ambiguous: deliveries without an ID, emitted although they may be redeliveries of emitted messages.
-        nameless: deliveries without an ID, emitted each time they are delivered (`onMissingMessageId=row`).
+        returned: buffered deliveries that were returned to the broker when a session ended.
+        ambiguous: deliveries without an ID that were emitted although they may be redeliveries of emitted messages.
+        nameless: deliveries without an ID, which are emitted each time they are delivered (`onMissingMessageId=row`).
         rejected: messages rejected because they have no ID or cannot be decoded.
         reconnects: sessions that ended.
         replays: epochs planned by an earlier process that Spark requested again.
@@ -39,7 +39,7 @@ class Counters:
         buffered: now: messages received but not planned.
         carried: now: planned messages, and acknowledged but unsettled messages; a new session may receive them again.
         remembered: now: remembered IDs of committed messages, whether settled or not.
-        backlog: now: messages ready in the queue, as the broker last reported; null if it does not report them.
+        backlog: now: messages ready in the queue, as the broker last reported; null if the broker reports no number.
     """
 
     received: int = 0

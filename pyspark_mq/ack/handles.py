@@ -88,8 +88,9 @@ class Handles(Generic[K]):
         self._keys[at:] = [key for _, key in late]
 
     def take_front(self, wanted: Collection[K], below: float) -> tuple[Sequence[K], int]:
-        """Take deliveries from the front, up to the first of another message, or with a tag of `cumulative_below` or
-        higher.
+        """Take deliveries from the front.
+
+        Stop at a delivery of another message, or with a tag of `cumulative_below` or higher.
 
         Args:
             wanted: the messages whose deliveries to take.

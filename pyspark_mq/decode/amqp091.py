@@ -191,7 +191,10 @@ class Amqp091Batch(DeliveryBatch):
             return [None if value is None else string(value) for value in found.to_pylist()]
 
     def given(self) -> list[object]:
-        """Return each delivery's ID with its raw timestamp, as the column is null if that is too large for seconds."""
+        """Return each delivery's ID with its raw timestamp.
+
+        The column of timestamps is null for a timestamp that is too large for seconds.
+        """
         return [*zip(super().given(), listed(numbers(*self.numbers("timestamp"))), strict=True)]
 
     def not_redelivered(self) -> list[bool]:

@@ -25,7 +25,8 @@ __all__ = ["DIGEST_BYTES", "Batches", "Digester", "from_bytes"]
 DIGEST_BYTES = 16
 _HALF, _WORD = np.dtype("<u8"), np.dtype("<u4")
 _SUMS, _UPPER = 4, np.uint64(32)
-#: Words of the queue's name. The most words of a key: these, one for kind and length, and four bytes per character.
+#: Words of the queue's name; and the most words of a key: the queue's words, one word for kind and length, and one
+#: word, that is four bytes, per character.
 _QUEUE_WORDS = 4
 _WORDS_MAX = _QUEUE_WORDS + 1 + ID_CHARS_MAX
 _TEXT, _BYTES = 0, 1

@@ -7,9 +7,9 @@ The oldest IDs are forgotten first, and only contents expire by time:
 *window*       the newest settled epochs, enough to hold `dedupWindow` IDs
 *left*         the newest `remember_left` distinct IDs whose acknowledgement was cut off by the end of a session or
                process, in the order in which they were first left. An ID that is left again keeps its place
-*contents*     the same for messages without an ID, by digest. A content leaves once redelivered and settled; otherwise
-               after half a million others, or an hour of being connected: the broker may have taken its
-               acknowledgement, and an equal message must not be dropped for ever. Settled ones are in the window
+*contents*     the same for messages without an ID, by digest. A content leaves once it is redelivered and settled, or
+               else after half a million others, or an hour of being connected: the broker may have processed its
+               acknowledgement, and an equal message must not be dropped for ever. Settled contents are in the window
 *repeats*      the newest contents seen in two messages. A message with such a content is never taken for a left one
 =============  =======================================================================================================
 
@@ -78,7 +78,7 @@ class Memory:
         secret: random bytes for digests, see :class:`.Digester`. A load replaces them by the secret of the files.
 
     Attributes:
-        digester: makes digests of keys. A load replaces it, as the secret changes.
+        digester: makes digests of keys. A load replaces it, because the secret changes.
         connected_s: seconds for which every connection of the query was up, over all its processes.
         forgotten: number of IDs forgotten although their messages may be redelivered.
         contents: batches of left contents; for each, the connected second at which its contents were left, and the
@@ -247,8 +247,9 @@ class Memory:
     # -- files
 
     def compose(self, epoch: int, queues: Sequence[str], planned: ByQueue, held: Collection[int]) -> EpochFile:
-        """Settle epochs, forget IDs, and return the content of an epoch's file. Call :meth:`written` once the file
-        exists.
+        """Settle epochs, forget IDs, and return the content of an epoch's file.
+
+        Call :meth:`written` once the file exists.
 
         Args:
             held: epochs with an unsettled acknowledgement.

@@ -2,11 +2,11 @@
 
 An epoch takes what arrived while the one before ran, like Spark's Kafka source. Every trigger has a fixed cost, so
 while a backlog flows in at full speed an epoch may grow up to half of the window; a trickle is not delayed. After a
-short silence the epoch is planned as it is: brokers pause while they process the acknowledgement of an epoch, and to
-wait longer for half of a window cost 20 % of throughput on quorum queues. The first epoch of a process always waits: if
-a process keeps dying after its first epoch, a small epoch would leave many messages of the window to be returned, each
-with one more delivery. A bounded run (`Trigger.AvailableNow`) also has an end for each queue, and gives no empty answer
-before all ends are reached, because an empty answer ends the query.
+short silence the epoch is planned as it is: brokers pause while they process the acknowledgement of an epoch, and
+waiting longer for half of a window cost 20 % of throughput on quorum queues. The first epoch of a process always waits:
+if a process keeps dying after its first epoch, a small epoch would leave many messages of the window to be returned,
+each with one more delivery. A bounded run (`Trigger.AvailableNow`) also has an end for each queue, and gives no empty
+answer before all ends are reached, because an empty answer ends the query.
 
 A window is cut into equal epochs: alternating large and small epochs cost 10 % of throughput, because the broker
 processes the acknowledgement of the large epoch while the small epoch runs. Several queues share an epoch; room that

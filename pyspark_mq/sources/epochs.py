@@ -120,7 +120,10 @@ class EpochSource:
     # -- Spark's calls, in its order -----------------------------------------------------------
 
     def initial(self) -> Position:
-        """Return the position of a new query. It opens and proves nothing: Spark asks for it after restarts, too."""
+        """Return the position of a new query.
+
+        This call opens nothing and proves nothing, because Spark makes it after restarts, too.
+        """
         return Position(0)
 
     def bound(self) -> None:

@@ -122,8 +122,8 @@ class Replay:
         broker = settings.endpoint.broker
         notes = "; ".join(note for note in (broker.delivery_limit_note, broker.stranded_note) if note)
         text = (
-            f"{what}. Likely causes: they expired, were dead-lettered or purged, or are held by another consumer "
-            f"of the queue; {notes}. "
+            f"{what}. Likely causes: the messages expired, were dead-lettered or purged, or are held by another "
+            f"consumer of the queue; {notes}. "
         )
         why = self._may_go_on(end)
         if why is None:

@@ -97,9 +97,9 @@ _TABLE = (
     Option(
         "queuePattern",
         _READ,
-        "a regular expression in Python's syntax: the query reads all queues whose whole name matches it. The source "
-        "looks the queues up at `managementUrl`, when the query starts and every `queuePatternInterval`. RabbitMQ's "
-        "streams and exclusive queues are left out",
+        "a regular expression in Python's syntax: the query reads all queues whose whole name matches the expression. "
+        "The source looks the queues up at `managementUrl`, when the query starts and every `queuePatternInterval`. "
+        "RabbitMQ's streams and exclusive queues are left out",
     ),
     Option(
         "queuePatternInterval",
@@ -220,9 +220,9 @@ _TABLE = (
     Option(
         "maxPartitionBytes",
         _SIZE,
-        "the most bytes of rows in one task, if rows travel inside tasks, as they do on clusters. Keep it below "
+        "the most bytes of rows in one task, if rows travel inside tasks, as they do on clusters. Keep this size below "
         "`spark.rpc.message.maxSize` (128 MiB by default). Partitions are split at 32 MiB, or at this option's size if "
-        "that is less. A single row may exceed 32 MiB, but one over `maxPartitionBytes` is an error",
+        "that is less. A single row may exceed 32 MiB, but a row over `maxPartitionBytes` is an error",
         default="120m",
         kind=SIZE_BYTES,
         sets="max_partition_bytes",
@@ -246,24 +246,24 @@ _TABLE = (
     Option(
         "prefetch",
         _SIZE,
-        "how many unacknowledged messages the broker may have delivered to each connection. At most 65535 on RabbitMQ, "
-        "20000 on ActiveMQ Classic, 100000 on Artemis. Over STOMP Artemis counts bytes instead of messages, so there "
-        "the limit is approximate",
+        "how many unacknowledged messages the broker may have delivered to each connection. The maximum is 65535 on "
+        "RabbitMQ, 20000 on ActiveMQ Classic, and 100000 on Artemis. Over STOMP Artemis counts bytes instead of "
+        "messages, so the limit is approximate there",
         unset="twice `maxMessagesPerTrigger`, but not above the broker's maximum",
     ),
     Option(
         "consumers",
         _SIZE,
-        "number of connections to each queue, 1 to 64. With more than one the order of the queue is not kept. For a "
-        "`topic` see [above](#topics)",
+        "number of connections to each queue, 1 to 64. With more than one connection, the order of the queue is not "
+        "kept. For a `topic` see [above](#topics)",
         default="1",
         kind=count(1, 64),
     ),
     Option(
         "numPartitions",
         _SIZE,
-        "number of input partitions of an epoch, 1 to 10,000; never more than the epoch has messages. A partition over "
-        "32 MiB is always split",
+        "number of input partitions of an epoch, 1 to 10,000. An epoch never has more partitions than messages. A "
+        "partition over 32 MiB is always split",
         unset="the number of cores of the driver's machine; fewer if a partition would have fewer than 2,000 messages",
         kind=count(1, 10_000),
     ),
@@ -309,9 +309,9 @@ _TABLE = (
         "checkpointLocation",
         _IDENTITY,
         "the same location as the writer's `checkpointLocation`: the source stores message IDs in its folder `mq-ids`. "
-        "Required with `exactly-once`, unless `idLog` is set. It is an absolute path, or a URI that `pyarrow.fs` "
-        "opens (`s3://` and `s3a://`, `gs://`, `abfss://`, `hdfs://`). As in Spark, names are literal: `%20` is not a "
-        "space; see [the checkpoint](operate.md#the-checkpoint)",
+        "Required with `exactly-once`, unless `idLog` is set. The value is an absolute path, or a URI that "
+        "`pyarrow.fs` opens (`s3://` and `s3a://`, `gs://`, `abfss://`, `hdfs://`). As in Spark, names are literal: "
+        "`%20` is not a space; see [the checkpoint](operate.md#the-checkpoint)",
     ),
     Option("idLog", _IDENTITY, "another folder for the message IDs, in the same syntax as `checkpointLocation`"),
     Option(
@@ -326,7 +326,7 @@ _TABLE = (
     Option(
         "replayTimeout",
         _IDENTITY,
-        "how long a replay waits for its messages, at least `1s`; only time during which every connection is up counts",
+        "how long a replay waits for its messages, at least `1s`. Only time during which every connection is up counts",
         default="5m",
         kind=duration_s(1),
         sets="replay_timeout_s",

@@ -71,7 +71,7 @@ class Options:
 
     Attributes:
         num_partitions: input partitions of an epoch; None to let the source choose.
-        dedup_store: ``checkpoint`` or a ``redis://`` URL; left out of the repr, as it may hold a password.
+        dedup_store: ``checkpoint`` or a ``redis://`` URL; left out of the repr, because it may hold a password.
         id_log: a folder, path or URI; None if no option names one. Left out of the repr, for the same reason.
         management: where to query the broker's queues and their settings; None if not set.
         include_metadata: whether a query without a schema gets all columns.

@@ -107,7 +107,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         maximum = None if is_unlimited(limit) else getattr(limit, "max_rows", self._options.settings.max_messages)
         latest = self._source().latest(position, maximum, alone=alone)
         if latest == position:
-            return start  # unchanged, as Spark compares text
+            return start  # unchanged, because Spark compares text
         for offset, known in self._known:
             if known == latest:
                 return offset

@@ -1,4 +1,4 @@
-"""The start of an epoch before Spark 4.2, where `latestOffset` has none.
+"""The start of an epoch before Spark 4.2, in which `latestOffset` receives no start.
 
 The start is the end of the epoch whose partitions Spark asked for last. After a restart Spark first asks for the
 partitions between the newest logged offset and that offset itself (``AcceptsLatestSeenOffset``). If the offset's epoch

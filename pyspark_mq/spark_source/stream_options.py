@@ -40,29 +40,29 @@ _NOTHING = "it is for queues: streams have offsets, not acknowledgements or IDs 
 
 _TABLE = (
     Option("url", _READ, "`rabbitmq-stream://user:password@host:5552/vhost`, with TLS `rabbitmq-stream+tls://…` (ports "
-           "5552 and 5551 by default); several URLs, separated by commas, must be nodes of one cluster",
+           "5552 and 5551 by default). Several URLs, separated by commas, must be nodes of one cluster",
            unset="required"),
     Option("stream", _READ, "the stream or super stream, or several of them, separated by commas", unset="required"),
-    Option("startingOffsets", _READ, "`earliest`, `latest`, or JSON that maps partitions to offsets, in which -2 "
-           "means the earliest offset and -1 the latest; partitions that the JSON does not name begin at the earliest "
-           "offset. A query that has a checkpoint resumes from the checkpoint instead",
+    Option("startingOffsets", _READ, "`earliest`, `latest`, or JSON that maps partitions to offsets. In the JSON, -2 "
+           "means the earliest offset, and -1 means the latest. Partitions that the JSON does not name begin at the "
+           "earliest offset. A query that has a checkpoint resumes from the checkpoint instead",
            unset="`latest`; `earliest` for a batch query"),
     Option("endingOffsets", _READ, "where a batch query ends, in the same syntax as `startingOffsets`",
            default="latest"),
-    Option("startingTimestamp", _READ, "a time in milliseconds since 1970: begin at the first chunk that is not "
-           "older, or at the end if all chunks are older", kind=_TIME_MS),
+    Option("startingTimestamp", _READ, "a time in milliseconds since 1970: the query begins at the first chunk that is "
+           "not older than this time, or at the end if all chunks are older", kind=_TIME_MS),
     Option("startingOffsetsByTimestamp", _READ, "JSON that maps partitions to times like `startingTimestamp`"),
     Option("endingTimestamp", _READ, "a time in milliseconds since 1970: a batch query ends before the first chunk "
-           "that is not older",
+           "that is not older than this time",
            kind=_TIME_MS),
-    Option("maxOffsetsPerTrigger", _SIZE, "most offsets in an epoch, over all partitions; in each partition the epoch "
-           "is extended to the end of a chunk", unset="no limit", kind=count(1), sets="max_offsets"),
+    Option("maxOffsetsPerTrigger", _SIZE, "the most offsets in an epoch, over all partitions. In each partition the "
+           "epoch is extended to the end of a chunk", unset="no limit", kind=count(1), sets="max_offsets"),
     Option("minOffsetsPerTrigger", _SIZE, "wait until this many new offsets exist, but no longer than "
            "`maxTriggerDelay`",
            unset="no minimum", kind=count(1), sets="min_offsets"),
-    Option("minPartitions", _SIZE, "the least number of tasks of an epoch", unset="one task for each partition",
+    Option("minPartitions", _SIZE, "the smallest number of tasks of an epoch", unset="one task for each partition",
            kind=count(1, 10_000), sets="min_partitions"),
-    Option("maxRecordsPerPartition", _SIZE, "most offsets that one task reads", unset="no limit", kind=count(1),
+    Option("maxRecordsPerPartition", _SIZE, "the most offsets that one task reads", unset="no limit", kind=count(1),
            sets="max_records"),
     Option("failOnDataLoss", _READ, "`true`: lost messages are an error. `false`: losses are logged, and losses that "
            "the driver notices are also counted as `lost`", default="true", kind=FLAG, sets="fail_on_loss"),

@@ -177,7 +177,7 @@ class Worker:
             self._runtime.wait(supervisor.stopped, max(0.0, left_s))
 
     def stop(self) -> None:
-        """Close all connections, waiting a moment for them to end."""
+        """Close all connections, and wait a moment until they have ended."""
         self._ending = True
         for supervised in list(self._supervised.values()):
             supervised.supervisor.stop()

@@ -203,7 +203,7 @@ class QueueReader:
         )
         self.windows = Windows(settings, self.in_flight, self.connections, self._deliveries)
         self._watches = QueueWatches(settings, self.in_flight.settling, self.connections, self.windows, runtime.timing)
-        #: Rows of epochs that Spark has asked for but not committed, as it may ask again.
+        #: Rows of epochs that Spark has asked for but not committed, because Spark may ask again.
         self._emitted: dict[int, BlockRows] = {}
         self._retained_bytes = 0
         self._bytes_max = float(settings.max_bytes)

@@ -100,7 +100,7 @@ class FrameReader:
         return self._cut(quiet=True) if self.held else iter(())
 
     def idle(self) -> Iterator[Frame | Frames]:
-        """End a body that is shorter than its content-length, as the broker sends no more of it. Use like :meth:`feed`.
+        """End a body that is shorter than its content-length, once the broker sends no more. Use like :meth:`feed`.
 
         Heartbeats are sent between frames, so heartbeats in the body prove that the body ended before them.
         """
