@@ -1,12 +1,13 @@
 """pyspark-mq: message queues as an exactly-once source of Spark Structured Streaming.
 
-Public are the format name ``mq``, its options and columns, the counters in the query's progress
-(docs/options.md), ``QueueListener`` and ``readings`` (docs/monitor.md), the errors in :mod:`pyspark_mq.errors`, and
-that newer versions can resume a checkpoint. All else is private. CONTRIBUTING.md#what-is-public has the details.
+These are public: the format name ``mq``, its options and columns, the counters in the query's progress
+(docs/options.md), ``QueueListener`` and ``readings`` (docs/monitor.md), the errors in :mod:`pyspark_mq.errors`, and the
+promise that newer versions can resume a checkpoint. Everything else is private. CONTRIBUTING.md#what-is-public has the
+details.
 
 Importing this module imports neither Spark nor any broker client. Spark looks for a class called
-``DefaultSource`` in every importable module named ``pyspark_*`` and registers it under its name,
-``mq``; that attribute, like the others, is made on first access.
+``DefaultSource`` in every importable module named ``pyspark_*`` and registers the class under its name, ``mq``. This
+attribute, like the others, is made on first access.
 """
 
 from __future__ import annotations

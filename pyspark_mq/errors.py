@@ -1,17 +1,17 @@
 """Every error that a user of pyspark-mq can see, grouped by what has to be fixed.
 
-Spark shows their text as the query's exception, so each text names the option or queue, the value, and
-what to do. No text ever contains a password (URLs are shown through ``pyspark_mq.sources.url.BrokerUrl``,
-which leaves it out).
+Spark shows an error's text as the query's exception, so each text names the option or queue, the value, and what to do.
+No text ever contains a password (URLs are shown through ``pyspark_mq.sources.url.BrokerUrl``, which leaves passwords
+out).
 
 Each text is one printable line (``shown``), whatever a broker or a producer has put into it.
 
 Whichever error is raised, the query's unacknowledged messages stay with the broker, which redelivers them: an error
 here never loses a message.
 
-Each text begins with the short name of its class in brackets, such as ``[mq:data-loss]``, under which
-docs/errors.md says what it means and what to do. Spark wraps errors in others and drops class names in places;
-the short name survives, so search logs for it.
+Each text begins with the short name of its class in brackets, such as ``[mq:data-loss]``. Under this name
+docs/errors.md says what the error means and what to do. Spark wraps errors in other errors, and drops class names in
+places, but the short name survives: search logs for it.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
@@ -35,9 +35,9 @@ START_ANEW = "start with a new checkpointLocation, and a new output folder for a
 def shown(text: object) -> str:
     """Make a string from elsewhere safe for a terminal, a log line or an error: one printable line.
 
-    IDs come from producers, queue names and reasons from brokers. Unescaped, they could move a cursor, add lines to a
-    log, or reverse the writing direction. Such characters (``str.isprintable``) are escaped the way ``repr`` does it,
-    here and nowhere else.
+    IDs come from producers; queue names and reasons come from brokers. Unescaped, such strings could move a cursor, add
+    lines to a log, or reverse the writing direction. Such characters (``str.isprintable``) are escaped the way ``repr``
+    does it, here and nowhere else.
     """
     plain = str(text)
     return plain if plain.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in plain)
@@ -112,7 +112,7 @@ class MissingExtraError(ConfigurationError, ImportError):
 
 
 class CheckpointError(MqError):
-    """The offset in the checkpoint cannot be used: broken, foreign, or from a newer version.
+    """The offset in the checkpoint cannot be used, because it is broken, foreign, or from a newer version.
 
     Nothing has been received yet, so nothing changes on the broker.
     """
@@ -145,7 +145,7 @@ class DestinationError(BrokerError):
 
 
 class WriteError(BrokerError):
-    """The broker did not accept a message: unroutable, rejected, too large, or not confirmed within `sendTimeout`.
+    """The broker found a message unroutable or too large, rejected it, or did not confirm it within `sendTimeout`.
 
     Earlier messages may be in the queue. A retried write sends these messages with the same IDs.
     """
@@ -172,12 +172,12 @@ class MissingMessageIdError(MessageError):
 
 
 class DataLossError(MqError):
-    """Messages planned before a restart did not come back within `replayTimeout` (rule 9), or a stream lost some.
+    """Messages planned before a restart were not redelivered in `replayTimeout` (rule 9), or a stream lost messages.
 
     Attributes:
-        queue: the queue or stream they were read from.
-        epoch: number of the epoch that planned them; 0 for a stream.
-        missing: the IDs that did not come back, in planned order; empty for a stream.
+        queue: the queue or stream that the messages were read from.
+        epoch: number of the epoch for which the messages were planned; 0 for a stream.
+        missing: the IDs of messages that were not redelivered, in planned order; empty for a stream.
     """
 
     short_name = "data-loss"

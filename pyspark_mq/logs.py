@@ -25,9 +25,9 @@ def escape_log_lines() -> None:
 
 
 def leave_out_own_lines(library: str) -> None:
-    """Silence a client library's logging of its work for us. Its work for others in this process is logged.
+    """Silence a client library's log lines about its work for us. Its work for others in this process is still logged.
 
-    Its loggers are known by then: to be called by the module that imports it.
+    To be called by the module that imports the library, after the import: the library's loggers exist by then.
     """
     names = [name for name in logging.root.manager.loggerDict if name == library or name.startswith(f"{library}.")]
     for name in [library, *names]:

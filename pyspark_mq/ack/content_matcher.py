@@ -3,9 +3,10 @@
 Within a process, a message without an ID has a unique key: the digest of its content and an ordinal. Files hold only
 the digest. This module decides whether a delivery is a known message or a new one.
 
-Brokers prove little. On RabbitMQ, a missing `redelivered` flag proves that a message is new, unless it was
-dead-lettered. The flag proves nothing, as unread messages may be flagged, too. A content *repeats* once two messages
-have had it; the memory records that. The first rule that fits says what a delivery is:
+What brokers report proves little. On RabbitMQ, a missing `redelivered` flag proves that a message is new, unless it was
+dead-lettered. A set flag proves nothing, because unread messages may be flagged, too. A content *repeats* once two
+messages have had this content; the memory records the contents that repeat. The first rule that fits says what a
+delivery is:
 
 1. a planned message with its content and without a handle;
 2. a new message, if that is proved;
@@ -13,7 +14,7 @@ have had it; the memory records that. The first rule that fits says what a deliv
 4. a message that was left open, if its content does not repeat: dropped. If the content repeats, the delivery is new,
    and counted as ambiguous;
 5. a message that was proved new and that another session holds or is acknowledging, if its content does not repeat:
-   the delivery is a redelivery, as the broker has given up that session;
+   the delivery is a redelivery, because the broker has given up that session;
 6. a new message.
 
 A session never delivers a message twice: after a match by rules 3 to 5, another delivery of the content in that session
@@ -112,7 +113,7 @@ class ContentMatcher:
             new = sure and self._proves
             if found is not None:
                 if new:
-                    self._repeat(key, repeats)  # match either of two equal messages, as the other may follow
+                    self._repeat(key, repeats)  # match either of two equal messages, because the other may follow
                 self._doubt([] if sure else [found])
             elif not new and self._was_committed(session, digest, key, left, repeats, set() if held else elsewhere):
                 self._again[digest] = session

@@ -47,12 +47,12 @@ class Acknowledgements:
 class Handles(Generic[K]):
     """The open deliveries of one session, in the order of their tags.
 
-    Tags and keys are two parallel lists with a start index: epochs are cut from the front, and a dict that keeps losing
-    its front is rescanned from the beginning each time.
+    Tags and keys are two parallel lists with a start index, not a dict: epochs are cut from the front, and Python
+    rescans a dict that keeps losing its front from the beginning each time.
 
     Attributes:
-        cumulative_below: only tags below this may be acknowledged cumulatively, as some deliveries with higher tags
-            were skipped and must stay open. None for no bound.
+        cumulative_below: only tags below this tag may be acknowledged cumulatively, because some deliveries with higher
+            tags were skipped and must stay open. None if there is no bound.
     """
 
     __slots__ = ("_keys", "_start", "_tags", "cumulative_below")
@@ -88,7 +88,9 @@ class Handles(Generic[K]):
         self._keys[at:] = [key for _, key in late]
 
     def take_front(self, wanted: Collection[K], below: float) -> tuple[Sequence[K], int]:
-        """Take deliveries from the front until one is of another message, or has a tag of `cumulative_below` or higher.
+        """Take deliveries from the front.
+
+        Stop at a delivery of another message, or with a tag of `cumulative_below` or higher.
 
         Args:
             wanted: the messages whose deliveries to take.
@@ -126,7 +128,7 @@ class Handles(Generic[K]):
         return list(compress(keys, goes)), tuple(compress(tags, goes))
 
     def split(self, tags: Sequence[int], below: float = math.inf) -> tuple[int, tuple[int, ...]]:
-        """Split tags, none of them held, at the lowest of the first held tag, `cumulative_below` and `below`.
+        """Split tags that are not held at a bound: the lowest of the first held tag, `cumulative_below` and `below`.
 
         Returns the last tag under that bound (0 if there is none), and a tuple of the tags after it.
 
@@ -142,7 +144,8 @@ class OpenDeliveries(Generic[K]):
 
     def __init__(self) -> None:
         self._sessions: dict[int, Handles[K]] = {}
-        #: Number of further handles of messages with several; an upper bound, which lets a commit stop searching early.
+        #: Number of handles beyond the first of each message. This is an upper bound, which lets a commit stop
+        #: searching early.
         self._more: Counter[K] = Counter()
 
     def __len__(self) -> int:

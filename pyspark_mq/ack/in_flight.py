@@ -205,7 +205,10 @@ class InFlightTable(Generic[K, P]):
         return self.received.get(key) if epoch is None else epoch.payloads[key]
 
     def pass_over(self, session: int, tag: int) -> None:
-        """Leave a delivery open until the session ends. It and later ones are never acknowledged cumulatively."""
+        """Leave a delivery open until the session ends.
+
+        This delivery and later ones are never acknowledged cumulatively.
+        """
         handles = self._open[session]
         bound = handles.cumulative_below
         handles.cumulative_below = tag if bound is None else min(tag, bound)
@@ -291,7 +294,7 @@ class InFlightTable(Generic[K, P]):
         """Process the commit of one epoch. This proves nothing about lower epochs: the clock may have gone back.
 
         Returns:
-            the acknowledgements that are due now, or None without handles.
+            the acknowledgements that are due now, or None if there are no handles.
         """
         self.recalled = 0
         ready = self.planned.epochs.pop(epoch, None)

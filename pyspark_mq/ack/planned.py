@@ -85,7 +85,7 @@ class Planned(Generic[K, P]):
         return joined([run.keys for run in found.runs]) if found.runs else tuple(found.payloads)
 
     def parts(self, epoch: int) -> list[Sequence[P]]:
-        """Return the payloads that an epoch emits, in planned order: a part for each run, or one part without runs."""
+        """Return the payloads that an epoch emits, in planned order: a part for each run, or else one part."""
         found = self.epochs[epoch]
         if found.runs:
             return [run.payloads for run in found.runs]

@@ -40,7 +40,7 @@ class Remembered(Protocol[K]):
         """Record that the content of a message repeats."""
 
     def emit_again(self, key: Any) -> bool:
-        """Record the emission of a message that may have been left open; return whether one with its content was."""
+        """Record the emission of a message that may have been left open; return whether its content was left open."""
 
     def settle_again(self, keys: Collection[Any]) -> None:
         """Record that messages that were left open have been redelivered and settled."""

@@ -2,9 +2,9 @@
 
 An acknowledgement is *settled* in a session once the broker has confirmed it and has then answered a request sent
 `settleGrace` later in the same session: a killed broker may forget acknowledgements that it has confirmed, but a broker
-that answers later has survived. Elapsed time alone proves nothing, as a paused receiver reads bytes written before the
-broker died. Acknowledgements cut off by the end of a session are *left*: their messages may be redelivered, however
-late.
+that answers later has survived. Elapsed time alone proves nothing, because a paused receiver may read bytes that were
+written before the broker died. Acknowledgements cut off by the end of a session are *left*: their messages may be
+redelivered, however late.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class _Batch(Generic[K]):
     """Acknowledged messages of one session.
 
     Attributes:
-        epoch: the epoch that committed them; None for redeliveries.
-        answer_s: an answer to a request sent at this time or later settles them; infinity until the broker confirms.
+        epoch: the epoch that committed the messages; None for redeliveries.
+        answer_s: an answer to a request sent at this time or later settles the messages; infinity until the broker
+            confirms.
     """
 
     keys: Collection[K]
@@ -57,7 +58,7 @@ class Settling(Generic[K]):
     # -- queries
 
     def unconfirmed(self, number: int | None = None) -> bool:
-        """Whether the acknowledgements with this number, or with any if None, are still unconfirmed."""
+        """Whether the acknowledgements with this number, or any acknowledgements if it is None, are unconfirmed."""
         return any(
             batch.answer_s == math.inf
             for (asked, _), batch in self._batches.items()

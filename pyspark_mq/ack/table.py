@@ -18,9 +18,9 @@ The coordinator of the two-phase commit is Spark's checkpoint:
 
 * phase one is PLAN. The ID is in a file that the offset log names, so from here on the message belongs to exactly one
   epoch, forever;
-* COMMIT is Spark's proof that the epoch is in the commit log. Only now may the broker forget;
-* phase two is the acknowledgement that COMMIT causes. The broker may process it, or forget that it did: every delivery
-  with the ID of a committed message is acknowledged again.
+* COMMIT is Spark's proof that the epoch is in the commit log. Only now may the broker forget the message;
+* phase two is the acknowledgement that COMMIT causes. The broker may lose it, or forget that it has processed it, so
+  every delivery with the ID of a committed message is acknowledged again.
 
 A crash is not an event. The next process finds the IDs of committed epochs in files: their messages are COMMITTED from
 the beginning, and those of the open epoch meet RESTORE_PLANNED. The loss of a session (LOSE) voids handles and leaves

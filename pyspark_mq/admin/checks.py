@@ -1,7 +1,7 @@
 """Check a queue's settings against late acknowledgement. Pure: facts in, findings out.
 
 The command `doctor` shows all findings; a query logs once, when it starts, the warnings and problems that follow from
-the facts its own connection reports. Both get their texts here. The operator's remedies are in
+the facts its own connection reports. Both use the texts of this module. The operator's remedies are in
 :attr:`pyspark_mq.brokers.base.Broker.remedies`; a check without a remedy there does not apply to that broker.
 """
 
@@ -73,7 +73,7 @@ class Sample:
         priorities: the priority of each message; None if the message has none.
         cut_short: why the session ended when its window was widened; empty if the session did not end.
         unique: the values of `messageIdFrom` that give each of these messages its own ID.
-        repeated: how many messages have the same body and properties as an earlier one.
+        repeated: how many messages have the same body and properties as an earlier message.
     """
 
     how: str
@@ -132,7 +132,7 @@ class _Checks:
         for text in hazards or ():
             yield self._warn(text)
         if faults is None or hazards is None:
-            yield self._unknown("not known whether it drops messages on its own (expiry, length, auto-delete)")
+            yield self._unknown("not known whether the queue drops messages on its own (expiry, length, auto-delete)")
         elif not faults and not hazards:
             yield self._ok(f"{kind} queue, keeps its messages" if kind else "keeps its messages")
 
@@ -165,7 +165,7 @@ class _Checks:
         elif not target and (refuses or limit is None):
             yield self._warn(f"there is no dead-letter target: a message {why} is dropped")
         elif not target:
-            yield self._ok("none, but no message is dead-lettered")
+            yield self._ok("there is no dead-letter target, but no message is dead-lettered")
         elif facts.dead_letters_arrive is False:
             text = f"dead letters go to {target}, which does not exist or has no queue: a message {why} is lost"
             yield self._bad(text) if limited or refuses else self._warn(text)
@@ -264,7 +264,7 @@ class _Checks:
             text = f"the queue accepts {count:g} consumer(s), and this query uses all of them to receive: the link "
             yield self._warn(f"{text}that confirms acknowledgements is refused each time, which is logged")
         elif settings.prefetch == self.broker.replaced_prefetch:
-            text = f"the broker mistakes {settings.prefetch} for its default"
+            text = f"the broker mistakes the prefetch {settings.prefetch} for its default"
             yield self._warn(f"{text}, and replaces it by `queuePrefetch` of its policy")
         else:
             yield self._ok(f"{settings.prefetch:,} for each of {settings.consumers} connection(s)")
@@ -289,7 +289,7 @@ class _Checks:
         if timeout_s is None:
             yield self._unknown()
         elif math.isinf(timeout_s):
-            text = "the broker may keep the messages of a client that vanished for 15 minutes"
+            text = "for 15 minutes the broker may keep the messages of a client that has vanished"
             yield self._warn(f"the connector has no soWriteTimeout: {text}")
         else:
             yield self._ok(f"soWriteTimeout is {timeout_s:g} s")
@@ -302,7 +302,7 @@ class _Checks:
         elif what:
             yield self._bad(f"{what}: a consumer that acknowledges late looks slow")
         else:
-            yield self._ok("are left alone")
+            yield self._ok("the broker does not evict slow consumers")
 
 
 _CHECKS = {
@@ -332,7 +332,7 @@ def check_sample(sample: Sample, settings: Settings) -> list[Finding]:
     """Check some messages of a queue."""
     found = [] if not sample.cut_short else [_cut_short(sample, settings)]
     if not sample.sizes:
-        unknown = Level.UNKNOWN, "the queue has no message to look at", "run doctor again when it has some"
+        unknown = Level.UNKNOWN, "the queue has no message to look at", "run doctor again when the queue has messages"
         return [*found, Finding("message-ids", *unknown), Finding("message-sizes", *unknown)]
     return [*found, *_ids(sample, settings), _sizes(sample, settings)]
 
@@ -343,7 +343,7 @@ def _cut_short(sample: Sample, settings: Settings) -> Finding:
 
 
 _EMITTED = {
-    OnMissing.CONTENT: "identified by their contents; equal ones may be duplicated",
+    OnMissing.CONTENT: "identified by their contents; messages with equal contents may be duplicated",
     OnMissing.ROW: "emitted at each delivery",
 }
 
@@ -356,7 +356,7 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
         return
     missing = sample.ids.count(None)
     source = settings.id_source
-    better = "have the producer set it, or choose another 'messageIdFrom'"
+    better = "have the producer set the ID, or choose another 'messageIdFrom'"
     if sample.unique:
         better += f": these messages all have different IDs under {', '.join(sample.unique[:_IDS_SHOWN])}"
     if missing and settings.on_missing not in _EMITTED:
@@ -372,12 +372,12 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
         shown = ", ".join(map(repr, repeated[:_IDS_SHOWN])) + (", ..." if len(repeated) > _IDS_SHOWN else "")
         yield Finding(
             check, Level.PROBLEM,
-            f"{len(repeated)} ID(s) of more than one message {seen}: {shown}. The second message with each is dropped "
-            "as a duplicate",
+            f"{len(repeated)} ID(s) belong to more than one message {seen}: {shown}. The second message with each ID "
+            "is dropped as a duplicate",
             "have the producer give each message its own ID, or choose another 'messageIdFrom'",
         )  # fmt: skip
     if missing and settings.on_missing in _EMITTED:
-        equal = f"; {sample.repeated} equal to an earlier one" if sample.repeated else ""
+        equal = f"; {sample.repeated} with the same contents as an earlier message" if sample.repeated else ""
         worth_it = bool(sample.repeated or sample.unique)
         yield Finding(
             check, Level.WARNING if worth_it else Level.OK,
@@ -385,7 +385,7 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
             better if worth_it else "",
         )  # fmt: skip
     elif not missing and not repeated:
-        yield Finding(check, Level.OK, f"none repeated {seen}")
+        yield Finding(check, Level.OK, f"no ID is repeated {seen}")
 
 
 def _sizes(sample: Sample, settings: Settings) -> Finding:
@@ -396,13 +396,15 @@ def _sizes(sample: Sample, settings: Settings) -> Finding:
             check, Level.PROBLEM,
             f"{seen}, but a task may carry {settings.max_partition_bytes:,} ('maxPartitionBytes'): on a cluster the "
             "query fails",
-            "raise spark.rpc.message.maxSize above the largest message, and 'maxPartitionBytes' to just below that",
+            "raise spark.rpc.message.maxSize above the largest message, and 'maxPartitionBytes' to just below "
+            "spark.rpc.message.maxSize",
         )  # fmt: skip
     if max(sizes) > maximum:
         large = sum(1 for size in sizes if size > maximum)
         return Finding(
             check, Level.WARNING,
-            f"{seen}; {large} above 'maxBytesPerTrigger' ({maximum:,}), each an epoch of its own",
+            f"{seen}; {large} message(s) above 'maxBytesPerTrigger' ({maximum:,}), each of which becomes an epoch "
+            "of its own",
             f"raise 'maxBytesPerTrigger' to {max(sizes)} or more",
         )  # fmt: skip
     fits = int(maximum / max(1.0, sum(sizes) / len(sizes)))

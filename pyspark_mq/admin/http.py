@@ -1,8 +1,8 @@
 """Option `managementUrl`: query a broker's queues and their settings over HTTP.
 
-No messaging protocol can list the queues of every broker or reports all settings of a queue. The brokers' management
-over HTTP does: RabbitMQ's API (plugin `rabbitmq_management`, "HTTP API"), and Jolokia in the ActiveMQ brokers' consoles
-("Jolokia protocol"). A user with read-only access is enough.
+No messaging protocol can list the queues of every broker, or report all settings of a queue. The brokers' management
+over HTTP can do both: RabbitMQ's API (plugin `rabbitmq_management`, "HTTP API"), and Jolokia in the ActiveMQ brokers'
+consoles ("Jolokia protocol"). A user with read-only access is enough.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PAGE = 500
 _PAGES_MAX = 2_000
 _OK = 200
 _NOT_FOUND = 404
-_UNEXPECTED = "the answer is not that of the broker's management"
+_UNEXPECTED = "the answer does not come from a broker's management"
 #: Jolokia's error if there is no such MBean.
 _NO_MBEAN = "javax.management.InstanceNotFoundException"
 #: Most characters shown of an answer that is not HTTP, or of an answer's status.
@@ -91,7 +91,7 @@ class Management:
         return cls(endpoint, url, unquote(parts.username), unquote(parts.password or ""))
 
     def credentials(self) -> tuple[str | None, str | None]:
-        """Return user and password. The connection's may change (option `passwordFile`)."""
+        """Return user and password. The connection's password may change (option `passwordFile`)."""
         if self.username is not None:
             return self.user, self.password
         return self.endpoint.credentials(self.endpoint.urls[0])

@@ -55,7 +55,8 @@ def ask_depth(management: Management, queue: str) -> int | None:
 def _policy(management: Management, host: str, queue: str, kind: str) -> dict[str, Any]:
     """Return the arguments that policies set for a queue, from the list of policies.
 
-    RabbitMQ reports a queue's policy only with its statistics: 20 s after a policy was set it was still missing (4.3).
+    RabbitMQ reports a queue's policy only with the queue's statistics, where a policy was still missing 20 s after it
+    was set (4.3).
     """
     given = policy_of(management.get_all("policies", host), queue, kind)
     return merged_policy(given, policy_of(management.get_all("operator-policies", host), queue, kind))

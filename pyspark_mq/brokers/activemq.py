@@ -1,4 +1,4 @@
-"""ActiveMQ Classic: its particulars."""
+"""Particulars of ActiveMQ Classic."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ACTIVEMQ = Broker(
         "single-active-consumer": "check in activemq.xml that the queue's policy has no "
         "`allConsumersExclusiveByDefault`, and that no other reader is exclusive",
         "other-consumers": "give each reader its own queue",
-        "prefetch": "set another 'prefetch', such as 999, or `queuePrefetch` to the same number",
+        "prefetch": "set another 'prefetch', such as 999, or set `queuePrefetch` to the same number as 'prefetch'",
         "page-size": "set `maxPageSize` in the queue's policy to the prefetch or above",
         "write-timeout": "add `transport.soWriteTimeout=10000` to the connector's URI in activemq.xml",
         "slow-consumers": "remove the `slowConsumerStrategy` from the queue's policy",
@@ -52,7 +52,7 @@ ACTIVEMQ = Broker(
     # These properties can make a message expire at once (`ActiveMQMessage.java`).
     header_properties=dict.fromkeys(
         [f"JMS{name}" for name in _HEADERS],
-        "which ActiveMQ Classic takes for the header: set it with the column of that meaning",
+        "which ActiveMQ Classic takes for the header: set the column with that meaning instead",
     ),
     stomp=StompDialect(
         queue="/queue/{name}",
@@ -80,8 +80,8 @@ ACTIVEMQ = Broker(
         capabilities=("queue", "topic"),
         confirms=True,
         counts_acquirers=False,
-        # A page has 200 messages (`maxPageSize`). With that many unacknowledged, the queue delivers no more
-        # until something wakes it, and each new credit does.
+        # A page has 200 messages (`maxPageSize`). With that many messages unacknowledged, the queue delivers no more
+        # until something wakes it, as each new credit does.
         credit_max=200,
     ),
 )

@@ -1,4 +1,4 @@
-"""ActiveMQ Artemis: its particulars."""
+"""Particulars of ActiveMQ Artemis."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ ARTEMIS = Broker(
     flaws={
         STOMP: (
             (2, 56),
-            "after a session is cut, 2.40 does not deliver some messages until it is restarted; 2.56 delivers them",
+            "after a session is cut, 2.40 does not deliver some messages until the broker is restarted; 2.56 delivers "
+            "them",
         )
     },
     browsable_over=frozenset({AMQP_1_0}),
@@ -69,7 +70,8 @@ ARTEMIS = Broker(
         # The message's properties come after the other headers and before this one (2.40, 2.56).
         last_header="ack",
         management="activemq.management",
-        # Messages published over STOMP keep the number in a property, those over AMQP 1.0 in a header (2.56).
+        # Messages published over STOMP keep the number in a property; messages published over AMQP 1.0 keep it in a
+        # header (2.56).
         group_id=("_AMQ_GROUP_ID",),
         group_sequence=("_AMQ_GROUP_SEQUENCE", "JMSXGroupSeq"),
     ),

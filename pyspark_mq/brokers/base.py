@@ -48,7 +48,7 @@ class StompDialect:
         client_id: name of the connection that a durable subscription needs; empty if it needs none.
         shared: whether a durable subscription may have several consumers.
         reject_headers: further headers of a NACK that refuses a message for good.
-        slash: how a '/' in a name is written in destinations; empty for unchanged.
+        slash: how a '/' in a name is written in destinations; empty if it is written unchanged.
         stalls: whether a queue stops delivering when a page of messages is unacknowledged, until
             something wakes it.
         timestamp_us: unit of the header `timestamp` in microseconds.
@@ -57,16 +57,16 @@ class StompDialect:
         count_header: header with the number of deliveries before this one; empty if unknown.
         internal_headers, internal_prefixes: headers of MESSAGE beyond the specification's that no
             application has set, by name and by prefix.
-        own_id: pattern of the IDs that the broker creates, if the header may have another ID: a producer's, or a
-            property of that name, which replaces the broker's; None if it never has.
+        own_id: pattern of the IDs that the broker creates, if the header may have another ID instead: a producer's ID,
+            or a property of that name, which replaces the broker's ID. None if the header always has the broker's ID.
         foreign_prefix: prefix of the headers of messages that arrived over another protocol. Such messages cannot be
-            settled if they have their producer's ID; empty if all messages can be settled.
+            settled if they have their producer's ID. Empty if all messages can be settled.
         management: address that answers questions about a queue; empty if there is none, or none that can be queried
             without leaving something behind.
         last_header: the header in which the broker's entry is the last, if an application has set a header of the same
             name; in all other headers the broker's entry is the first.
         user_id, app_id, content_encoding, group_id, group_sequence: headers that may have these values; the first
-            present one counts. Empty if the broker does not send the value.
+            header that is present counts. Empty if the broker does not send the value.
         routed: whether `destination` of MESSAGE names the exchange and routing key that the message was published with.
     """
 
@@ -111,17 +111,19 @@ class Amqp10Dialect:
         topic: the same for a topic.
         capabilities: extension capabilities that the source requests of a terminus, for a queue and for
             a topic.
-        confirms: whether the broker settles deliveries that we accepted, once it has processed that (AMQP 1.0, 2.6.12).
+        confirms: whether the broker settles deliveries that we accepted, once it has processed the acceptance (AMQP
+            1.0, 2.6.12).
         counts_acquirers: whether the header `first-acquirer` shows a redelivery. Its default is false.
         names_itself: whether the broker's container ID is a name that it keeps across restarts.
         credit_max: most credit to grant at a time; more is granted when the credit is used up. 0 for no limit.
-        slash: how a '/' in a name is written in addresses; empty for unchanged.
+        slash: how a '/' in a name is written in addresses; empty if it is written unchanged.
         queue_since: the major version from which queues have another address, and that address, with
             the percent-encoded name for `{name}`; None if there is no such version.
         virtual_host: content of `open.hostname`, with `{name}` for the virtual host; empty if the
             broker has none.
-        management_since: the major version from which it answers questions about a queue; None if it answers none.
-        management: address that answers such questions, to users with that right; empty if there is none.
+        management_since: the major version from which the broker answers questions about a queue; None if no version
+            does.
+        management: address that answers such questions, for users with the right to ask them; empty if there is none.
     """
 
     queue: str
@@ -202,7 +204,7 @@ class Broker:
         delivery_limit_note: what an operator has to know about messages that are redelivered again and
             again; shown with data-loss errors.
         node_lost_s: how long a cluster considers a dead node, and its clients, alive.
-        unavailable_reasons: what it says, other than "not found", of a queue that is temporarily unavailable because
+        unavailable_reasons: what it says, other than "not found", about a queue that is temporarily unavailable because
             the queue's node is down.
         listing: how it lists the names of its queues.
         remedies: a setting that breaks late acknowledgement -> what an operator can do about that. Settings that are

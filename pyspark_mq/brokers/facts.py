@@ -25,7 +25,7 @@ _DELIVERY_LIMIT = 20
 _DELIVERY_LIMIT_SINCE = (4, 0)
 #: From this version on only quorum queues have a consumer timeout.
 _TIMEOUT_OF_QUORUM_ONLY_SINCE = (4, 3)
-#: Values of `delayed-retry-type` that delay the messages of an ended session: its end counts as a failure.
+#: Values of `delayed-retry-type` that delay the messages of an ended session, because its end counts as a failure.
 _DELAYED = frozenset({"all", "failed"})
 #: Artemis's defaults for an address (its manual, "Address Settings").
 _DELIVERY_ATTEMPTS = 10
@@ -77,7 +77,7 @@ class QueueFacts:
     faults: tuple[str, ...] | None = None
 
     def or_else(self, other: QueueFacts) -> QueueFacts:
-        """Return these facts, with unknown ones taken from `other`."""
+        """Return these facts, with unknown facts taken from `other`."""
         unknown = [field.name for field in fields(self) if getattr(self, field.name) is None]
         return replace(self, **{name: getattr(other, name) for name in unknown})
 
@@ -187,7 +187,7 @@ def _rabbitmq_hazards(reported: Mapping[str, Any], setting: _Setting) -> tuple[s
     hazards = []
     if ttl_ms is not None and ttl_ms >= 0:
         hazards.append(
-            f"messages expire after {ttl_ms / _MS:g} s (message-ttl), even planned ones that no consumer holds"
+            f"messages expire after {ttl_ms / _MS:g} s (message-ttl), even planned messages that no consumer holds"
         )
     if (length is not None or size is not None) and not (setting.text("overflow") or "").startswith("reject"):
         what = f"{length} messages" if length is not None else f"{size} bytes"

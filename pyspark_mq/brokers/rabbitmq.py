@@ -1,4 +1,4 @@
-"""RabbitMQ: its particulars."""
+"""Particulars of RabbitMQ."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ RABBITMQ = Broker(
     # No counterexample on 3.10 and 4.3, over all three protocols: connections cut and closed, broker restarted and
     # killed, negative acknowledgements, leaders moved and killed. Returned dead letters have no flag.
     proves_new=True,
-    # Over AMQP 1.0 it is twice the broker's setting `heartbeat`, 60 s by default. And from 4.3 on a quorum queue keeps
-    # messages delivered through a lost node for `consumer-disconnected-timeout`, 60 s by default.
+    # Over AMQP 1.0 the time is twice the broker's setting `heartbeat`, 60 s by default. And from 4.3 on a quorum queue
+    # keeps messages delivered through a lost node for `consumer-disconnected-timeout`, 60 s by default.
     half_open_s={AMQP_0_9_1: 65.0, AMQP_1_0: 120.0, STOMP: 65.0},
     # From 4.3 on a quorum queue that is told twice of the end of a lost node's consumer forgets that timeout, and keeps
     # the consumer's messages for `consumer_timeout`, 30 min by default (`rabbit_fifo:update_consumer_status/2`, 4.3.6).
@@ -51,8 +51,8 @@ RABBITMQ = Broker(
     remedies={
         "consumer-timeout": "raise `consumer-timeout` in a policy for the queue, or `consumer_timeout` in "
         "rabbitmq.conf (milliseconds), above the longest batch and trigger interval",
-        "delivery-limit": "set a policy with a high `delivery-limit` (-1 for none from RabbitMQ 4.0 on); a lower "
-        "argument `x-delivery-limit` still applies, and needs a new queue",
+        "delivery-limit": "set a policy with a high `delivery-limit` (-1 means no limit from RabbitMQ 4.0 on); a lower "
+        "argument `x-delivery-limit` still applies, and only a new queue can be without it",
         "dead-letters": "set a policy with `dead-letter-exchange`, and bind a queue to that exchange",
         "redelivery-delay": "or remove `delayed-retry-type` from the queue's policy or arguments",
         "priorities": "read a queue without `x-max-priority`, or a quorum queue",
@@ -67,7 +67,8 @@ RABBITMQ = Broker(
         topic="/exchange/{name}/#",
         # `message-id` and `ack` name the delivery and its session.
         id_header="amqp-message-id",
-        # 10,000 acknowledgements take 4 ms at once and 160 ms one by one; only the former last on quorum queues.
+        # 10,000 acknowledgements take 4 ms at once and 160 ms one by one; on quorum queues, only acknowledgements at
+        # once are durable.
         cumulative=True,
         window_header="prefetch-count",
         durable_headers={

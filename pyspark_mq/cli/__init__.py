@@ -1,1 +1,1 @@
-"""The command ``pyspark-mq``: reads, repairs and releases checkpoints, examines queues and set-ups. No Spark."""
+"""The command ``pyspark-mq``, without Spark: reads, repairs and releases checkpoints, examines queues and set-ups."""

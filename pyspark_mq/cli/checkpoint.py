@@ -29,10 +29,10 @@ __all__ = [
     "place_of", "read_batch", "read_checkpoint", "rewrite",
 ]  # fmt: skip
 
-#: File with the query's ID. Without it Spark refuses a checkpoint that has offsets.
+#: File with the query's ID. Without this file Spark refuses a checkpoint that has offsets.
 METADATA = "metadata"
 _VERSION = "v1"
-#: How an offset of this source begins, as its keys have a fixed order.
+#: How an offset of this source begins: the keys of an offset have a fixed order.
 _OURS = '{"v":'
 #: The lines with version and metadata, which precede the offsets.
 _LINES_BEFORE = 2

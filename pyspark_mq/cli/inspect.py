@@ -89,13 +89,13 @@ def _epoch_lines(name: str, epoch: dict[str, Any]) -> Iterator[str]:
 
 def _outlook(source: dict[str, Any]) -> str:
     if source["open"] is None:
-        return "a restart continues with new messages, and drops redeliveries of the remembered ones"
+        return "a restart continues with new messages, and drops redeliveries of remembered messages"
     count = source["open"]["planned"]
     if not count:
         return "a restart runs the open epoch, which does not wait for messages"
     if source["open"]["released"]:
         waits = f"a restart waits up to replayTimeout for these {count:,} planned messages"
-        return f"{waits}, and runs the open epoch with those that return, as it was released"
+        return f"{waits}, and runs the open epoch with those that return, because the epoch was released"
     waits = f"a restart waits up to replayTimeout until these {count:,} planned messages are redelivered"
     return f"{waits}, and runs the open epoch with them"
 

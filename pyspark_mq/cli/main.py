@@ -1,7 +1,7 @@
 """The command line.
 
-Plain text for people and JSON for machines. Uses only the standard library: the command has to run wherever the source
-runs, and a cluster's image should not need more libraries.
+It prints plain text for people and JSON for machines. It uses only the standard library, because the command has to run
+wherever the source runs, and a cluster's image should not need more libraries.
 
 Exit codes: 0, success; 1, the command failed and said why, or `doctor` found a problem; 2, wrong usage.
 """
@@ -87,8 +87,8 @@ def _parser() -> argparse.ArgumentParser:
         "peek", help="show a queue's next messages and return them (quorum queues and Artemis count deliveries)"
     )
     _add_options(one)
-    one.add_argument("-n", "--messages", type=_count, default=10, help="how many, of each queue (10)")
-    one.add_argument("--json", action="store_true", help="a line of JSON for each message")
+    one.add_argument("-n", "--messages", type=_count, default=10, help="how many messages of each queue (10)")
+    one.add_argument("--json", action="store_true", help="print a line of JSON for each message")
     one.set_defaults(command=_peek)
 
     one = commands.add_parser(
@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_options(one)
     one.add_argument(
-        "-n", "--messages", type=_count_or_none, default=20, help="how many to examine, in each queue (20)"
+        "-n", "--messages", type=_count_or_none, default=20, help="how many messages to examine in each queue (20)"
     )
     one.add_argument("--write", action="store_true", help="the options are for a write: check that the user may write")
     _add_sink(one)

@@ -2,8 +2,8 @@
 
 Messages are received as usual but not acknowledged: when the connection ends, each returns to its old position. On
 queues that count deliveries (RabbitMQ's quorum queues, Artemis) this counts as a delivery of each received message, and
-a message that exceeds its queue's limit is dead-lettered or dropped. So no more are requested than shown. Any failure
-is an MqError.
+a message that exceeds its queue's limit is dead-lettered or dropped. So the command requests no more messages than it
+shows. Any failure is an MqError.
 """
 
 from __future__ import annotations

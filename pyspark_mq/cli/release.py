@@ -1,9 +1,9 @@
 """``pyspark-mq release``: the way out of a replay that cannot complete.
 
-An epoch that was planned but not committed is rerun with exactly its messages, and the query fails if they do not all
-return. This command marks its offset: the next start still waits `replayTimeout` for them, and then, instead of
-failing, runs the epoch with those that returned. Messages that are missing then were not emitted: if they turn up
-later, they count as new.
+An epoch that was planned but not committed is rerun with exactly its messages, and the query fails if not all of these
+messages return. This command marks the epoch's offset. The next start still waits `replayTimeout` for the messages, and
+then, instead of failing, runs the epoch with the messages that returned. Messages that are missing then are not
+emitted, so if they turn up later, they count as new.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["RECORDS", "QueueLook", "describe", "mark", "open_epochs", "seek"]
 
 #: Folder in the checkpoint with a record of each release.
 RECORDS = "mq-released"
-#: Missing IDs shown; the record has all.
+#: Missing IDs shown; the record has all of them.
 _IDS_SHOWN = 10
 #: Most unacknowledged messages of one reader: AMQP 0-9-1 counts a prefetch in 16 bits (basic.qos).
 _LOOKED_AT_MAX = 65_535
@@ -75,7 +75,7 @@ def seek(one: PlannedEpoch, settings: Settings, patience_s: float) -> dict[str, 
 
 
 def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> QueueLook:
-    """Receive until all planned messages are found. Of each message only the ID is kept in memory."""
+    """Receive until all planned messages are found. Only the ID of each message is kept in memory."""
     ids, seen = MessageIds.of(settings), 0
     missing_keys: dict[Key, list[Key]] = {}
     for key in keys:
@@ -106,7 +106,7 @@ def describe(one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> Iterat
     if one.position.released:
         yield "  it is already released"
     if found is None:
-        yield "  not known which of them are missing: add the source's options to have the queue examined"
+        yield "  not known which of these messages are missing: add the source's options to have the queue examined"
         return
     for name, there in found.items():
         more = "; the queue has more" if there.missing and there.seen >= _LOOKED_AT_MAX else ""
@@ -123,7 +123,7 @@ def describe(one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> Iterat
 def mark(place: str, one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> str:
     """Release an epoch, and record its previous state.
 
-    No query may be running with the checkpoint: it would either miss the mark or overwrite it.
+    No query may be running with the checkpoint: the query would either miss the mark or overwrite it.
 
     Args:
         place: the `checkpointLocation`, as returned by :func:`.place_of`.

@@ -1,11 +1,12 @@
 """``pyspark-mq repair``: a checkpoint on the disk of a machine that has lost power.
 
 Spark writes its logs by create and rename and does not sync them (``CheckpointFileManager.scala``). So the newest files
-may exist but be empty, and Spark refuses them; or the sink may lack a batch that is committed. With option
-`settleAfter=synced` only the last batch can be affected, and it was not acknowledged: everything older was on disk
-before the batch's rows left the source. This command undoes that batch, and Spark reruns it from its offset.
+may exist but be empty, and Spark refuses empty files. Or the sink may lack a batch that is committed. With option
+`settleAfter=synced` only the last batch can be affected, and this batch was not acknowledged: everything older was on
+disk before the batch's rows left the source. This command undoes that batch, and Spark reruns it from its offset.
 
-If more than that batch is missing, the option was not set or the folder is another one, and nothing is removed.
+If more than that batch is missing, either the option was not set or the folder is a different one, and nothing is
+removed.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
     if names_in(checkpoint, "state"):
         raise _beyond(shown, "the query has state, so Spark runs batches without new messages, which are not synced")
     last, planned = max(commits.whole, default=-1), max(offsets.whole, default=-1)
-    # Before Spark 4.2 an offset is written before the previous batch is settled, but the offset's batch runs only then.
+    # Before Spark 4.2 an offset is written before the previous batch is settled, but the offset's batch runs only after
+    # that.
     if not last <= planned <= last + 2 or (planned > 0 and not {planned - 1, last} - {-1} <= offsets.whole):
         raise _beyond(shown, f"the newest offset is {planned}, the newest commit {last}, and some offsets are missing")
     metadata = list(_metadata(checkpoint))
@@ -99,9 +101,9 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
     if lost is not None and commits.names:
         raise CheckpointError(
             f"{shown}: nothing is removed: its file '{METADATA}' is {lost.why}, but there are commits. The file has "
-            "the query's ID, by which a sink may know its batches: with another ID it writes batches twice. "
-            'Restore it from a backup, or as {"id": "<uuid>"} with the ID that earlier runs have shown (query.id); or '
-            f"{START_ANEW}"
+            "the query's ID, by which a sink may know its batches: with another ID the sink writes batches twice. "
+            'Restore the file from a backup, or as {"id": "<uuid>"} with the ID that earlier runs showed (query.id); '
+            f"or {START_ANEW}"
         )
     damages = [*offsets.empty(above=planned), *commits.empty(above=last), *metadata]
     if last >= 0:
@@ -111,7 +113,7 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
         if noted != epoch:
             before = _epoch(checkpoint, last - 1, id_log) if last else 0
             if before != noted:
-                raise _beyond(shown, f"the note is of epoch {noted}, but epochs {before} and {epoch} are committed")
+                raise _beyond(shown, f"the note is for epoch {noted}, but epochs {before} and {epoch} are committed")
             if log.lost_power(epoch):
                 why = "the machine restarted before it was certain that this batch was on the sink's disk"
                 damages += [*commits.files(last, why)]
@@ -132,8 +134,8 @@ def _in_sink(sink: str, last: int) -> Iterator[Damage]:
             f"{shown}: no file sink has written there (its folder '{SINK_LOG}' has no file): {advice}"
         )
     if newest > last + 1:
-        text = f"{shown}: it has batch {newest}, but the checkpoint's last is {last}: it is the sink of another query"
-        raise CheckpointError(f"{text}, or only the checkpoint was restored: {advice}")
+        text = f"{shown}: it has batch {newest}, but the checkpoint's last batch is {last}"
+        raise CheckpointError(f"{text}: it is the sink of another query, or only the checkpoint was restored: {advice}")
     if last >= 0 and last not in log.whole:
         raise _beyond(shown, f"its log has no batch {last}, which is committed and acknowledged")
     yield from log.files(last + 1, f"the newest batch that is certainly committed is {last}")
@@ -172,8 +174,8 @@ def _epoch(checkpoint: str, batch: int, id_log: str) -> int:
 def _metadata(checkpoint: str) -> Iterator[Damage]:
     """Yield the file with the query's ID if it is empty or missing.
 
-    Spark writes it before the first offset, so it is on disk before a row leaves the source. If no batch was committed,
-    Spark may create a new one.
+    Spark writes this file before the first offset, so the file is on disk before a row leaves the source. If no batch
+    was committed, Spark may create a new file.
     """
     names = names_in(checkpoint, "")
     for name in (METADATA, f".{METADATA}.crc"):

@@ -1,7 +1,8 @@
 """Find batches that a sink has but the checkpoint does not.
 
 Spark's file sink and Delta skip batches up to their newest one, and Spark then commits them (``FileStreamSink.scala``).
-If only the checkpoint is restored, new messages get such batch numbers: they are acknowledged, but written to no file.
+If only the checkpoint is restored, new messages get such batch numbers: these messages are acknowledged, but not
+written to any file.
 """
 
 from __future__ import annotations

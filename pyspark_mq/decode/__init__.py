@@ -1,1 +1,1 @@
-"""From bytes to columns: decoders of received deliveries, in batches. No sockets, sessions or clocks."""
+"""Decoders that turn batches of received deliveries into columns. They use no sockets, sessions or clocks."""

@@ -41,7 +41,7 @@ from pyspark_mq.dedup import IdSource, TextKeys
 
 __all__ = ["Amqp091Batch", "as_text", "unreadable_of"]
 
-#: Most headers decoded in batches, and how many deliveries it takes for each header to pay.
+#: Most headers decoded in batches, and the fewest deliveries for each header from which this saves time.
 _HEADERS_MAX, _ROWS_PER_HEADER = 64, 8
 _MICROSECONDS = 1_000_000
 _SECONDS_MAX = INT64_MAX // _MICROSECONDS
@@ -176,7 +176,7 @@ class Amqp091Batch(DeliveryBatch):
         return binary(self.data, self.spans[2], self.spans[3]) if self._bodies is None else joined(self._bodies)
 
     def ids(self, source: IdSource) -> Sequence[object]:
-        """Return the producers' IDs, as RabbitMQ sets none."""
+        """Return the producers' IDs, because RabbitMQ sets no IDs."""
         name = _ID_FIELDS.get(source.kind)
         if name is None:
             return listed(self.of_header(source.name.encode(), _header_id))
@@ -191,7 +191,10 @@ class Amqp091Batch(DeliveryBatch):
             return [None if value is None else string(value) for value in found.to_pylist()]
 
     def given(self) -> list[object]:
-        """Return each delivery's ID with its raw timestamp, as the column is null if that is too large for seconds."""
+        """Return each delivery's ID with its raw timestamp.
+
+        The column of timestamps is null for a timestamp that is too large for seconds.
+        """
         return [*zip(super().given(), listed(numbers(*self.numbers("timestamp"))), strict=True)]
 
     def not_redelivered(self) -> list[bool]:
@@ -333,8 +336,8 @@ class Amqp091Batch(DeliveryBatch):
     def timestamps_us(self) -> pa.Array:
         """Return when messages were published.
 
-        The field is in seconds (section 4.2.5.4). Milliseconds become a date far in the future, as in every other
-        client. A value outside the column's range is null.
+        The field is in seconds (section 4.2.5.4). If a producer sets milliseconds, the result is a date far in the
+        future, as in every other client. A value outside the column's range is null.
         """
         seconds, present = self.numbers("timestamp")
         fits = present & (seconds <= _SECONDS_MAX)

@@ -2,10 +2,10 @@
 
 An encoded block has flags for fourteen fields, followed by the present fields in order, without gaps (AMQP 0-9-1,
 4.2.6.1). Each block is checked once, on arrival (:func:`check`, or :meth:`.Amqp091Batch.sound`); later readers rely on
-that.
+this check.
 
-Values equal pika's, with two exceptions: pika rounds floating-point numbers, and it fails on dates beyond the year
-9999, which result from milliseconds instead of seconds; here such dates stay numbers.
+Values equal pika's, with two exceptions. Pika rounds floating-point numbers. Pika also fails on dates beyond the year
+9999, which result from milliseconds instead of seconds; this module returns such dates as numbers.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ FLAGS = {name: 0x8000 >> place for place, name in enumerate(FIELDS)}
 FLAGS_BYTES = 2
 #: The lowest bit is set if another word of flags follows.
 MORE_FLAGS = 1
-#: Deepest nesting of tables and arrays; those that RabbitMQ adds are three deep. Reading and writing one level takes
-#: two calls, and the interpreter allows a thousand, of which the caller has used some.
+#: Deepest nesting of tables and arrays; the tables that RabbitMQ adds are three deep. Reading or writing one level
+#: takes two calls, and the interpreter allows a thousand nested calls, of which the caller has used some.
 _DEPTH_MAX = 64
 _TOO_SHORT = "fields are longer than the properties"
 

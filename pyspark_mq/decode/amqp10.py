@@ -1,7 +1,7 @@
 """Batches of AMQP 1.0 deliveries: most messages are decoded together, the others one by one.
 
 :mod:`pyspark_mq.decode.amqp10_columns` decodes messages that a session receives together into columns. A message that
-it leaves out becomes a single delivery between batches.
+is left out there becomes a single delivery between batches.
 """
 
 from __future__ import annotations

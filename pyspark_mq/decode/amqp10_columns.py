@@ -3,10 +3,10 @@
 NumPy walks all messages at once, one field at a time. Start and end offsets turn the bytes into an Arrow array of
 values and gaps, and a column is every second element.
 
-It accepts a subset of what :mod:`pyspark_mq.decode.amqp10_sections` accepts: messages with equal header and annotations
-(byte by byte), text or nothing in `properties`, text, whole numbers and booleans in `application-properties`, and one
-body. All others are read one by one. So this module never decides that a message is broken, and both ways give equal
-columns.
+This module accepts a subset of what :mod:`pyspark_mq.decode.amqp10_sections` accepts: messages with equal header and
+annotations (byte by byte), text or nothing in `properties`, text, whole numbers and booleans in
+`application-properties`, and one body. All other messages are read one by one. So this module never decides that a
+message is broken, and both ways give equal columns.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class WalkedGroup(NamedTuple):
         return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
 
     def taken(self, places: Any) -> WalkedGroup:
-        """Return some of the messages, in any order. Columns are copied, as sizes are read from their buffers."""
+        """Return some of the messages, in any order. Columns are copied, because sizes are read from their buffers."""
         columns = {name: column.take(pa.array(places)) for name, column in self.columns.items()}
         return WalkedGroup(self.rows[places], columns, self.constants, self.begins[places], self.ends[places])
 
@@ -155,8 +155,8 @@ def _walked(messages: Messages, reader: SectionReader) -> tuple[WalkedGroup | No
     """Walk the messages that begin like the first one.
 
     Returns:
-        the messages' group and rows. If some messages have invalid text or repeated property names: None and the rows
-        of these messages, which are then read one by one. No rows if no message can be walked.
+        the messages' group and rows. If some messages have invalid text or repeated property names, None and the rows
+        of these messages, which are then read one by one. If no message can be walked, there are no rows.
     """
     first = messages.data[messages.begins[0] : messages.ends[0]]
     known = prefix_of(first, reader)

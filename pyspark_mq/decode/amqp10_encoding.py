@@ -192,7 +192,9 @@ class Values:
         if code == _LIST0:
             return [], at
         if code not in {_LIST8, _LIST32, _MAP8, _MAP32, _ARRAY8, _ARRAY32}:
-            raise EncodingError(f"the value before byte {at} has the code 0x{code:02x}, which is not that of any type")
+            raise EncodingError(
+                f"the value before byte {at} has the code 0x{code:02x}, which is not the code of any type"
+            )
         width = 1 if code in {_LIST8, _MAP8, _ARRAY8} else 4
         begin, size = _length(data, at, width, end)
         stop = _bounded(at, begin + size, end)

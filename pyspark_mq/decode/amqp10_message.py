@@ -114,7 +114,8 @@ def json_text(value: object) -> str:
     """Return a value of any AMQP type as JSON.
 
     Binary values become base64 text, and numbers that JSON lacks (`NaN`, `Infinity`, `-Infinity`) become text. A map
-    becomes an object if all its keys are plain and no two have the same text; otherwise a list of pairs, each a list.
+    becomes an object if all its keys are plain and no two keys have the same text. Otherwise it becomes a list of
+    pairs, each of which is a list.
     """
     if isinstance(value, str):
         return _quoted(value)

@@ -1,4 +1,4 @@
-"""Messages from their bytes: the sections of AMQP 1.0, part 3.2, whatever they contain. No socket, no clock.
+"""Messages from their bytes: the sections of AMQP 1.0, part 3.2, whatever they contain. Uses no socket and no clock.
 
 The result depends only on the bytes of the message, and covers all of them: anything that has no place in a delivery
 raises an :class:`~pyspark_mq.decode.amqp10_encoding.EncodingError`, and the message is unreadable.
@@ -54,7 +54,7 @@ _DEFAULT_PRIORITY = 4
 _NULL = frozenset({0x40})
 _BOOLEAN = _NULL | {0x41, 0x42, 0x56}
 _UINT = _NULL | {0x70, 0x52, 0x43}
-#: A string and a symbol may stand for each other, as some producers confuse them.
+#: A string and a symbol may stand for each other, because some producers confuse them.
 _TEXT = _NULL | {0xA1, 0xB1, 0xA3, 0xB3}
 _TIMESTAMP = _NULL | {0x83}
 _BINARY = _NULL | {0xA0, 0xB0}
@@ -188,7 +188,7 @@ def _annotated(pairs: Pairs, *, names_all: bool) -> tuple[Named, str | None, str
 
     Args:
         names_all: whether all annotations become properties. In a queue a broker changes some annotations at each
-            delivery, in a log it cannot.
+            delivery; in a log it cannot change them.
     """
     annotations = {key: value for key, value in reversed(pairs) if isinstance(key, str)}
     exchange, key = (text(annotations.get(name)) for name in ROUTING)

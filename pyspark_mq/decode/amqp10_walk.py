@@ -1,7 +1,7 @@
 """The walk over the sections of many messages at once (AMQP 1.0, 1.6 and 3.2) finds their values, with NumPy alone.
 
-A message with anything unexpected leaves the walk, which does not judge the message. Positions are clamped before they
-are read, so no size that a message states leads out of the memory.
+The walk leaves out a message with anything unexpected, without deciding whether the message is broken. Positions are
+clamped before they are read, so no size that a message states leads out of the memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Walk", "Walked", "WalkedField", "WalkedPairs", "prefix_of"]
 
 _PROPERTIES, _APPLICATION, _DATA, _VALUE = 0x73, 0x74, 0x75, 0x77
 _MARK_BYTES = 3
-#: A longer beginning is not compared: that does not pay.
+#: A beginning longer than this is not compared, because the comparison costs more than it saves.
 _PREFIX_BYTES_MAX = 512
 _PAIRS_MAX = 64
 _NULL, _STRING8, _STRING32, _SYMBOL8, _SYMBOL32, _BINARY8, _BINARY32 = 0x40, 0xA1, 0xB1, 0xA3, 0xB3, 0xA0, 0xB0
@@ -100,7 +100,7 @@ class Walk:
         self._views, self._ends = Views(data), ends
         self._ok = ends - begins >= len(prefix) + _MARK_BYTES
         self._at = begins + len(prefix)
-        # Eight bytes at a time; the last may be compared twice.
+        # Compare eight bytes at a time; the last bytes may be compared twice.
         size = 8 if len(prefix) >= 8 else 1
         for offset in {*range(0, len(prefix) - size + 1, size), max(0, len(prefix) - size)} if prefix else ():
             self._ok &= self._uint(begins + offset, size) == int.from_bytes(
@@ -210,7 +210,7 @@ class Walk:
         return WalkedField(begins, lengths, valid, symbols, zeros), np.where(valid, begins + lengths, item + 1)
 
     def _application(self) -> tuple[WalkedPairs, Any]:
-        """Return the pairs, for all rows one property after another; and the row of each pair."""
+        """Return the pairs of all rows, one property after another, and the row of each pair."""
         has = self._has(_APPLICATION)
         total = len(self._at)
         counts = np.zeros(total, np.int64)

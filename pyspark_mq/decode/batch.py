@@ -49,7 +49,8 @@ UNREADABLE_PROPERTY = "unreadable"
 #: Bytes that a delivery takes in addition to its content: its place in a block, in the in-flight table and in an epoch.
 #: Measured: 290 when received, 330 when planned.
 ROW_BYTES = 330
-#: Fewer deliveries are read one by one, which takes no longer (break-even measured at 30 to 40, over each protocol).
+#: Fewer deliveries than this are read one by one, which takes no longer (break-even measured at 30 to 40, over each
+#: protocol).
 BATCH_MIN = 40
 #: The largest numbers of integer columns.
 INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
@@ -220,7 +221,7 @@ class DeliveryBatch(ABC):
 
     @abstractmethod
     def ids(self, source: IdSource) -> Sequence[object]:
-        """Return each message's ID from this source; None if it has none."""
+        """Return each message's ID from this source; None if the message has none."""
 
     def digests(self) -> list[bytes]:
         """Return a 16-byte digest of each message as the producer sent it: properties, headers and body.
@@ -245,7 +246,7 @@ class DeliveryBatch(ABC):
 
     @abstractmethod
     def not_redelivered(self) -> list[bool]:
-        """Whether each delivery has no mark of an earlier delivery, nor of a dead letter."""
+        """Whether each delivery has neither the mark of an earlier delivery nor that of a dead letter."""
 
     def hidden(self) -> list[str]:
         """Return the producers' values that hide the broker's IDs; usually there are none."""

@@ -1,6 +1,6 @@
 """Batches of STOMP deliveries: most messages are decoded together, the others one by one.
 
-Both forms return headers as columns; the meaning of headers is implemented once.
+Both forms return headers as columns; the meaning of headers is implemented once, for both forms.
 """
 
 from __future__ import annotations
@@ -113,7 +113,10 @@ class StompBatch(DeliveryBatch):
     # -- meanings of headers
 
     def ids(self, source: IdSource) -> list[object]:
-        """Return each message's ID: the broker's if it sets one, else the producer's; None if a property hides it."""
+        """Return each message's ID: the broker's if it sets one, else the producer's.
+
+        The ID is None if a property hides it.
+        """
         dialect = self.dialect
         name = {"message-id": dialect.id_header, "correlation-id": "correlation-id"}.get(source.kind, source.name)
         ids = [value if value is None or value.isascii() else _id(value) for value in self.values(name)]

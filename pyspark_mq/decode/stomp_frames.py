@@ -1,12 +1,13 @@
 """STOMP messages in one piece of memory, split into frames all at once.
 
 Messages from one producer have the same headers in the same order. So NumPy compares the first message's header names
-with those of all others, line by line. That gives the spans of all values; columns are built from them on demand.
+with those of all others, line by line. The comparison gives the spans of all values, and columns are built from these
+spans on demand.
 
 This module accepts a subset of what :mod:`pyspark_mq.sources.stomp.frames` accepts: consecutive complete MESSAGE
 frames, each after one line feed, with a matching content-length, or with text without NUL that another frame follows;
 headers with short ASCII names; no carriage return before the body. The other module handles all other frames, so this
-one never decides that a frame or a message is broken.
+module never decides that a frame or a message is broken.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LENGTH = "content-length"
 _DIGITS_MAX = 9
 #: Frames larger than this on average are not worth another copy.
 _FRAME_BYTES_MAX = 10 << 10
-#: Most header layouts to look for, and the share of the frames, one in this many, that each must cover.
+#: Most header layouts to look for, and the share of the frames that each layout must cover: one in this many.
 _LAYOUTS_MAX, _SHARE_MIN = 3, 8
 #: Most headers of a layout, and most bytes of a name: that many bytes are copied for each message.
 _HEADERS_MAX, _NAME_BYTES_MAX = 64, 256
@@ -131,7 +132,7 @@ def find_frames(data: bytes | bytearray, least: int, most: int, last: str) -> tu
         last: the header whose last entry counts; empty for none.
 
     Returns:
-        the frames, or None if the first one does not qualify; and the apparent number of frames, up to `most`.
+        the frames, or None if the first frame does not qualify; and the apparent number of frames, up to `most`.
     """
     starts = [0]
     while len(starts) <= most and (found := data.find(_BETWEEN, starts[-1])) >= 0:

@@ -25,12 +25,13 @@ __all__ = ["DIGEST_BYTES", "Batches", "Digester", "from_bytes"]
 DIGEST_BYTES = 16
 _HALF, _WORD = np.dtype("<u8"), np.dtype("<u4")
 _SUMS, _UPPER = 4, np.uint64(32)
-#: Words of the queue's name. The most words of a key: these, one for kind and length, and four bytes per character.
+#: Words of the queue's name; and the most words of a key: the queue's words, one word for kind and length, and one
+#: word, that is four bytes, per character.
 _QUEUE_WORDS = 4
 _WORDS_MAX = _QUEUE_WORDS + 1 + ID_CHARS_MAX
 _TEXT, _BYTES = 0, 1
-#: Fewest places of the filter per digest; it grows by doubling. With 8 to 16, batches are searched for 2 to 6 % of
-#: unknown digests.
+#: Fewest places of the filter per digest; the filter grows by doubling. With 8 to 16 places per digest, batches are
+#: searched for 2 to 6 % of unknown digests.
 _PLACES = 8
 #: The second place of a digest in the filter uses other bits of the digest.
 _SHIFT = np.uint64(31)
@@ -42,8 +43,9 @@ class Digester:
     Each of the four is the upper half of `c + sum(m[i] * word[i])` modulo 2**64, over 32-bit words of the queue, of the
     kind and length of the key, and of the key. With secret random multipliers, two different inputs have an equal
     half with a probability of 2**-32, whoever chose them (D. Lemire and O. Kaser, "Strongly universal string hashing is
-    fast", The Computer Journal 57, 2014), and an equal digest with 2**-128. Who knows the secret can construct
-    collisions: the secret is in the checkpoint, like the IDs, and producers need no access to the checkpoint.
+    fast", The Computer Journal 57, 2014), and an equal digest with a probability of 2**-128. Anybody who knows the
+    secret can construct collisions. The secret is in the checkpoint, like the IDs, and producers do not need access to
+    the checkpoint.
 
     Args:
         secret: random bytes. Every file of the journal has them, so that digests are the same in every process.
@@ -160,7 +162,10 @@ class Batches:
         return digests
 
     def find(self, digests: Any, numbers: Collection[int] | None = None) -> Iterator[int]:
-        """Yield the places of the digests that are in these batches, or in any; once for each batch that has them."""
+        """Yield the places of the digests that are in these batches, or in any batch.
+
+        A place is yielded once for each batch that has its digest.
+        """
         batches = self._batches
         if not batches or not len(digests):
             return

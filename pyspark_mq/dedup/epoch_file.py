@@ -58,7 +58,7 @@ class EpochFile:
         gone: files no longer named, grouped by the last plan that named them, oldest first.
         state: state of Spark's log, in the first file of a process.
         secret: secret of all digests (:class:`.Digester`), in hexadecimal. Files that name each other share it.
-        start: number of the epoch that it was planned from; -1 if that is unknown.
+        start: number of the epoch after which this epoch was planned; -1 if that is unknown.
     """
 
     epoch: int = 0

@@ -1,11 +1,11 @@
 """Identity of messages: from a delivered value to one hashable key.
 
-A key is the ID itself if the ID is a short string, and otherwise a digest (``bytes``): files should not hold an ID of a
-megabyte, and cannot hold an ID that is not text. A string never equals a digest, so a producer cannot use one to forge
-the other.
+A key is the ID itself if the ID is a short string, and otherwise a digest (``bytes``), because files should not hold an
+ID of a megabyte, and cannot hold an ID that is not text. A string never equals a digest, so a producer cannot use one
+to forge the other.
 
-A message without an ID is identified by its content: in files by a digest of :data:`CONTENT_DIGEST_BYTES`. Within a
-process, :mod:`pyspark_mq.ack.content_matcher` appends an ordinal of eight bytes, which tells equal messages apart. No
+A message without an ID is identified by its content, in files by a digest of :data:`CONTENT_DIGEST_BYTES` bytes. Within
+a process, :mod:`pyspark_mq.ack.content_matcher` appends an ordinal of eight bytes, which tells equal messages apart. No
 other keys have these lengths.
 """
 

@@ -7,25 +7,25 @@ The oldest IDs are forgotten first, and only contents expire by time:
 *window*       the newest settled epochs, enough to hold `dedupWindow` IDs
 *left*         the newest `remember_left` distinct IDs whose acknowledgement was cut off by the end of a session or
                process, in the order in which they were first left. An ID that is left again keeps its place
-*contents*     the same for messages without an ID, by digest. A content leaves once redelivered and settled; otherwise
-               after half a million others, or an hour of being connected: the broker may have taken its
-               acknowledgement, and an equal message must not be dropped for ever. Settled ones are in the window
+*contents*     the same for messages without an ID, by digest. A content leaves once it is redelivered and settled, or
+               else after half a million others, or an hour of being connected: the broker may have processed its
+               acknowledgement, and an equal message must not be dropped for ever. Settled contents are in the window
 *repeats*      the newest contents seen in two messages. A message with such a content is never taken for a left one
 =============  =======================================================================================================
 
 The file of an epoch has the changes since the previous file, and names the files that a load reads: *parts* of the
 window and of the left IDs, a *base* with unsettled epochs, and the files that follow. When :data:`FOLLOWING_MAX` files
-follow, the next one has a new base and part. A part absorbs the parts before it that are not much larger, up to an
-eighth of the IDs remembered. So a file names a bounded number of others, and an epoch writes little, however many IDs
-are remembered: with two million in one base, each epoch of a trickle would write half a megabyte. A base has all
-contents, at most 8 MB.
+follow, the next file has a new base and part. A part absorbs the parts before it that are not much larger, up to an
+eighth of the IDs remembered. So a file names a bounded number of other files, and an epoch writes little, however many
+IDs are remembered. If two million IDs were in one base, each epoch of a trickle would write half a megabyte. A base has
+all contents, at most 8 MB.
 
 Epochs that are unsettled when a process ends are left, in order. The next file records this.
 
 The promise: an ID is recognised until `remember_left` distinct others have been left since it was *first* left, or, if
 it was settled, until `dedupWindow` newer IDs have been settled. (The promise cannot count from when the ID was *last*
 left: no file has a repeated acknowledgement that was under way when a process was killed.) IDs are forgotten in
-batches, such as one plan's, so they may be remembered for longer.
+batches, such as the batch of one plan, so they may be remembered for longer.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Memory:
         secret: random bytes for digests, see :class:`.Digester`. A load replaces them by the secret of the files.
 
     Attributes:
-        digester: makes digests of keys. A load replaces it, as the secret changes.
+        digester: makes digests of keys. A load replaces it, because the secret changes.
         connected_s: seconds for which every connection of the query was up, over all its processes.
         forgotten: number of IDs forgotten although their messages may be redelivered.
         contents: batches of left contents; for each, the connected second at which its contents were left, and the
@@ -210,7 +210,7 @@ class Memory:
         return came
 
     def note_repeat(self, queue: str, key: Key) -> None:
-        """Record that a content repeats; also by its key, as a load may change the secret."""
+        """Record that a content repeats. Record its key, too, because a load may change the secret."""
         if self._repeated is not None and len(self._repeated) < _REPEATS_MAX:
             self._repeated[queue, key] = None
         self.repeat(self._digests(queue, [key])[1])
@@ -247,7 +247,9 @@ class Memory:
     # -- files
 
     def compose(self, epoch: int, queues: Sequence[str], planned: ByQueue, held: Collection[int]) -> EpochFile:
-        """Settle epochs, forget IDs, and return the content of an epoch's file. Call :meth:`written` once that exists.
+        """Settle epochs, forget IDs, and return the content of an epoch's file.
+
+        Call :meth:`written` once the file exists.
 
         Args:
             held: epochs with an unsettled acknowledgement.

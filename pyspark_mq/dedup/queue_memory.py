@@ -57,7 +57,7 @@ class QueueMemory:
         self._memory.note_repeat(self._queue, key)
 
     def emit_again(self, key: Key) -> bool:
-        """Record the emission of a message that may have been left open; return whether one with its content was."""
+        """Record the emission of a message that may have been left open; return whether its content was left open."""
         (text,) = map(bytes, self._digests([key]))
         repeats = self._memory.repeats
         if not repeats.get(text):

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 __all__ = ["Shelf"]
 
-#: A part absorbs earlier parts up to an eighth of the maximum, and up to this many digests, as one plan writes it.
+#: A part absorbs earlier parts up to an eighth of the maximum, and up to this many digests, because one plan writes the
+#: part.
 _SHARE, _PART_MAX = 8, 262_144
 
 

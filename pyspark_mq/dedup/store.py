@@ -1,7 +1,7 @@
 """Contract of a store of committed IDs in addition to the checkpoint.
 
 The checkpoint alone makes a query exactly-once. A shared store adds IDs that a checkpoint cannot know: those committed
-by another query on the same queue, or by this one before its checkpoint was lost.
+by another query on the same queue, or by this query before its checkpoint was lost.
 """
 
 from __future__ import annotations

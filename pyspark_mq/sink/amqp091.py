@@ -1,8 +1,8 @@
 """Publishing over AMQP 0-9-1 by pika, with confirms and `mandatory`.
 
-pika's callback connection is driven directly, as pika's blocking connection waits for the confirmation of each message.
-RabbitMQ returns an unroutable message and then confirms it all the same, in this order (`rabbit_channel.erl`), so a
-returned message becomes an error before it counts as confirmed.
+pika's callback connection is driven directly, because pika's blocking connection waits for the confirmation of each
+message. RabbitMQ returns an unroutable message and then confirms it all the same, in this order (`rabbit_channel.erl`),
+so a returned message becomes an error before it counts as confirmed.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Amqp091Publisher(Publisher):
         self.window.block(str(frame.method.reason) or "no reason given")
 
     def _check(self, destination: Destination, deadline: float) -> None:
-        """Look up the destination on a separate channel, as the broker closes the channel if it does not exist."""
+        """Look up the destination on a separate channel: if it does not exist, the broker closes the channel."""
         closed: list[Any] = []
         done: list[Any] = []
 
@@ -216,8 +216,8 @@ class Amqp091Publisher(Publisher):
         if answer.NAME != "Basic.Ack":
             self._fail(
                 f"{self.url}: the broker refused {len(tags)} message(s) for {self._named()}: the queue is full and "
-                "rejects messages (`overflow` is reject-publish), or it failed. Make room in the queue, or raise its "
-                "limit; see the broker's log"
+                "rejects messages (`overflow` is reject-publish), or the queue failed. Make room in the queue, or "
+                "raise its limit; see the broker's log"
             )
             return
         was_full = window.full
@@ -235,8 +235,8 @@ class Amqp091Publisher(Publisher):
         said = f"({method.reply_code} {method.reply_text}), messageId '{properties.message_id}'"
         if method.exchange:
             self._fail(
-                f"{self.url}: exchange '{method.exchange}' routes key '{method.routing_key}' to no queue {said}: bind "
-                "a queue, or correct option or column 'routingKey'"
+                f"{self.url}: exchange '{method.exchange}' does not route key '{method.routing_key}' to any queue "
+                f"{said}: bind a queue, or correct option or column 'routingKey'"
             )
         else:
             self._fail(

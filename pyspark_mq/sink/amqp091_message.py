@@ -1,6 +1,6 @@
 """Messages as AMQP 0-9-1 frames. Pure, except that times to live need the clock.
 
-Messages are encoded by hand, as the client library spends more time on encoding than on everything else.
+Messages are encoded by hand, because the client library spends more time on encoding than on everything else.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _lifetime(expiration_us: int) -> str:
     if lifetime > _TTL_MAX_MS:
         raise RowError(
             f"a row has a time {lifetime} ms ahead in column 'expiration', but RabbitMQ allows at most {_TTL_MAX_MS} "
-            "ms (49 days): set the column to null there"
+            "ms (49 days): set the column to null in that row"
         )
     return str(lifetime)
 

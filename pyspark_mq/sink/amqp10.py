@@ -101,8 +101,8 @@ class Amqp10Publisher(Publisher):
         if self.endpoint.broker.name == "rabbitmq" and major.isdecimal() and int(major) < _OLDEST_RABBITMQ:
             raise OptionError(
                 "protocol",
-                f"'amqp-1.0' cannot write to RabbitMQ {version} at {self.url}: before version 4 it does not report "
-                "unroutable messages. Use 'amqp-0-9-1', which is the default",
+                f"'amqp-1.0' cannot write to RabbitMQ {version} at {self.url}: before version 4, RabbitMQ does not "
+                "report unroutable messages. Use 'amqp-0-9-1', which is the default",
             )
 
     def probe(self, destination: Destination, deadline: float) -> None:
@@ -242,8 +242,8 @@ class Amqp10Publisher(Publisher):
                 f"({reason}): declare or bind a queue, or correct option or column '{destination.kind}'"
             )
         return WriteError(
-            f"{self.url}: {destination} rejected the message with messageId '{message_id}' ({reason}): it is full, or "
-            "refuses such messages; make room in it, or see the broker's log"
+            f"{self.url}: {destination} rejected the message with messageId '{message_id}' ({reason}): the destination "
+            "is full, or refuses such messages. Make room in it, or see the broker's log"
         )
 
     def _link_error(self, destination: Destination, link: Any) -> MqError:

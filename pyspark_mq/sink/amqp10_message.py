@@ -1,6 +1,6 @@
 """Messages as AMQP 1.0 bytes (part 3 of the specification). Pure, except that times to live need the clock.
 
-Messages are encoded by hand, as the client library spends more time on encoding than on everything else.
+Messages are encoded by hand, because the client library spends more time on encoding than on everything else.
 """
 
 from __future__ import annotations

@@ -204,7 +204,8 @@ class RowReader:
         if wrong is not None:
             raise RowError(
                 f"two rows of one task have the messageId '{messages[wrong].id}' but different contents: a reader that "
-                "drops duplicates would lose one. Give each its own ID, or leave out column 'messageId' for stable IDs"
+                "drops duplicates would lose one of them. Give each row its own ID, or leave out column 'messageId' to "
+                "get stable IDs"
             )
 
     def _draft(self, row: dict[str, Any], *, is_text: bool) -> tuple[Message, bytes]:
@@ -250,7 +251,7 @@ def _check_numbers(row: Mapping[str, Any]) -> None:
     for name, most in (("priority", 255), ("groupSequence", _INT64_MAX), ("timestamp", _INT64_MAX)):
         value = row.get(name)
         if value is not None and not 0 <= value <= most:
-            raise RowError(f"a row has {value} in column '{name}', but allowed are 0 (for a time: 1970) to {most}")
+            raise RowError(f"a row has {value} in column '{name}', but only 0 (for a time: 1970) to {most} is allowed")
 
 
 @lru_cache(maxsize=1_000)
@@ -293,7 +294,9 @@ def _columns(batch: pa.RecordBatch, names: Iterable[str]) -> dict[str, list[Any]
         column = batch.column(name)
         if name == "body":
             if column.null_count:
-                raise RowError("column 'body' is null in a row, but a message needs one: filter such rows, or coalesce")
+                raise RowError(
+                    "column 'body' is null in a row, but a message needs a body: filter such rows, or use coalesce"
+                )
             # Spark does not check that strings are UTF-8, so their bytes are taken unchanged.
             column = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
         elif name in {"timestamp", "expiration"}:
@@ -318,7 +321,7 @@ _ARROW: Mapping[str, pa.DataType] = {
 def batches_of_rows(
     rows: Iterable[Sequence[Any]], fields: Sequence[tuple[str, str]], convert: Callable[[str, Any], Any], most: int
 ) -> Iterator[pa.RecordBatch]:
-    """Put rows into batches, as Spark before 4.1 passes them one by one.
+    """Put rows into batches, because Spark before 4.1 passes them one by one.
 
     Args:
         fields: name and type of each column, by Spark's names.

@@ -1,12 +1,12 @@
 """Stable IDs: a row gets the same ID however often Spark runs its task, and in whatever order the rows come.
 
 An ID is a digest of the writer (a query and its batch, or the ID of a write), the partition, the destination and the
-row's columns, with its number among equal rows of the partition. **The format is frozen** by the vectors in
-tests/unit/test_sink_ids.py: a retry after an upgrade must give the same IDs.
+row's columns, combined with the row's number among equal rows of the partition. **The format is frozen** by the vectors
+in tests/unit/test_sink_ids.py: a retry after an upgrade must give the same IDs.
 
 Each field is a code, its length in four bytes, and its bytes; nulls are left out, so null differs from empty, and a
-column of nulls changes nothing. Map entries are sorted. Expiration is excluded, as in many jobs it depends on the time
-of the run.
+column of nulls changes nothing. Map entries are sorted. Expiration is excluded, because in many jobs it depends on the
+time of the run.
 
 Equal rows are counted by 64 bits of their digests in sorted arrays, 12 bytes a row. If two different rows share these
 64 bits, they only share a count.
@@ -69,7 +69,7 @@ class Identity:
 
     @staticmethod
     def text(digest: bytes, number: int) -> str:
-        """Return the ID of the row with this number among equal ones, as a UUID (RFC 9562, version 8)."""
+        """Return the ID of the row with this number among equal rows, as a UUID (RFC 9562, version 8)."""
         if number:
             digest = blake2b(digest + number.to_bytes(8, "big"), digest_size=16, person=_PERSON).digest()
         bits = int.from_bytes(digest, "big") & ~(0xF << 76) & ~(3 << 62) | 8 << 76 | 2 << 62
@@ -95,7 +95,7 @@ class Seen:
         self._rows = 0
 
     def number(self, digests: Sequence[bytes]) -> list[int]:
-        """Number each digest among equal ones, from 0, in order of appearance.
+        """Number each digest among equal digests, from 0, in order of appearance.
 
         Raises:
             RowError: there are too many different digests.

@@ -174,8 +174,8 @@ class Publisher(ABC):
     def lost(self, reason: object) -> BrokerUnavailableError:
         """Return the error for a connection that ended."""
         return BrokerUnavailableError(
-            f"{self.url}: the connection ended with {len(self.window.unconfirmed)} message(s) unconfirmed "
-            f"({reason}). A rerun of the write sends them with the same IDs"
+            f"{self.url}: the connection ended with {len(self.window.unconfirmed)} message(s) unconfirmed ({reason}). "
+            "A rerun of the write sends these messages with the same IDs"
         )
 
 
@@ -191,7 +191,7 @@ def connect(settings: SinkSettings) -> Publisher:
     A silent address, such as one of a host without power, takes only its share of that time.
 
     Raises:
-        BrokerUnavailableError: no URL has answered; this is the error of the last one.
+        BrokerUnavailableError: no URL has answered; this is the error of the last URL.
     """
     kind, urls = publisher_class(settings.endpoint.protocol), settings.endpoint.urls
     deadline = time.monotonic() + settings.endpoint.connect_timeout_s

@@ -3,14 +3,14 @@
 An epoch takes what arrived while the one before ran, like Spark's Kafka source. Every trigger has a fixed cost, so
 while a backlog flows in at full speed an epoch may grow up to half of the window; a trickle is not delayed. After a
 short silence the epoch is planned as it is: brokers pause while they process the acknowledgement of an epoch, and
-waiting for half of a window then cost 20 % of throughput on quorum queues. The first epoch of a process always waits:
+waiting longer for half of a window cost 20 % of throughput on quorum queues. The first epoch of a process always waits:
 if a process keeps dying after its first epoch, a small epoch would leave many messages of the window to be returned,
 each with one more delivery. A bounded run (`Trigger.AvailableNow`) also has an end for each queue, and gives no empty
-answer before all ends are reached, as an empty answer ends the query.
+answer before all ends are reached, because an empty answer ends the query.
 
-A window is cut into equal epochs: alternating large and small ones cost 10 % of throughput, as the broker processes the
-acknowledgement of the large one while the small one runs. Several queues share an epoch; room that one queue does not
-need is left to the others.
+A window is cut into equal epochs: alternating large and small epochs cost 10 % of throughput, because the broker
+processes the acknowledgement of the large epoch while the small epoch runs. Several queues share an epoch; room that
+one queue does not need is left to the others.
 """
 
 from __future__ import annotations
@@ -286,8 +286,8 @@ def _fitting(queue: QueueReader, maximum: int, max_bytes: int) -> int:
 def fair_shares(total: int, wants: Sequence[int]) -> list[int]:
     """Divide `total` so that no share is above its want, and no share below its want is smaller than another share.
 
-    A remainder too small to add one to each of them goes to the first ones. (Max-min fairness:
-    Bertsekas and Gallager, Data Networks, section 6.5.2.)
+    If a remainder is too small to add one to each share below its want, it goes to the first of these shares. (Max-min
+    fairness: Bertsekas and Gallager, Data Networks, section 6.5.2.)
     """
     shares = [0] * len(wants)
     left = max(0, total)

@@ -12,12 +12,12 @@ Spark never reports what it has done; its calls prove it. Two things are known a
 offset, and the source then learns what a former process left. A bounded run keeps to the queues it began with.
 ``SHOWING`` says what a call does first.
 
-*The place of the call's epoch.* For PAYLOAD and COMMIT the call's epoch is the epoch at their position, for the other
-calls the last epoch here. ``EPOCHS`` says what happens to that epoch. If the epoch is elsewhere, PAYLOAD is a replay
-and COMMIT does nothing: a process acknowledges only epochs it has run (rule 16).
+*The place of the call's epoch.* For PAYLOAD and COMMIT, the call's epoch is the epoch at the call's position. For the
+other calls, it is the last epoch here. ``EPOCHS`` says what happens to that epoch. If the epoch is elsewhere, PAYLOAD
+is a replay and COMMIT does nothing: a process acknowledges only epochs it has run (rule 16).
 
-LATEST commits its position first, as Spark writes the commit log before it asks for the next offset. ``EPOCHS`` has
-three kinds of LATEST, depending on how its position relates to the last epoch here.
+LATEST commits its position first, because Spark writes the commit log before it asks for the next offset. ``EPOCHS``
+has three kinds of LATEST, depending on how its position relates to the last epoch here.
 
 An epoch is planned, begun and committed before the next is planned, so LATEST never meets a begun epoch.
 
@@ -62,9 +62,9 @@ class Committed(Enum):
     """Knowledge of what is committed."""
 
     UNKNOWN = "unknown"  #: the committed offset is unknown
-    BOUNDED = "bounded"  #: it is unknown, and the run is bounded
+    BOUNDED = "bounded"  #: the committed offset is unknown, and the run is bounded
     KNOWN = "known"
-    CLOSED = "closed"  #: it is known, and the run is bounded
+    CLOSED = "closed"  #: the committed offset is known, and the run is bounded
 
 
 class First(Flag):
@@ -78,7 +78,7 @@ class First(Flag):
 class EpochPlace(Enum):
     """The place of an epoch, as seen from this process."""
 
-    ELSEWHERE = "elsewhere"  #: it is a former process's, or acknowledged, or there is no epoch
+    ELSEWHERE = "elsewhere"  #: the epoch is a former process's, or acknowledged, or does not exist
     PLANNED = "planned"  #: here, but Spark has not asked for its payload
     BEGUN = "begun"  #: Spark has asked for its payload, and may do so again
 

@@ -18,7 +18,7 @@ __all__ = ["FILES", "Endpoint", "Tls", "exclusive_error", "tls_error"]
 
 #: Options that name files read at each connection. A file may be missing for a moment while it is replaced.
 FILES = frozenset({"passwordFile", "tls.caFile", "tls.certFile"})
-#: How many recent secrets to keep out of errors: brokers quote them, and tokens are replaced frequently.
+#: How many recent secrets to keep out of errors: brokers quote secrets, and tokens are replaced frequently.
 _SECRETS_KEPT = 4
 
 
@@ -72,8 +72,8 @@ def tls_error(error: ssl.SSLError | str, url: BrokerUrl) -> RefusedError:
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return RefusedError(
-            f"{url}: the certificate of the broker was not accepted: {error.verify_message}; "
-            "set 'tls.caFile' to its authority, or use the host name the certificate is for"
+            f"{url}: the certificate of the broker was not accepted: {error.verify_message}; set 'tls.caFile' to the "
+            "certificate's authority, or use the host name that the certificate is for"
         )
     reason = error if isinstance(error, str) else error.reason or str(error)
     if reason in _NO_TLS:
@@ -139,7 +139,7 @@ class Endpoint:
     def hide(self, text: str) -> str:
         """Remove the query's passwords from the text of a broker's or library's error.
 
-        A password equal to the user name is not a secret, as errors name the user.
+        A password equal to the user name is not a secret, because errors name the user.
         """
         users = {self.username, *(url.username for url in self.urls)}
         passwords = filter(None, (self.password, *(url.password for url in self.urls)))
@@ -147,7 +147,7 @@ class Endpoint:
 
     @contextmanager
     def hiding(self) -> Iterator[None]:
-        """Remove passwords from errors, as brokers may quote them."""
+        """Remove passwords from errors, because brokers may quote passwords."""
         try:
             yield
         except Exception as error:

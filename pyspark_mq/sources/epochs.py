@@ -120,7 +120,10 @@ class EpochSource:
     # -- Spark's calls, in its order -----------------------------------------------------------
 
     def initial(self) -> Position:
-        """Return the position of a new query. Opens and proves nothing: Spark calls it after restarts, too."""
+        """Return the position of a new query.
+
+        This call opens nothing and proves nothing, because Spark makes it after restarts, too.
+        """
         return Position(0)
 
     def bound(self) -> None:
@@ -222,8 +225,9 @@ class EpochSource:
         elif self._files.lost_power(newest.epoch):
             raise CheckpointError(
                 f"{self._destination}: epoch {newest.epoch} is in Spark's logs, but the machine was restarted before "
-                "all of its data was known to be on disk. Run 'pyspark-mq repair' with the checkpointLocation, and "
-                "--sink with the folder of a file sink; the epoch is then rerun. None of it was acknowledged"
+                "all of the epoch's data was known to be on disk. Run 'pyspark-mq repair' with the checkpointLocation, "
+                "and for a file sink with --sink and its folder. The epoch is then rerun: none of its messages was "
+                "acknowledged"
             )
 
     def _sync(self, committed: Position) -> None:
@@ -256,7 +260,7 @@ class EpochSource:
             act = step(call, self._where(asked.end))
         except IllegalCallError:
             raise InternalError(
-                f"{self._destination}: Spark continues from epoch {asked.start.epoch}, but the last here is "
+                f"{self._destination}: Spark continues from epoch {asked.start.epoch}, but the last epoch here is "
                 f"{self._last.epoch}"
             ) from None
         self._act[act](asked)

@@ -25,8 +25,8 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: Bytes of the secret for digests.
 _SECRET_BYTES = 32
-#: Parts of an epoch next to its file: a note that it is acknowledged; a note that a process plans what may be the only
-#: epoch of its run after it; and numbered records of abandoned messages.
+#: Parts of an epoch next to its file: a note that the epoch is acknowledged; a note that a process plans, after this
+#: epoch, what may be the only epoch of its run; and numbered records of abandoned messages.
 _ACKNOWLEDGED, _ALONE, _ABANDONED = "acknowledged", "alone", "abandoned"
 
 
@@ -36,7 +36,7 @@ class LeftOpen(NamedTuple):
     Attributes:
         counts: how many, by queue.
         keys: keys of the last committed epoch, by queue; the store of IDs may lack these.
-        coming: contents that will certainly be redelivered, as no process has acknowledged them.
+        coming: contents that will certainly be redelivered, because no process has acknowledged them.
     """
 
     counts: Mapping[str, int]
@@ -67,7 +67,7 @@ def _abandoned(files: JournalFiles, name: str, kept: Iterable[str]) -> ByQueue:
 
 
 def _without(keys: Sequence[Key], gone: Mapping[Key, int]) -> list[Key]:
-    """Remove keys. Among equal contents, remove the last ones, as redeliveries take the first places."""
+    """Remove keys. Among equal contents, remove the last, because redeliveries take the first places."""
     counts = Counter(gone)
     kept: list[Key] = []
     for key in reversed(keys):
@@ -157,10 +157,10 @@ class Journal:
         Args:
             planned: keys of each queue, in order.
             in_flight_tables: tables of the queues that may have an open epoch.
-            start: number of the committed epoch that it follows.
+            start: number of the committed epoch that this epoch follows.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: the file cannot be written.
         """
         those = {queue: keys for queue, keys in planned.items() if keys}
         file = replace(self._compose(epoch, [*planned], those, in_flight_tables), start=start)
@@ -176,8 +176,9 @@ class Journal:
         """Record that a process plans what may be the only epoch of its run.
 
         Returns:
-            Whether windows may be wide for it. Not if a former process did the same from this position and Spark logged
-            nothing after it: a job that crashes again and again must not use up the delivery limit of its whole queue.
+            Whether windows may be wide for this epoch. They may not if a former process did the same from this
+            position, and Spark has logged nothing since: a job that crashes again and again must not use up the
+            delivery limit of its whole queue.
         """
         if not start.file:
             return True
@@ -192,17 +193,17 @@ class Journal:
             self._files.remove([start.file], _ALONE)
 
     def check_start(self, start: Position, end: Position) -> None:
-        """Check that an epoch was planned from where Spark says that it begins.
+        """Check that an epoch was planned from the position at which Spark says that it begins.
 
         Raises:
-            CheckpointError: it was not.
+            CheckpointError: the epoch was planned from another position.
         """
         planned = self._files.read(end.file).start if end.file else -1
         if planned not in {-1, start.epoch}:
             raise CheckpointError(
-                f"{self._destination}: epoch {end.epoch} follows epoch {planned}, and Spark runs it after epoch "
-                f"{start.epoch}. Either two runs of the query share the checkpoint: end one of them. Or Spark writes "
-                "its logs late: leave out 'asyncProgressTrackingEnabled'. Nothing of the epoch was emitted. If it "
+                f"{self._destination}: epoch {end.epoch} follows epoch {planned}, but Spark runs it after epoch "
+                f"{start.epoch}. If two runs of the query share the checkpoint, end one of them. If Spark writes its "
+                "logs late, leave out 'asyncProgressTrackingEnabled'. Nothing of the epoch was emitted. If the error "
                 "happens again, delete the newest file in the folder 'offsets' of the checkpoint"
             )
 
@@ -337,7 +338,7 @@ class NoJournal:
         return ""
 
     def begin_alone(self, start: Position) -> bool:  # noqa: ARG002
-        """Return whether no window matters: without files nothing tells a crash loop."""
+        """Return whether windows may be wide: without files, a crash loop cannot be recognised."""
         return self._settings.guarantee.acknowledges_first
 
     def end_alone(self, start: Position) -> None:
@@ -363,9 +364,9 @@ class NoJournal:
             guarantee = self._settings.guarantee.value
             raise CheckpointError(
                 f"{self._destination}: epoch {end.epoch} was planned with guarantee 'exactly-once' and is not "
-                f"committed. '{guarantee}' runs it empty, but has no place to record that: set 'checkpointLocation' "
-                "(or 'idLog') on the source, or run the query with 'exactly-once' until the epoch is committed. "
-                "Nothing was acknowledged"
+                f"committed. Guarantee '{guarantee}' runs the epoch empty, but has no place to record this: set "
+                "'checkpointLocation' (or 'idLog') on the source, or run the query with 'exactly-once' until the epoch "
+                "is committed. Nothing was acknowledged"
             )
         journal = Journal(self._settings, self._files)
         journal.abandon(end, journal.planned(start, end))

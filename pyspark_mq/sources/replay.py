@@ -25,8 +25,8 @@ __all__ = ["Replay"]
 _LOG = logging.getLogger("pyspark_mq")
 
 _WAYS_ON = (
-    "'pyspark-mq release' with the checkpointLocation does so for this epoch alone, 'failOnDataLoss' set to 'false' "
-    "for all"
+    "'pyspark-mq release' with the checkpointLocation does so for this epoch alone, and 'failOnDataLoss' set to "
+    "'false' does so for all epochs"
 )
 #: Missing IDs named in an error; the others are counted.
 _IDS_SHOWN = 10
@@ -79,7 +79,7 @@ class Replay:
                 f"continue without those messages: {_WAYS_ON}"
             )
         self._memory.abandon(end, gone)
-        _LOG.error("%sContinuing without them, as %s", text, why)
+        _LOG.error("%sContinuing without them, because %s", text, why)
 
     def _await(self, end: Position, awaited: Sequence[Awaited]) -> None:
         """Wait until every planned message is redelivered, for up to `replayTimeout` of connected time."""
@@ -122,8 +122,8 @@ class Replay:
         broker = settings.endpoint.broker
         notes = "; ".join(note for note in (broker.delivery_limit_note, broker.stranded_note) if note)
         text = (
-            f"{what}. Likely causes: they expired, were dead-lettered or purged, or are held by another consumer "
-            f"of the queue; {notes}. "
+            f"{what}. Likely causes: the messages expired, were dead-lettered or purged, or are held by another "
+            f"consumer of the queue; {notes}. "
         )
         why = self._may_go_on(end)
         if why is None:
@@ -137,7 +137,7 @@ class Replay:
         self._memory.abandon(end, {one.queue.name: keys for one, keys in missing.items()})
         for one in awaited:
             one.abandon()
-        _LOG.error("%sContinuing without them, as %s", text, why)
+        _LOG.error("%sContinuing without them, because %s", text, why)
 
     def _may_go_on(self, end: Position) -> str | None:
         """Return the reason why an epoch may run without its missing messages; None if it may not."""

@@ -164,9 +164,11 @@ def parse_urls(text: str) -> tuple[BrokerUrl, ...]:
     urls = tuple(map(_parse, _candidates(text)))
     shown = ",".join(map(str, urls))
     if len({url.scheme for url in urls}) > 1:
-        raise OptionError("url", f"mixes schemes in '{shown}'; failover candidates must share one")
+        raise OptionError("url", f"mixes schemes in '{shown}'; all failover candidates must have the same scheme")
     if len({url.virtual_host for url in urls}) > 1:
-        raise OptionError("url", f"mixes virtual hosts in '{shown}'; failover candidates must share one")
+        raise OptionError(
+            "url", f"mixes virtual hosts in '{shown}'; all failover candidates must have the same virtual host"
+        )
     return urls
 
 

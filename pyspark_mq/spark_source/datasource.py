@@ -34,9 +34,9 @@ _NO_OPTIONS = (
 class MqDataSource(DataSource):
     """The messages of a queue as an unbounded table, or rows to write to a queue.
 
-    Options and columns are in ``docs/options.md``. With the default guarantee every message reaches
-    the query's output exactly once, whichever process is killed, and whenever, if the sink is
-    idempotent by batch (file sinks, Delta, ``foreachBatch`` keyed by the batch ID).
+    Options and columns are in ``docs/options.md``. If the sink is idempotent by batch (file sinks, Delta,
+    ``foreachBatch`` keyed by the batch ID), the default guarantee is that every message reaches the query's output
+    exactly once, no matter which process is killed, or when.
 
     Raises
     ------
@@ -67,7 +67,7 @@ class MqDataSource(DataSource):
 
     @without_traceback
     def schema(self) -> StructType:
-        """Return the columns, all with `includeMetadata`; a schema that the user gives may name any of the columns."""
+        """Return the default columns; with `includeMetadata`, all columns. A user's own schema may name any column."""
         if is_stream(self.options):
             return stream_schema(include_metadata=parse_stream_options(self.options).include_metadata)
         return ALL_COLUMNS if self._checked().include_metadata else SCHEMA
@@ -90,14 +90,14 @@ class MqDataSource(DataSource):
 
     @without_traceback
     def reader(self, schema: StructType) -> StreamBatchReader:
-        """Return the reader of a range of streams. Refuse queues: a batch has no commit that acknowledges."""
+        """Return the reader of a range of streams. Refuse queues: a batch query has no commit to acknowledge on."""
         if is_stream(self.options):
             self._reader_made = True
             return StreamBatchReader(parse_stream_options(self.options).batch, schema)
         self._checked()
         raise ConfigurationError(
-            "spark.read supports RabbitMQ streams ('rabbitmq-stream://'), not queues: use spark.readStream; to read "
-            "what the queue holds now and stop, use .trigger(availableNow=True)"
+            "spark.read supports RabbitMQ streams ('rabbitmq-stream://'), not queues. To read a queue, use "
+            "spark.readStream; to stop after the messages that the queue holds now, add .trigger(availableNow=True)"
         )
 
     @without_traceback

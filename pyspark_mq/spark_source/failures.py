@@ -1,4 +1,4 @@
-"""Errors as Spark shows them: a traceback of the Python process, followed by the message."""
+"""Errors without the Python process's traceback, which Spark would show before the message."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Folders of files, on this machine or in a store that `pyarrow.fs` opens (S3, GCS, HDFS, Azure).
 
-Users write a place as for Spark, which makes a Hadoop `Path` of it: names are literal, so `%20` is three characters,
-and a space, `[1]` or `#` needs no escape (Path(String), with or without a scheme). The same holds here; names are
-escaped only for `pyarrow.fs`.
+Users write a place as they do for Spark, which parses it as a Hadoop `Path`. Names in a `Path` are literal: `%20` is
+three characters, and a space, `[1]` or `#` needs no escape (Path(String), with or without a scheme). This module
+follows the same rules, and escapes names only for `pyarrow.fs`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SAME = {"s3a": "s3", "s3n": "s3"}
 #: Schemes that Spark opens and `pyarrow.fs` does not, and what to use instead.
 _INSTEAD = {
     "dbfs": "on Databricks use a volume, /Volumes/<catalog>/<schema>/<volume>/…, for the writer too",
-    "wasb": "the same account is abfss://<container>@<account>.dfs.core.windows.net/…",
+    "wasb": "for the same account use abfss://<container>@<account>.dfs.core.windows.net/…",
 }
 _INSTEAD["wasbs"] = _INSTEAD["wasb"]
 #: Scheme, authority, path and parameters. Anything that does not look like `pyarrow.fs` parameters is part of a name.
@@ -98,7 +98,10 @@ def _check_installed(scheme: str, place: str) -> None:
 
         if name in vars(fs):
             return
-    raise ValueError(f"{shown_place(place)!r} needs pyarrow.fs.{name}, which this pyarrow lacks: install another build")
+    raise ValueError(
+        f"{shown_place(place)!r} needs pyarrow.fs.{name}, which this build of pyarrow lacks: install a "
+        "build that has it"
+    )
 
 
 def shown_place(place: str) -> str:
@@ -107,7 +110,7 @@ def shown_place(place: str) -> str:
 
 
 def below(place: str, name: str) -> str:
-    """Return the place of a folder in another."""
+    """Return the place of the folder `name` within `place`."""
     path, parameters = _split(place)
     return f"{path.rstrip('/')}/{name}{parameters}"
 

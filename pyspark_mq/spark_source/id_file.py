@@ -1,8 +1,8 @@
 """The bytes of an epoch's file: one Arrow IPC record batch with one row, compressed with zstd.
 
-Keys are a list of bytes; texts are in UTF-8, and a second list marks the keys that are not text, if any. All digests
-of a kind are joined into one value, as they have the same width. The rest is JSON, which also says where keys and
-digests belong.
+Keys are a list of bytes, in which text keys are encoded in UTF-8. If some keys are not text, a second list marks these
+keys. All digests of a kind have the same width, so they are joined into one value. The rest is JSON, which also says
+where keys and digests belong.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def encoded(file: EpochFile) -> bytes:
     """Return the bytes of a file."""
     keys, are_bytes = _planned(file.planned)
     head = {name: value for name in _PLAIN if (value := getattr(file, name)) not in (None, False, [])}
-    head["start"] = file.start  # 0 says something
+    head["start"] = file.start  # written even if 0
     head |= {
         "planned": _counts(file.planned),
         "unsettled": [[one.number, dict(one.queues), len(one.digests), len(one.contents)] for one in file.unsettled],
@@ -85,7 +85,8 @@ def decoded(data: bytes) -> EpochFile:
     """Return the file encoded in these bytes, which must be unchanged since they were written.
 
     Raises:
-        ValueError: another version of this package wrote a field that this one does not know.
+        ValueError: the file has a field that this version of the package does not know, so another version wrote the
+            file.
     """
     with pa.ipc.open_stream(data) as stream:
         batch = stream.read_next_batch()
@@ -124,7 +125,7 @@ def _by_queue(counts: Mapping[str, int], keys: Iterator[Key]) -> dict[str, list[
 
 
 def _planned(planned: ByQueue) -> tuple[pa.Array, list[bool]]:
-    """Return a list array of all keys, as bytes; and, unless all are text, whether each one is bytes."""
+    """Return a list array of all keys as bytes and, unless all keys are text, a list that says which keys are bytes."""
     texts = [as_text_keys(keys) for keys in planned.values()]
     if None not in texts:
         chunks = [chunk.cast(pa.binary()) for one in texts if one is not None for chunk in one.chunks]

@@ -1,15 +1,15 @@
 """The ID log: the files of the journal, next to the checkpoint (:mod:`pyspark_mq.sources.journal`).
 
-Spark writes an offset into its log, into each progress report and into its event log, and prints it with a user's own
-exceptions. So the IDs of an epoch go into a file, durable before the offset is returned, and the offset has only the
-file's name, which includes a digest. A file is written once and never changed.
+Spark writes an offset into its log, into each progress report and into its event log, and prints the offset with a
+user's own exceptions. So the IDs of an epoch go into a file, and the offset has only the file's name, which includes a
+digest. The file is durable before the offset is returned, is written once, and is never changed.
 
 A name begins with the process's random token and a number, so queries and sources that share a folder never conflict.
-A file is removed by its exact name, after the journal has stopped naming it. A crash may leave a file without an
-offset, but the next process can find its name: a process names its first file after the last one that Spark showed, or
-after the state of Spark's log if it showed none; later files have the next number. A first file also records that
-state: two sources of a query may have written in the same state, and the next entry of Spark's log shows whose file
-it names.
+A file is removed by its exact name, after the journal has stopped naming it. A crash may leave a file that no offset
+names, but the next process can find this file by its name. A process names its first file after the last file that
+Spark showed, or after the state of Spark's log if Spark showed no file. Later files have the next numbers. A first file
+also records the state of Spark's log. If two sources of a query wrote files in the same state, the next entry of
+Spark's log shows which of these files it names.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _RESTS_S = (0.2, 1.0)
 _DIGEST_BYTES = 16
 _HEX = 2 * _DIGEST_BYTES
 _END = ".arrow"
-#: The note of the last epoch that is on disk. One per folder, under a fixed name, so that the next process finds it.
+#: The note of the last epoch that is on disk. A folder has one note, under a fixed name, so that the next process finds
+#: the note.
 _SYNCED = "synced.json"
 _TOKEN_BYTES = 8
 _MAKE_ROOM = "Make room, and give the driver's user the right to write there"
@@ -67,7 +68,7 @@ _WRITTEN = {
 
 
 class IdLog:
-    """Files of one source in a folder, which other sources may share.
+    """Files of one source, in a folder that other sources may share.
 
     :class:`.JournalFiles` describes its methods.
 
@@ -111,10 +112,12 @@ class IdLog:
             self._left += self._unlogged(file, self.offsets)
 
     def _unlogged(self, file: str, offsets: OffsetLog) -> list[str]:
-        """Find files left by crashes: written in the same state of Spark's log as `file`, the first of its process.
+        """Find files left by crashes: those written in the same state of Spark's log as `file`.
 
-        Each log entry has the offsets of all sources. So if the first entry that names `file` does not name another of
-        these files, no entry does.
+        `file` is the first file of its process.
+
+        Each log entry has the offsets of all sources. So if the first entry that names `file` does not name some other
+        file of the same state, no entry names that other file.
         """
         with contextlib.suppress(CheckpointError):  # raised again when the file is needed
             state = self.read(file).state
@@ -157,8 +160,8 @@ class IdLog:
             raise CheckpointError(
                 f"{self._destination}: {place!r}, the 'checkpointLocation' of the source, is not this query's "
                 "checkpoint: its folder 'offsets' has no offset of this source. This start emitted and acknowledged "
-                "nothing. Give writeStream the same 'checkpointLocation': without one Spark uses a temporary "
-                "folder, as for sinks 'console' and 'memory'. Each query needs its own load() and "
+                "nothing. Set the same 'checkpointLocation' on writeStream: without this option Spark uses a temporary "
+                "folder, as it does for the sinks 'console' and 'memory'. Each query needs its own load() and "
                 "'checkpointLocation'. To look at messages without consuming them, use 'pyspark-mq peek'"
             )
 
@@ -254,11 +257,12 @@ class IdLog:
                 return
         raise CheckpointError(
             f"{self._destination}: another source of the query also notes which epoch is on disk. Option 'settleAfter' "
-            "can be 'synced' only in a query with one source: set it to 'committed'"
+            "can be 'synced' only in a query with one source: set the option to 'committed'"
         )
 
     def lost_power(self, epoch: int) -> bool:
-        # An earlier epoch than the noted one is no better: the checkpoint is then not the one that the note is about.
+        # An epoch earlier than the noted one counts too: the checkpoint is then not the one that the note was written
+        # for.
         noted = self._note()
         return noted is not None and bool(noted["epoch"] != epoch and noted["boot"] != _boot())
 

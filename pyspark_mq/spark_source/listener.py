@@ -6,9 +6,9 @@
 
     spark.streams.addListener(QueueListener())
 
-It uses the progress that Spark reports (:class:`pyspark.sql.streaming.StreamingQueryListener`), in the program that
-added it, with Spark Connect too. It sends nothing to the source or the broker. Spark reports a source's counters from
-4.2 on; with 4.0 and 4.1 there are only rows and durations.
+The listener runs in the program that added it, with Spark Connect too. It uses the progress that Spark reports
+(:class:`pyspark.sql.streaming.StreamingQueryListener`), and sends nothing to the source or the broker. Spark reports a
+source's counters from 4.2 on. Spark 4.0 and 4.1 report only rows and durations.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class QueueListener(StreamingQueryListener):
     Lines go to the logger ``pyspark_mq.listener`` at level INFO (WARNING if a message was lost or rejected). If
     logging has not been set up, they go to standard error.
 
-    Metrics and spans go to the given providers, else to OpenTelemetry's global ones, which drop them unless the
-    program has set them. Their names are in docs/monitor.md.
+    Metrics and spans go to the given providers, or else to OpenTelemetry's global providers. If the program has not set
+    global providers, OpenTelemetry drops the metrics and spans. The names of metrics and spans are in docs/monitor.md.
 
     Args:
         log_every_s: seconds between log lines of a query; 0 for one per trigger, None for none.
@@ -121,7 +121,7 @@ class QueueListener(StreamingQueryListener):
         self._say(run)
 
     def _take(self, run: _Watched, batch: int, found: Sequence[Reading]) -> None:
-        """Add readings, except old ones: Spark delivers progress late, so a look-up while idle may have been newer."""
+        """Add readings, except old ones: Spark delivers progress late, so a reading taken while idle may be newer."""
         alarms = []
         for now in found:
             last_batch, last = run.last.get(now.source, (-1, None))
@@ -140,7 +140,7 @@ class QueueListener(StreamingQueryListener):
         run = self._runs.get(str(event.runId))
         if run is None:
             return
-        # Spark sends a listener only progress with rows; the last settled messages show in a later progress report.
+        # Spark sends a listener only progress with rows, but the last settled messages appear in a later report.
         session = self.spark or self._session
         query = None if session is None else session.streams.get(str(event.id))
         # A later run of the query has its own counters.
@@ -194,7 +194,7 @@ def _line(sums: Counter[str], reading: Reading) -> str:
     counters = reading.counters
     if reading.partitions is not None:
         most = max(reading.partitions, key=reading.partitions.__getitem__, default="")
-        of = f", of that {reading.partitions[most]:,} in '{most}'" if counters.backlog else ""
+        of = f", of which {reading.partitions[most]:,} in '{most}'" if counters.backlog else ""
         return f"{sums['planned']:,} offsets planned, backlog {counters.backlog:,}{of}"
     backlog = "unknown" if counters.backlog is None else f"{counters.backlog:,}"
     parts = [f"{sums['received']:,} received", f"{sums['settled']:,} settled"]

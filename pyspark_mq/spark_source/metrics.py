@@ -60,7 +60,7 @@ def serve(address: str) -> MeterProvider:
 
 
 class Metrics:
-    """Counters, readings and durations as instruments. Does nothing without OpenTelemetry."""
+    """Counters, readings and durations as instruments. Without OpenTelemetry this class does nothing."""
 
     def __init__(self, provider: MeterProvider | None) -> None:
         self._installed = False
@@ -112,7 +112,7 @@ class Metrics:
 
 
 class Spans:
-    """A trace for each epoch: the steps of its trigger, and its confirmation. Does nothing without OpenTelemetry."""
+    """A trace for each epoch: the steps of its trigger, and its confirmation. Without OpenTelemetry it does nothing."""
 
     def __init__(self, provider: TracerProvider | None) -> None:
         self._tracer: Any = None

@@ -5,7 +5,7 @@ One JSON object with a fixed key order (Spark compares offsets as text), always 
 =============  ===============================================================================
 ``v``          version of this format
 ``broker``     value of the option `broker`
-``source``     what is read: virtual host, queue or topic, subscription, selector; its digest if that is long
+``source``     what is read: virtual host, queue or topic, subscription, selector; if this is long, its digest
 ``ids``        where message IDs come from, with the protocol if IDs depend on it;
                empty for a guarantee without IDs
 ``identity``   the broker's permanent name for itself, empty if unknown
@@ -13,7 +13,7 @@ One JSON object with a fixed key order (Spark compares offsets as text), always 
 ``file``       the name of its file in the journal, with the file's digest; empty if there is none
 ``released``   true if the epoch may be replayed without messages that do not return
                (``pyspark-mq release``), else absent
-``crc``        CRC-32 of all the above: an offset edited by hand is refused
+``crc``        CRC-32 of all fields above, so that an offset edited by hand is refused
 =============  ===============================================================================
 
 :class:`.EpochFile` has the contents of a file. An offset has no host, user or password, so a broker may move.
@@ -53,7 +53,7 @@ class OffsetCodec:
         log: the files of the journal; None if there is no place for them.
         queues: the queue names if the query reads several queues; None if it reads one.
         pattern: the pattern that queue names must match, if the queues are looked up.
-        scope: the end of `source`, which all queues share.
+        scope: the end of `source`, which is the same for all queues.
     """
 
     broker: str
@@ -104,7 +104,7 @@ class OffsetCodec:
             CheckpointError: the offset is broken, or from another source or version.
         """
         if not isinstance(offset, dict) or "v" not in offset:
-            raise self._error("is not from this kind of source: the checkpoint belongs to another kind of source")
+            raise self._error("was written by another kind of source, to which the checkpoint belongs")
         version = offset["v"]
         if version != VERSION:
             raise CheckpointError(
@@ -137,13 +137,16 @@ class OffsetCodec:
         # The lower guarantees have no IDs to compare.
         if offset["ids"] and self.ids and offset["ids"] != shortened(self.ids, _IDS_MAX):
             raise CheckpointError(
-                f"{self.destination}: the checkpoint has IDs from messageIdFrom='{offset['ids']}', but "
-                f"'messageIdFrom' and 'protocol' now give '{self.ids}': redeliveries would not be recognised. "
-                f"Set them back, or {START_ANEW}"
+                f"{self.destination}: the checkpoint has IDs from messageIdFrom='{offset['ids']}', but 'messageIdFrom' "
+                f"and 'protocol' now give '{self.ids}': redeliveries would not be recognised. Set these options back, "
+                f"or {START_ANEW}"
             )
 
     def _may_have_written(self, source: str) -> bool:
-        """Whether a query of these queues may resume from a checkpoint of that source. The file names its queues."""
+        """Whether a query of these queues may resume from a checkpoint of that source.
+
+        The names of the source's queues are in the offset's file.
+        """
         if source in {shortened(self.source, _SOURCE_MAX), shortened(f"queues{self.scope}", _SOURCE_MAX)}:
             return True
         if self.queues is None:

@@ -26,7 +26,7 @@ class Kind:
 
     Attributes:
         parse: returns the value of a lower-case text; None if the text is not accepted.
-        accepted: what is accepted, beginning with a verb, for errors.
+        accepted: the accepted values, as errors describe them; begins with a verb.
     """
 
     parse: Callable[[str], Any]

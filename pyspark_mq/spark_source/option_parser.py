@@ -17,7 +17,7 @@ from pyspark_mq.spark_source.option_table import Option
 
 __all__ = ["OptionParser", "check_characters", "check_short", "redacting"]
 
-#: Values of these are never shown.
+#: Options whose values are never shown.
 _SECRET = frozenset({"password", "username"})
 #: STOMP's CONNECT frame escapes nothing, so a line feed in these would add headers (STOMP 1.2, "Value Encoding").
 _ON_ONE_LINE = frozenset({"password", "username", "subscription"})
@@ -29,7 +29,7 @@ _ANY = frozenset({*_URLS, *_SECRET, "selector"})
 _SHORT_STRING_BYTES, _SHOWN_CHARACTERS = 255, 60
 _IN_URL = "is part of 'url', for example amqp://user:password@host:5672/vhost"
 _URL = "use 'url'; several addresses are comma-separated"
-_NO_GROUPS = "there are no consumer groups: a query resumes from its checkpoint; leave it out"
+_NO_GROUPS = "there are no consumer groups, because a query resumes from its checkpoint; leave it out"
 #: Option names of other sources and of clients, in lower case -> what to use here.
 _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("host", "hostname", "port", "vhost", "virtualhost", "virtual_host"), _IN_URL),
@@ -93,7 +93,7 @@ class OptionParser:
         return value
 
     def _value(self, name: str, kind: Kind | None = None) -> Any:
-        """Return an option's value, parsed as `kind` or the table's kind; None if unset and without a default."""
+        """Return an option's value, parsed as `kind` or as the table's kind; None if it is unset and has no default."""
         kind, text = kind or self.TABLE[name].kind, self._text(name)
         assert kind is not None, f"option '{name}' has no kind"
         if text is None:
@@ -104,7 +104,7 @@ class OptionParser:
         return value
 
     def _fields(self, of: type) -> dict[str, Any]:
-        """Return the options that become fields of the class `of` unchanged, whatever else is set."""
+        """Return the options that become fields of the class `of` unchanged, independent of other options."""
         known = {one.name for one in fields(of)}
         return {option.sets: self._value(name) for name, option in self.TABLE.items() if option.sets in known}
 
@@ -150,7 +150,7 @@ class OptionParser:
         return endpoint
 
     def _check_credentials(self, endpoint: Endpoint) -> None:
-        """Check that all URLs alike have user and password or none, and that a password file can be read."""
+        """Check that users and passwords are known for all URLs or for none, and that a password file can be read."""
         if endpoint.password is not None and endpoint.password_file is not None:
             raise OptionError("passwordFile", "is set as well as 'password': set only one of them")
         secret = "password" if endpoint.password_file is None else "passwordFile"
@@ -194,7 +194,7 @@ def check_short(names: Iterable[tuple[str, str | None]]) -> None:
 
 
 def check_characters(name: str, value: str) -> None:
-    """Refuse characters that end a string or a protocol line, as they would inject content.
+    """Refuse characters that end a string or a protocol line, because such characters would inject content.
 
     The error does not show a secret.
     """

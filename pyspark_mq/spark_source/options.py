@@ -1,7 +1,7 @@
 """Options of the source: text from the user, parsed once into typed settings.
 
-Everything that can be checked without a broker is checked here, which Spark runs at ``load()``. Which options there
-are, and their defaults, is in :mod:`pyspark_mq.spark_source.option_table`.
+Everything that can be checked without a broker is checked here, which Spark runs at ``load()``. The options and their
+defaults are in :mod:`pyspark_mq.spark_source.option_table`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 _COMMA = re.compile(r"(?<!\\),")
 _ESCAPED = re.compile(r"\\(,)")
 _NO_OFFSETS = (
-    "a queue has no offsets: a query reads the messages waiting, and resumes from its checkpoint. RabbitMQ's streams "
+    "a queue has no offsets: a query reads the waiting messages, and resumes from its checkpoint. RabbitMQ's streams "
     "have offsets and can be read again (docs/streams.md)"
 )
 _SIZE = "use 'maxMessagesPerTrigger'"
@@ -54,14 +54,14 @@ _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("exchange", "routingkey", "routing_key"), _BIND),
     "subscribe": "use 'queue', or 'topic' for a durable subscription",
     "subscribepattern": "use 'queuePattern'",
-    "assign": "a queue has no partitions: name it as 'queue'",
+    "assign": "a queue has no partitions: name the queue with 'queue'",
     "minoffsetspertrigger": "use 'minMessagesPerTrigger'",
     "minpartitions": "use 'numPartitions'",
     "maxrecordsperpartition": "'numPartitions' says how many tasks an epoch has",
     "destination": "use 'queue' or 'topic'",
     "queuename": "use 'queue'",
     "autoack": "'guarantee' says when messages are acknowledged",
-    "durable": "a query declares no queue; leave it out",
+    "durable": "a query does not declare queues; leave it out",
 }  # fmt: skip
 
 
@@ -71,7 +71,7 @@ class Options:
 
     Attributes:
         num_partitions: input partitions of an epoch; None to let the source choose.
-        dedup_store: ``checkpoint`` or a ``redis://`` URL; left out of the repr, as it may hold a password.
+        dedup_store: ``checkpoint`` or a ``redis://`` URL; left out of the repr, because it may hold a password.
         id_log: a folder, path or URI; None if no option names one. Left out of the repr, for the same reason.
         management: where to query the broker's queues and their settings; None if not set.
         include_metadata: whether a query without a schema gets all columns.
@@ -89,9 +89,9 @@ class Options:
         if self.settings.guarantee.identifies and self.id_log is None:
             raise OptionError(
                 "checkpointLocation",
-                "is required on the source too, with guarantee 'exactly-once': the IDs of each batch are kept in files "
-                "there, so that redeliveries are recognised. Set it to the writer's value (or set 'idLog' to "
-                "another folder); or set guarantee 'at-least-once', which needs none",
+                "is required on the source too, with guarantee 'exactly-once': the source stores the IDs of each batch "
+                "in files there, so that it recognises redeliveries. Set the option to the writer's value, or set "
+                "'idLog' to another folder. Guarantee 'at-least-once' needs neither option",
             )
 
 
@@ -154,12 +154,14 @@ class _QueueOptionParser(OptionParser):
         if settings.syncs and (id_log is None or is_uri(id_log) or self._text("idLog") is not None):
             raise OptionError(
                 "settleAfter",
-                "'synced' is for a checkpoint on this machine's disk, and keeps a note next to it: set "
-                "'checkpointLocation' to the writer's path, and do not set 'idLog'. Writes to another store are "
-                "durable once it answers",
+                "'synced' is for a checkpoint on this machine's disk, and stores a note in the checkpoint. Set "
+                "'checkpointLocation' to the writer's path, and do not set 'idLog'. Other stores do not need 'synced': "
+                "a write to them is durable once the store answers",
             )
         if settings.syncs and sys.platform != "linux":
-            raise OptionError("settleAfter", f"'synced' needs Linux, whose sync(2) waits; this is {sys.platform}")
+            raise OptionError(
+                "settleAfter", f"'synced' needs Linux, where sync(2) waits for the disk; this system is {sys.platform}"
+            )
         return Options(
             settings,
             self._value("numPartitions"),
@@ -190,7 +192,7 @@ class _QueueOptionParser(OptionParser):
                 warnings.simplefilter("error", FutureWarning)
                 re.compile(text)
         except (re.error, ValueError, OverflowError, RecursionError, FutureWarning) as wrong:
-            problem = f"{text!r} is not a regular expression ({wrong}); use Python's syntax, for a whole name"
+            problem = f"{text!r} is not a regular expression ({wrong}); use Python's syntax, and match the whole name"
             raise OptionError("queuePattern", problem) from None
         return text
 
@@ -218,7 +220,7 @@ class _QueueOptionParser(OptionParser):
             raise OptionError(
                 "queue",
                 f"{len(names)} queues with {consumers} consumer(s) each need more than {CONNECTIONS_MAX} connections; "
-                "name fewer, or use several queries",
+                "name fewer queues, or use several queries",
             )
         return tuple(names) if len(names) > 1 else ()
 
@@ -239,7 +241,7 @@ class _QueueOptionParser(OptionParser):
         minimum: int = self._value("minMessagesPerTrigger")
         if minimum > maximum:
             text = f"{minimum} can never be reached: an epoch holds at most {maximum} messages"
-            raise OptionError("minMessagesPerTrigger", f"{text} (see 'maxMessagesPerTrigger', 'prefetch')")
+            raise OptionError("minMessagesPerTrigger", f"{text} (see 'maxMessagesPerTrigger' and 'prefetch')")
         return minimum
 
     def _endpoint(self, broker: Broker, guarantee: Guarantee) -> Endpoint:
@@ -268,7 +270,7 @@ class _QueueOptionParser(OptionParser):
         if queue is None and topic is None:
             raise OptionError("queue", "is required (or 'queuePattern', or 'topic')")
         if queue is not None and topic is not None:
-            raise OptionError("topic", f"'{topic}' and queue '{queue}' are both set; a query reads one")
+            raise OptionError("topic", f"'{topic}' and queue '{queue}' are both set; a query reads only one of them")
         if queue is not None and subscription is not None:
             raise OptionError("subscription", f"'{subscription}' goes with 'topic', not with queue '{queue}'")
         if topic is not None and subscription is None and not guarantee.acknowledges_first:
@@ -283,7 +285,7 @@ class _QueueOptionParser(OptionParser):
             raise OptionError(
                 "subscription",
                 f"'{subscription}': broker '{broker.name}' has no durable subscriptions over {protocol}; bind a "
-                f"durable queue to '{topic}' and read it with 'queue', or use {others}",
+                f"durable queue to '{topic}' and read that queue with 'queue', or use {others}",
             )
         if selector is not None and not broker.selectors:
             raise OptionError("selector", f"broker '{broker.name}' has no selectors; filter in Spark instead")

@@ -22,9 +22,9 @@ class Reading:
         counters: the counters of the source's process since it started. For streams `planned`, `lost` and `backlog`.
         partitions: offsets available but not planned, by partition; None for queues.
         planned: the last planned epoch: `epoch`, `messages`, `bytes`, `askedAtMs` (since 1970), `receiveMs`, `planMs`.
-            None before the first.
+            None before the first epoch is planned.
         confirmed: the last epoch whose acknowledgements were confirmed: `epoch`, `confirmedAtMs` (since 1970),
-            `confirmMs` from the commit. None before the first.
+            `confirmMs` from the commit. None before the first confirmation.
     """
 
     source: int

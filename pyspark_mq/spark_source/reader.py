@@ -1,10 +1,9 @@
 """The reader of queues: translates Spark's calls to an :class:`EpochSource`.
 
 Order of calls (``MicroBatchExecution.scala``): ``latestOffset(start)`` -
-offset log - ``commit(start)`` - ``partitions(start, end)`` - tasks - commit log. After a crash in
-between, ``partitions(start, end)`` comes first. Spark writes the commit log before it asks for the
-next offset, so `start` proves that its epoch is committed. Before 4.2 it has no `start`
-(:mod:`.shown_offset`).
+offset log - ``commit(start)`` - ``partitions(start, end)`` - tasks - commit log. After a crash between these calls,
+``partitions(start, end)`` comes first. Spark writes the commit log before it asks for the next offset, so `start`
+proves that its epoch is committed. Before Spark 4.2 ``latestOffset`` has no `start` (:mod:`.shown_offset`).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of the queues of one query.
 
     Spark creates readers in several processes and uses one of them for the query, so nothing is opened
-    before the first call for offsets. It pickles :meth:`read` with its reader for the executors, so a
+    before the first call for offsets. Spark pickles :meth:`read` together with its reader for the executors, so a
     pickled reader is empty.
     """
 
@@ -108,7 +107,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         maximum = None if is_unlimited(limit) else getattr(limit, "max_rows", self._options.settings.max_messages)
         latest = self._source().latest(position, maximum, alone=alone)
         if latest == position:
-            return start  # unchanged, as Spark compares text
+            return start  # unchanged, because Spark compares text
         for offset, known in self._known:
             if known == latest:
                 return offset
@@ -121,11 +120,11 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @without_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return an epoch's payload, split for tasks; the same objects however often Spark asks."""
+        """Return an epoch's payload, split for tasks. Each call for the same epoch returns the same objects."""
         before, after = self._position(start), self._position(end)
         self._shown.show(start, end)
         if before == after:
-            # Other sources of the query cause this call, as does Spark before each replay: the call proves nothing.
+            # This call proves nothing: other sources of the query cause it, and Spark makes it before each replay.
             return []
         runs = self._source().payload(before, after)
         if self._partitions is None or self._partitions[0] != after.epoch:
@@ -169,10 +168,10 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         shows_id = "messageId" in self._builder.block_schema.names
         which = f" with the ID {runs[0].rows.values('messageId')[0]!r}" if shows_id else ""
         raise MessageError(
-            f"'{runs[0].name}' holds a message{which} whose row takes {size:,} bytes, but a task "
-            f"may carry {bound:,} (option 'maxPartitionBytes'). It was not acknowledged. Raise the session's "
-            "spark.rpc.message.maxSize (128 MiB by default) above that size, and 'maxPartitionBytes' to "
-            "just below spark.rpc.message.maxSize; or remove the message from the queue"
+            f"'{runs[0].name}' holds a message{which} whose row takes {size:,} bytes, but a task may carry {bound:,} "
+            "(option 'maxPartitionBytes'). The message was not acknowledged. Raise the session's "
+            "spark.rpc.message.maxSize (128 MiB by default) above that size, and 'maxPartitionBytes' to just below "
+            "spark.rpc.message.maxSize; or remove the message from the queue"
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

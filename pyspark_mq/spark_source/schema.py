@@ -1,6 +1,7 @@
 """Columns of the source, and the record batches made of them.
 
-Here deliveries already are rows of Arrow blocks, in the query's types: a batch consists of slices of those blocks.
+Deliveries arrive here as rows of Arrow blocks that already have the query's types, so a batch consists of slices of
+these blocks.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class _Column(NamedTuple):
     Attributes:
         kind: its type.
         text: its description in Markdown, from which `make docs` writes the table in docs/options.md.
-        asked_for: whether it is present only if a schema names it, or with `includeMetadata`.
+        asked_for: whether it is present only if a schema names it or `includeMetadata` is set.
     """
 
     kind: DataType

@@ -1,13 +1,13 @@
-"""The start of an epoch before Spark 4.2, where `latestOffset` has none.
+"""The start of an epoch before Spark 4.2, in which `latestOffset` receives no start.
 
-It is the end of the epoch whose partitions Spark asked for last. At a restart Spark first asks for those between the
-newest logged offset and itself (``AcceptsLatestSeenOffset``), and it replays that epoch, if it is not committed, before
-it asks for the next. Later it asks for the next once the commit log is written. So the offset shown last is committed,
-and if none was shown the query is new (``MicroBatchExecution.scala`` and ``PythonMicroBatchStream.scala`` of 4.0 and
-4.1).
+The start is the end of the epoch whose partitions Spark asked for last. After a restart Spark first asks for the
+partitions between the newest logged offset and that offset itself (``AcceptsLatestSeenOffset``). If the offset's epoch
+is not committed, Spark replays the epoch before it asks for another one. Later, Spark asks for another epoch only once
+the commit log is written. So the offset shown last is committed, and if no offset was shown, the query is new
+(``MicroBatchExecution.scala`` and ``PythonMicroBatchStream.scala`` of 4.0 and 4.1).
 
 One setting breaks this: with `spark.sql.streaming.triggerAvailableNowWrapper.enabled`, Spark asks for the end of a run
-of `Trigger.AvailableNow` before it shows anything. The epoch that it shows then is not the one that was planned.
+of `Trigger.AvailableNow` before it shows any offset. The epoch that Spark then shows is not the one that was planned.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ShownOffset:
         """
         if self._offset is None and self._planned is not None and self._planned != (start, end):
             raise CheckpointError(
-                f"{self._destination}: this Spark asks for an epoch before it shows which are committed. Set "
+                f"{self._destination}: this Spark asks for an epoch before it shows which epochs are committed. Set "
                 "spark.sql.streaming.triggerAvailableNowWrapper.enabled to false, its default: before Spark 4.2 a run "
                 "of Trigger.AvailableNow is one epoch. Nothing was emitted, and only guarantee 'none' has acknowledged "
                 "messages"

@@ -43,7 +43,7 @@ SINK_OPTIONS: Mapping[str, Option] = {option.name: option for option in _TABLE} 
 }
 _READING = "is for reading, not for a write; leave it out"
 _STREAM = (
-    "writes do not use the stream protocol: set a URL amqp://…, and name the stream as 'queue'; it accepts "
+    "a write cannot use the stream protocol: set a URL amqp://…, and name the stream with 'queue'. A stream accepts "
     "messages like a queue"
 )
 
@@ -85,7 +85,7 @@ class _SinkOptionParser(OptionParser):
             raise OptionError(
                 "url",
                 f"{urls[0]}: over STOMP RabbitMQ does not report whether a queue has accepted a message, so writes "
-                f"cannot use it; use {'amqps' if urls[0].tls else 'amqp'}://",
+                f"cannot use STOMP; use {'amqps' if urls[0].tls else 'amqp'}://",
             )
         queue, topic, exchange, key = (self._text(name) for name in ("queue", "topic", "exchange", "routingKey"))
         self._check_destination(broker, queue, topic, exchange, key)
@@ -118,7 +118,7 @@ class _SinkOptionParser(OptionParser):
         ]
         if len(named) > 1:
             raise OptionError(
-                named[1], f"is set as well as '{named[0]}': a write has one destination, or columns for it"
+                named[1], f"is set as well as '{named[0]}': set only one of them, or name destinations in columns"
             )
         for name, value in (("queue", queue), ("topic", topic)):
             if not broker.special_characters.isdisjoint(value or ""):

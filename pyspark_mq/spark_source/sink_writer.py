@@ -33,12 +33,12 @@ _LOG = logging.getLogger("pyspark_mq")
 _ROWS = 10_000
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 _APPEND = (
-    "a queue cannot be overwritten, nor its messages updated: use mode 'append'. To write the results of a query with "
-    "outputMode 'update' or 'complete', call write.format('mq').mode('append') in foreachBatch"
+    "a queue cannot be overwritten, and its messages cannot be updated: use mode 'append'. To write the results of a "
+    "query with outputMode 'update' or 'complete', call write.format('mq').mode('append') in foreachBatch"
 )
 _UNNAMED = (
-    "a write within foreachBatch has no 'writeId': if Spark reruns the batch, its messages get other IDs, and "
-    "readers take them for new ones. Set it, for example to f'{query}/{batch}/name of the destination'"
+    "a write within foreachBatch has no 'writeId'. If Spark reruns the batch, its messages get other IDs, and readers "
+    "take them for new messages. Set 'writeId', for example to f'{query}/{batch}/name of the destination'"
 )
 #: From Spark 4.1 on; earlier versions pass rows one by one.
 _OfBatch: Any = getattr(spark_api, "DataSourceArrowWriter", DataSourceWriter)

@@ -25,8 +25,8 @@ from pyspark_mq.spark_source.options import Options
 
 __all__ = ["begin_source", "use_little_memory"]
 
-#: Parameter of mallopt(3), and the block size from which glibc returns freed memory. By default that bound follows the
-#: largest block freed, so memory of large blocks is kept: 760 MiB instead of 502 for 30 kB headers.
+#: Parameter of mallopt(3), and the block size from which glibc returns freed memory. By default glibc raises that size
+#: to the largest block freed, and so keeps the memory of large blocks: 760 MiB instead of 502 MiB with 30 kB headers.
 _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 2 << 20
 
 
@@ -42,7 +42,7 @@ def use_little_memory() -> None:
 
 
 def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tuple[EpochSource, Worker]:
-    """Return a query's source and the worker of its connections, which are not open yet. Blocks have this schema."""
+    """Return a query's source and the worker of its connections, without opening any. Blocks have this schema."""
     watch_parent()
     # Tens of thousands of deliveries are held at a time, none of them part of a cycle, so looking for
     # cycles among them finds nothing and costs a tenth of the throughput.

@@ -22,16 +22,16 @@ from pyspark_mq.streams.settings import StreamSettings
 
 __all__ = ["StreamBatchReader", "StreamReader", "arrow_schema", "stream_schema"]
 
-#: Columns only of streams: the stream that is a partition, the offset in it, and when the broker wrote the chunk.
+#: Columns that only streams have: the partition's stream, the offset in it, and when the broker wrote the chunk.
 _OWN = {"partition": StringType(), "streamOffset": LongType(), "chunkTimestamp": TimestampType()}
-#: Columns only of a queue's deliveries.
+#: Columns that only deliveries from queues have.
 _OF_QUEUES = frozenset({"redelivered", "deliveryCount"})
 _TYPES = {**COLUMN_TYPES, "destination": pa.string(), "partition": pa.string(), "streamOffset": pa.int64(),
      "chunkTimestamp": TIMESTAMP}  # fmt: skip
 
 
 def stream_schema(*, include_metadata: bool) -> StructType:
-    """Return the columns of a query that names none."""
+    """Return the columns of a query without a schema."""
     fields = ALL_COLUMNS if include_metadata else SCHEMA
     own = [StructField(name, kind) for name, kind in _OWN.items()]
     return StructType([field for field in fields if field.name not in _OF_QUEUES] + own)
@@ -59,7 +59,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 class _RangePartition(InputPartition):
-    """Range that one task reads. The partition carries secrets, but its repr shows none."""
+    """Range that one task reads. The partition carries secrets, but its repr does not show them."""
 
     def __init__(self, wanted: Range) -> None:
         self.wanted = wanted

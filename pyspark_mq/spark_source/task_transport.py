@@ -6,9 +6,10 @@ wrote them to (``memfd_create(2)``), and the task has only its path.
 
 This module does not guess whether there is one JVM: the first rows travel inside their tasks, with a *mark*. A worker
 that descends from this process's JVM, and finds the mark under its name, writes to the mark. On a cluster, or without
-memfd or ``/proc``, no worker does, and rows stay inside tasks.
+memfd or ``/proc``, no worker writes to the mark, and rows stay inside tasks.
 
-The memory of an epoch is kept until Spark asks for the partitions of the next one, which is after its commit.
+The memory of an epoch is kept until Spark asks for the partitions of the next epoch. Spark does so only after it has
+committed the first epoch.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _FILES_MAX = 64
 
 
 class _Memory:
-    """An in-memory file, by the path under which processes of the same user on the same machine find it.
+    """An in-memory file, identified by the path under which processes of the same user on the same machine find it.
 
     The path names a process and one of its files. The file's name tells whether it is still the same file.
     """
@@ -132,8 +133,8 @@ class _SharedRows(InputPartition):
                 mapped = pa.memory_map(f"/proc/self/fd/{file}")
         except OSError as gone:
             raise MqError(
-                f"the rows of this task are gone ({gone}): its epoch is already committed, or the process that reads "
-                "the queue has ended. Use the rows of a batch before foreachBatch returns, or persist them"
+                f"the rows of this task are gone ({gone}): the task's epoch is already committed, or the process that "
+                "reads the queue has ended. Use the rows of a batch before foreachBatch returns, or persist them"
             ) from None
         with mapped, pa.ipc.open_stream(mapped) as stream:
             yield stream
@@ -150,7 +151,7 @@ class TaskTransport:
 
     @property
     def same_jvm(self) -> bool:
-        """Whether a worker has written to the mark, so that it descends from the same JVM."""
+        """Whether a worker has written to the mark, which proves that the worker descends from the same JVM."""
         return self._mark is not None and os.pread(self._mark.file, len(_CONFIRMED), 0) == _CONFIRMED
 
     def begin_epoch(self) -> Self:

@@ -1,4 +1,4 @@
-"""Chunks, the units of a stream, from their bytes (``osiris_log.erl``, ``PROTOCOL.adoc``). No socket, no clock.
+"""Chunks, the units of a stream, from their bytes (``osiris_log.erl``, ``PROTOCOL.adoc``). Uses no socket and no clock.
 
 A chunk is written once and is the same on all replicas. Its header has the offset of its first record and the number
 of its records; its CRC covers the data. Sizes are trusted only within the chunk's own bytes, and packed entries are
@@ -117,7 +117,7 @@ class Chunk(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A packed entry, or consecutive simple ones.
+    """A packed entry, or consecutive simple entries.
 
     Attributes:
         records: number of its records, which is the number of offsets it takes.

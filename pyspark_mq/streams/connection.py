@@ -170,8 +170,8 @@ class StreamConnection:
         reason = frames.REASONS.get(code, f"code {code}")
         if code in _REFUSALS:
             raise RefusedError(
-                f"{self._url} as user '{self._access.username}': {reason}; correct 'url', 'username' or 'password', "
-                "or grant the user permission to read it"
+                f"{self._url} as user '{self._access.username}': {reason}; correct 'url', 'username' or 'password', or "
+                "grant the user permission to read the stream"
             )
         raise StreamLost(f"{self.place} refused command {command}: {reason}")
 
@@ -208,7 +208,7 @@ class StreamConnection:
 
     @contextmanager
     def subscribed(self, stream: str, offset: int | None = None, since_ms: int = 0) -> Iterator[Subscription]:
-        """Subscribe with one credit, at an offset or, without one, at a time. An error leaves the connection useless.
+        """Subscribe with one credit, at an offset or, without it, at a time. After an error the connection is useless.
 
         Raises:
             NoStream: the stream does not exist, or has no member on this node.
@@ -317,7 +317,7 @@ class StreamConnection:
         self._sent_s = time.monotonic()
 
     def close(self) -> None:
-        """Close the connection without a handshake, as the broker keeps no state that a handshake would end."""
+        """Close the connection without a handshake, because the broker keeps no state that a handshake would end."""
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.close()

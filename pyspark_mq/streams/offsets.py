@@ -1,10 +1,10 @@
 """The offset of a stream query in Spark's log, and positions in options.
 
-One JSON object: ``{"v": 1, "of": "streams 'orders' in virtual host '/'", "at": {"orders-0": {"next": 500, "last":
-[480, timestamp, epoch, crc], "first": [0, …]}}}``. ``next`` is the offset after the last record read, ``last`` the
-identity of the chunk with that record, and ``first`` the identity of the stream's first chunk at that time: no other
-stream of this name has these chunks. Each is null if there was no chunk. Partitions are sorted by name, as Spark
-compares offsets as text.
+An offset is one JSON object: ``{"v": 1, "of": "streams 'orders' in virtual host '/'", "at": {"orders-0": {"next": 500,
+"last": [480, timestamp, epoch, crc], "first": [0, …]}}}``. ``next`` is the offset after the last record read, ``last``
+is the identity of the chunk with that record, and ``first`` is the identity of the stream's first chunk at that time.
+No other stream of this name has these chunks. ``last`` and ``first`` are null if there was no chunk. Partitions are
+sorted by name, because Spark compares offsets as text.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def parse_places(option: str, text: str) -> dict[str, int]:
     Raises:
         OptionError: the text is not of this form.
     """
-    accepted = 'accepted is JSON of partitions and whole numbers such as {"events": 500}'
+    accepted = 'accepted is JSON that maps partitions to whole numbers, such as {"events": 500}'
     try:
         found = json.loads(text)
     except ValueError as wrong:

@@ -1,4 +1,4 @@
-"""The driver's side: starts and ends of epochs, and the ranges of their tasks. No payload passes here.
+"""The driver's side: starts and ends of epochs, and the ranges of their tasks. No payload passes through here.
 
 A *place* is a position in one partition: the start of an epoch, its logged end, or the bound of a run. :func:`.resume`
 decides what has become of a place since it was read. An epoch ends at the end of a committed chunk; the epoch's offset
@@ -40,12 +40,13 @@ _TRIES = 3
 #: Log lines about a place. {0} is the offset to continue from, {1} the offset before that, {2} the place's offset.
 _TEXTS = {
     Outcome.GONE: "offsets {2} to {1} are gone: retention removed them before they were read",
-    Outcome.OTHER: "it was read up to offset {2}, but has been deleted and recreated since: it begins at offset {0}",
+    Outcome.OTHER: "it was read up to offset {2}, but has been deleted and recreated since then: the new stream begins "
+    "at offset {0}",
     Outcome.CUT: "it was read up to offset {2}, but chunks from offset {0} on differ now: its end was rewritten",
     Outcome.AGAIN: "it was read up to offset {2}, but its end was rewritten from an unknown offset on: "
     "rows from offset {0} on may repeat",
-    Outcome.NOT_YET: "no member has offset {1}, which was committed before. The query waits for it. Whether it is lost "
-    "will be known when the next message is published",
+    Outcome.NOT_YET: "no member has offset {1}, which was committed before. The query waits for this offset. Whether "
+    "it is lost will be known when the next message is published",
 }
 
 
@@ -272,7 +273,7 @@ class Planner:
         before = decode(self._settings.of, start)
         for name, place in before.items():
             if not self._at(name).there:
-                text = f"it was deleted; it was read up to offset {place.next}"
+                text = f"it was deleted after it had been read up to offset {place.next}"
                 self._tell(self._at(name), place, None, text, place.next)
         planned: list[tuple[_Partition, int, StreamPosition]] = []
         for partition in self._there():
@@ -362,7 +363,7 @@ class Planner:
         if self._settings.fail_on_loss:
             raise loss(partition.name, text)
         self._lost += count
-        _log.warning("stream '%s': %s; the query continues, as 'failOnDataLoss' is false", partition.name, text)
+        _log.warning("stream '%s': %s; the query continues, because 'failOnDataLoss' is false", partition.name, text)
 
     # -- tasks
 

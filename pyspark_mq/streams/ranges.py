@@ -1,14 +1,14 @@
 """A range of offsets of one partition, which is read as a whole or not at all.
 
-A task emits exactly the records of its range, so a retry emits the same ones. Four rules ensure that:
+A task emits exactly the records of its range, so a retry emits the same records. Four rules ensure this:
 
 1. The task subscribes to chunks of all kinds. They must follow each other without a gap, with valid headers and CRCs.
 2. A gap or a broken chunk is accepted only after each member in Metadata has shown it three times, on separate
-   connections, as each member has its own retention.
+   connections, because each member has its own retention.
 3. No chunk may have a later epoch than the chunk at the end of the range, and that chunk must be the planned one. A
    re-created stream never turns back into the old one, so everything read before is from the same stream.
-4. If a connection is lost between two chunks, another connection continues at the next offset, perhaps to another
-   member.
+4. If a connection is lost between two chunks, another connection, perhaps to another member, continues at the next
+   offset.
 
 A member whose end is below the range proves nothing: the task waits, and fails only after it has made no progress for
 `reconnectTimeout`.
@@ -178,10 +178,12 @@ class _RangeReader:
         return chunk.check()
 
     def _wait(self, since_s: float, text: str) -> None:
-        """Leave a member that has sent no useful chunk for too long; the next one may take longer."""
+        """Leave a member that has sent no useful chunk for too long; the next member may take longer."""
         if time.monotonic() - since_s > self._wait_s:
             self._wait_s = max(_WAIT_S, min(2 * self._wait_s, self._attempts.left_s))
-            raise StreamLost(f"{text}; if the end of the stream was lost, that shows with the next published message")
+            raise StreamLost(
+                f"{text}; if the end of the stream was lost, this will be noticed when the next message is published"
+            )
 
     def _gap(self, connection: StreamConnection, chunk: Chunk) -> str:
         if connection.stats(self._wanted.stream)["first_chunk_id"] > self._next:
@@ -204,7 +206,9 @@ class _RangeReader:
             text = f"offsets {wanted.begin} to {end - 1} cannot be compared with the plan: {reason}"
         if wanted.fail_on_loss:
             raise loss(wanted.stream, text)
-        _log.warning("stream '%s': %s; %d lost, as 'failOnDataLoss' is false", wanted.stream, text, end - self._next)
+        _log.warning(
+            "stream '%s': %s; %d lost, because 'failOnDataLoss' is false", wanted.stream, text, end - self._next
+        )
         self._get_to(end)
         self._proved = self._proved or wanted.proof is None or wanted.proof.chunk < after
 
@@ -220,7 +224,7 @@ class _RangeReader:
         """Have a differing chunk read again; raise a DataLossError if it keeps differing."""
         self._others += 1
         if self._others >= _TRIES * max(1, len(self._wanted.members)):
-            text = f"a chunk from offset {self._next} on is not the planned one: it {text}"
+            text = f"a chunk from offset {self._next} on is not the planned chunk: it {text}"
             reason = "the stream was deleted and recreated, or its end was rewritten"
             raise loss(self._wanted.stream, f"{text}: {reason}", fails=self._wanted.fail_on_loss)
         raise StreamLost(text)

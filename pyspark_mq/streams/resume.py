@@ -45,8 +45,8 @@ class Found(NamedTuple):
     Attributes:
         begin: offset to resume at.
         end: position after the last chunk; the position itself if there is nothing to read.
-        stop: new end of an epoch that was logged to end at the position. It is before the replaced chunks, which the
-            next epoch reads.
+        stop: new end of an epoch that was logged to end at the position. This end is before the replaced chunks, which
+            the next epoch reads.
     """
 
     outcome: Outcome

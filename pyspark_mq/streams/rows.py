@@ -111,7 +111,7 @@ def _batch(wanted: Range, schema: pa.Schema, pieces: Sequence[_Piece], unreadabl
         if unreadable == "fail":
             advice = "'row' to get their bytes as rows, or to 'reject' to leave them out"
             raise MessageError(f"{text}. Set 'onUnreadableMessage' to {advice}")
-        _log.error("%s. These messages are left out, as 'onUnreadableMessage' is 'reject'", text)
+        _log.error("%s. These messages are left out, because 'onUnreadableMessage' is 'reject'", text)
     if "chunkTimestamp" in schema.names:
         times = np.repeat(np.array([piece.timestamp_ms * 1000 for piece in pieces], np.int64), counts)
         columns["chunkTimestamp"] = pa.array(times).cast(TIMESTAMP)

@@ -29,7 +29,8 @@ class Copy:
 
     Attributes:
         low: the lowest offset that the member reports; only a delivered chunk proves that it has this offset.
-        end: the position after the copy's last chunk. It has no chunk if the member has or knows none.
+        end: the position after the copy's last chunk. The position has no chunk if the member has no chunk or knows
+            none.
         is_cut: whether a damaged chunk follows the end and was left out.
 
     Raises:
@@ -104,7 +105,7 @@ def chunk_with(connection: StreamConnection, stream: str, offset: int | None = N
 
 
 def sure_chunk(connection: StreamConnection, stream: str, offset: int, first: int = -1) -> Chunk:
-    """Read a chunk like :func:`chunk_with`; read it twice unless it is as expected, as no CRC covers its header.
+    """Read a chunk like :func:`chunk_with`; read it twice unless it is as expected: no CRC covers its header.
 
     Raises:
         StreamLost: two reads differ.

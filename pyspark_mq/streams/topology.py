@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("pyspark_mq")
 
-#: Idle connections of this process: a task leaves its connection to the next task, for which it may be dead.
+#: Idle connections of this process: a task leaves its connection to the next task, which may find the connection dead.
 _KEPT: dict[tuple[Access, Member], list[StreamConnection]] = {}
 _KEPT_MAX = 16
 #: Addresses where an attempt timed out, and until when they are tried last.

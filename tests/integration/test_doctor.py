@@ -172,7 +172,7 @@ def _consumers_are_told(node: RabbitNode) -> bool:
         ("good", "other-consumers", "ok", "none"),
         ("good", "queue", "ok", "quorum queue"),
         ("good", "prefetch", "ok", "connection(s)"),
-        ("good", "message-ids", "ok", "none repeated in 5 message(s) (returned)"),
+        ("good", "message-ids", "ok", "no ID is repeated in 5 message(s) (returned)"),
         ("plain", "delivery-limit", "ok", "20 deliveries"),
         ("plain", "dead-letters", "problem", "a message over the delivery limit (20) is dropped, and lost"),
         # Who consumes has the limit that the configuration sets.
@@ -191,8 +191,13 @@ def _consumers_are_told(node: RabbitNode) -> bool:
         ("expiring", "queue", "warning", "beyond 1000 messages the oldest are dropped"),
         ("log", "queue", "problem", "it is a stream"),
         ("unnamed", "message-ids", "ok", "1 without an ID under messageIdFrom='message-id' in 4 message(s)"),
-        ("unnamed", "message-ids", "problem", "1 ID(s) of more than one message in 4 message(s) (returned): 'a'"),
-        ("large", "message-sizes", "warning", "1 above 'maxBytesPerTrigger' (1,000)"),
+        (
+            "unnamed",
+            "message-ids",
+            "problem",
+            "1 ID(s) belong to more than one message in 4 message(s) (returned): 'a'",
+        ),
+        ("large", "message-sizes", "warning", "1 message(s) above 'maxBytesPerTrigger' (1,000)"),
     ],
 )
 def test_what_is_wrong_with_a_queue_of_rabbitmq(
@@ -250,7 +255,7 @@ def test_a_cap_on_consumers_of_a_channel_is_met_before_a_restart_meets_it(rabbit
         rabbit43.eval("application:unset_env(rabbit, consumer_max_per_channel)")
     found = told.one("'good'", "prefetch", "problem", "the session ends when its window is widened")
     assert "consumer_max_per_channel" in found["remedy"]
-    told.one("'good'", "message-ids", "ok", "none repeated")
+    told.one("'good'", "message-ids", "ok", "no ID is repeated")
     told.one("'good'", "dead-letters", "unknown", "not known")
 
 
@@ -446,9 +451,9 @@ def test_a_usual_activemq_has_nothing_worse_than_warnings(nodes: Nodes, protocol
     told = doctor(broker="activemq", url=node.url(protocol), queue=name, managementUrl=node.management_url)
     assert told.code == 0
     told.one(name, "write-timeout", "ok", "10 s")
-    told.one(name, "message-ids", "ok", "none repeated in 2 message(s) (browsed)")
+    told.one(name, "message-ids", "ok", "no ID is repeated in 2 message(s) (browsed)")
     told.one(name, "other-consumers", "ok", "none")
-    told.one(name, "slow-consumers", "ok", "left alone")
+    told.one(name, "slow-consumers", "ok", "does not evict")
     node.delete(name)
 
 

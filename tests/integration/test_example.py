@@ -20,7 +20,7 @@ FAILURE = """[STREAM_FAILED] Query [id = 3c89fd90, runId = 55a8461f] terminated 
 Traceback (most recent call last):
   File "sources/connections/message_id.py", line 57, in keys
     raise MissingMessageIdError(
-pyspark_mq.errors.MissingMessageIdError: [mq:missing-message-id] queue 'orders': 10 message(s) without an ID
+pyspark_mq.errors.MissingMessageIdError: [mq:missing-message-id] queue 'orders': 10 message(s) have no ID
  SQLSTATE: 38000 SQLSTATE: XXKST
 === Streaming Query ===
 Identifier: [id = 3c89fd90, runId = 55a8461f]
@@ -41,8 +41,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_a_failure_of_the_source_is_its_text_without_the_offsets(job: ModuleType) -> None:
     assert (
-        job.summary(FAILURE % ("x" * 2_000_000))
-        == "[mq:missing-message-id] queue 'orders': 10 message(s) without an ID"
+        job.summary(FAILURE % ("x" * 2_000_000)) == "[mq:missing-message-id] queue 'orders': 10 message(s) have no ID"
     )
 
 

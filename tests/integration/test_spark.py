@@ -450,7 +450,7 @@ def test_a_replay_that_cannot_complete_is_released(
     told = capsys.readouterr().out
     assert "4 of 10 are missing" in told
     assert all(key in told for key in taken)
-    assert "it was released" in inspected(job, capsys)
+    assert "the epoch was released" in inspected(job, capsys)
     job.run(6)
     assert [row.messageId for row in job.rows] == [key for key in sent if key not in taken]
     assert "released" not in inspected(job, capsys)

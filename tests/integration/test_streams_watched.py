@@ -137,7 +137,7 @@ def test_a_listener_shows_backlog_by_partition(
             )  # fmt: skip
             query.awaitTermination(60)
             said = [
-                f"stream '{stream}' in virtual host '/': 300 offsets planned, backlog 200, of that 200 in '{stream}'"
+                f"stream '{stream}' in virtual host '/': 300 offsets planned, backlog 200, of which 200 in '{stream}'"
             ]
             said.append(f"stream '{stream}' in virtual host '/': 200 offsets planned, backlog 0")
             assert poll(lambda: all(one in caplog.text for one in said), 30), caplog.text

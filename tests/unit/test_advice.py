@@ -45,7 +45,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str], str, Level, str]] = [
     ("rabbitmq", {"delivery_limit": 20}, {}, "delivery-limit", Level.OK, "20 deliveries"),
     ("artemis", {"delivery_limit": 10}, {}, "delivery-limit", Level.WARNING, "after 10 deliveries"),
     ("rabbitmq", {"delivery_limit": 20, "dead_letters_to": ""}, {}, "dead-letters", Level.PROBLEM, "lost"),
-    ("rabbitmq", {"delivery_limit": math.inf, "dead_letters_to": ""}, {}, "dead-letters", Level.OK, "none"),
+    ("rabbitmq", {"delivery_limit": math.inf, "dead_letters_to": ""}, {}, "dead-letters", Level.OK, "no message is"),
     (
         "rabbitmq", {"delivery_limit": math.inf, "dead_letters_to": ""}, {"onMissingMessageId": "reject"},
         "dead-letters", Level.WARNING, "that is refused is dropped",
@@ -97,7 +97,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str], str, Level, str]] = [
     ("activemq", {"write_timeout_s": math.inf}, {}, "write-timeout", Level.WARNING, "15 minutes"),
     ("activemq", {"write_timeout_s": 10.0}, {}, "write-timeout", Level.OK, "10 s"),
     ("artemis", {"slow_consumers": "who is slow is out"}, {}, "slow-consumers", Level.PROBLEM, "looks slow"),
-    ("artemis", {"slow_consumers": ""}, {}, "slow-consumers", Level.OK, "left alone"),
+    ("artemis", {"slow_consumers": ""}, {}, "slow-consumers", Level.OK, "does not evict"),
     ("artemis", {"hazards": ("odd",), "faults": ()}, {}, "queue", Level.WARNING, "odd"),
     ("artemis", {"hazards": (), "faults": ("bad",)}, {}, "queue", Level.PROBLEM, "bad"),
     ("artemis", {"hazards": (), "faults": ()}, {}, "queue", Level.OK, "keeps its messages"),
@@ -131,7 +131,7 @@ def sample(*ids: str | None, sizes: tuple[int, ...] = (), cut_short: str = "") -
 
 
 SAMPLES: list[tuple[Sample, dict[str, str], str, Level, str]] = [
-    (sample("a", "b"), {}, "message-ids", Level.OK, "none repeated in 2 message(s) (returned)"),
+    (sample("a", "b"), {}, "message-ids", Level.OK, "no ID is repeated in 2 message(s) (returned)"),
     (
         sample("a", None),
         {"onMissingMessageId": "fail"},
@@ -141,10 +141,10 @@ SAMPLES: list[tuple[Sample, dict[str, str], str, Level, str]] = [
     ),
     (sample("a", None), {}, "message-ids", Level.OK, "identified by their contents"),
     (sample("a", None), {"onMissingMessageId": "reject"}, "message-ids", Level.WARNING, "refused for good"),
-    (sample("a", "b", "a"), {}, "message-ids", Level.PROBLEM, "1 ID(s) of more than one message"),
+    (sample("a", "b", "a"), {}, "message-ids", Level.PROBLEM, "1 ID(s) belong to more than one message"),
     (sample(None, None), {"guarantee": "none"}, "message-ids", Level.OK, "not needed"),
     (sample(), {}, "message-ids", Level.UNKNOWN, "no message"),
-    (sample("a", sizes=(2_000,)), {"maxBytesPerTrigger": "1k"}, "message-sizes", Level.WARNING, "1 above"),
+    (sample("a", sizes=(2_000,)), {"maxBytesPerTrigger": "1k"}, "message-sizes", Level.WARNING, "1 message(s) above"),
     (sample("a", sizes=(200 << 20,)), {}, "message-sizes", Level.PROBLEM, "on a cluster the query fails"),
     (sample("a", "b", sizes=(100, 300)), {"maxBytesPerTrigger": "2000"}, "message-sizes", Level.OK, "about 10 by"),
     (sample("a", sizes=(100,)), {}, "message-sizes", Level.OK, "an epoch has up to 50,000"),

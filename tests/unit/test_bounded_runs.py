@@ -289,7 +289,7 @@ def test_a_run_that_is_handed_nothing_of_what_waits_says_so_and_names_the_other_
     scene.queue.faults.rate = 0.0
     with caplog.at_level("WARNING"):
         assert scene.query.run_available() == 0
-    assert "the broker reports messages but has delivered none for 60 s" in caplog.text
+    assert "the broker reports waiting messages but has delivered none for 60 s" in caplog.text
     assert "1 other consumer(s)" in caplog.text
 
 

@@ -307,7 +307,7 @@ def test_releasing_marks_the_open_epoch_and_keeps_what_was_there(
     before = (folder.path / "offsets" / "1").read_text().split("\n")
     text = told("release", str(folder.path), "--yes", capsys=capsys)
     assert "batch 1, epoch 2: 3 messages were planned but not committed" in text
-    assert "not known which of them are missing" in text
+    assert "not known which of these messages are missing" in text
     after = (folder.path / "offsets" / "1").read_text().split("\n")
     assert after[:2] == before[:2]
     assert not (folder.path / "offsets" / ".1.crc").exists()
@@ -320,7 +320,7 @@ def test_releasing_marks_the_open_epoch_and_keeps_what_was_there(
     assert kept["offset"] == json.loads(before[2])
     (planned,) = kept["planned"].values()
     assert (kept["batch"], kept["epoch"], planned, kept["missing"]) == (1, 2, ["c", "d", "e"], None)
-    assert "it was released" in told("inspect", str(folder.path), capsys=capsys)
+    assert "the epoch was released" in told("inspect", str(folder.path), capsys=capsys)
     assert "it is already released" in told("release", str(folder.path), capsys=capsys)
 
 

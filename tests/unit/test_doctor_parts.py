@@ -54,8 +54,8 @@ def test_who_runs_a_broker_is_told_by_its_address(host: str, known: bool) -> Non
     ("options", "level", "words"),
     [
         ({"url": f"amqp://{AMAZON}"}, Level.PROBLEM, "accepts only TLS. Use amqps://"),
-        ({"heartbeat": "400s"}, Level.WARNING, "Set 'heartbeat' below that; it is 400s"),
-        ({"managementUrl": f"https://{AMAZON}"}, Level.WARNING, "Set 'managementInterval' to 1m or more; it is 5s"),
+        ({"heartbeat": "400s"}, Level.WARNING, "Set 'heartbeat' below that time; it is now 400s"),
+        ({"managementUrl": f"https://{AMAZON}"}, Level.WARNING, "Set 'managementInterval' to 1m or more; it is now 5s"),
         ({"replayTimeout": "10m"}, Level.WARNING, "Set 'replayTimeout' to 35m"),
         ({}, Level.OK, "Amazon MQ, rabbitmq; counts as a cluster behind one address"),
         ({"broker": "activemq", "url": f"stomp+ssl://{AMAZON}:61614"}, Level.OK, "Amazon MQ, activemq"),

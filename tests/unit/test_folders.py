@@ -64,7 +64,7 @@ def test_what_was_resolved_stays_as_it_is(text: str) -> None:
 
 def test_a_pyarrow_without_the_store_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(fs, "AzureFileSystem")
-    with pytest.raises(ValueError, match=r"needs pyarrow.fs.AzureFileSystem, which this pyarrow lacks"):
+    with pytest.raises(ValueError, match=r"needs pyarrow.fs.AzureFileSystem, which this build of pyarrow lacks"):
         resolve("abfss://c@a.dfs.core.windows.net/a")
     monkeypatch.setitem(sys.modules, "pyarrow.fs", None)
     monkeypatch.delattr("pyarrow.fs")

@@ -173,7 +173,7 @@ def test_an_epoch_that_does_not_follow_its_start_is_refused(start: int) -> None:
     scene.publish(10)
     end = scene.query.source.latest(scene.query.position(0), 10)
     with pytest.raises(
-        CheckpointError, match=f"epoch 2 follows epoch 1, and Spark runs it after epoch {start}.*two runs"
+        CheckpointError, match=f"epoch 2 follows epoch 1, but Spark runs it after epoch {start}.*two runs"
     ):
         scene.query.source.payload(Position(start), end)
     scene.query.crash()

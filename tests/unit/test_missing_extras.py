@@ -55,6 +55,6 @@ def test_what_macos_has_not_is_refused_and_the_rest_is_not(monkeypatch: pytest.M
     monkeypatch.setattr(sys, "platform", "darwin")
     given = {**RABBIT, "url": "amqp://a"}
     assert MqDataSource(given).schema()
-    with pytest.raises(OptionError, match=r"'synced' needs Linux.* this is darwin") as refused:
+    with pytest.raises(OptionError, match=r"'synced' needs Linux.* this system is darwin") as refused:
         MqDataSource({**given, "settleAfter": "synced"}).schema()
     assert refused.value.option == "settleAfter"

@@ -179,7 +179,7 @@ def test_without_ids_their_source_may_change() -> None:
 def test_something_else_than_an_offset_is_refused(offset: object) -> None:
     text = refusal(codec(), offset)
     assert "queue 'orders'" in text
-    assert "is not from this kind of source" in text
+    assert "was written by another kind of source" in text
 
 
 @pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])

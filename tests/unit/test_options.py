@@ -109,7 +109,7 @@ OPTIONS = {
     "passwordFile": Row(lambda o: o.settings.endpoint.password_file, None),
     "queue": Row(lambda o: o.settings.endpoint.queue, REQUIRED, taken={"a queue/with:signs": "a queue/with:signs"}),
     "queuePattern": Row(
-        lambda o: o.settings.pattern, None, refused={"orders-(": "Python's syntax", "[[": "for a whole name"}
+        lambda o: o.settings.pattern, None, refused={"orders-(": "Python's syntax", "[[": "match the whole name"}
     ),
     "queuePatternInterval": Row(lambda o: o.settings.pattern_interval_s, 60.0, refused={"1": TIME, "999ms": "from 1s"}),
     "managementUrl": Row(
@@ -460,7 +460,7 @@ def test_what_is_synced_is_noted_beside_the_checkpoint() -> None:
         ({"managementUrl": "http://joe:hushhush@host:port"}, "managementUrl", "'http://***@***' is not accepted"),
         ({"queuePatternInterval": "5s"}, "queuePatternInterval", "needs 'queuePattern'"),
         ({"managementInterval": "5s"}, "managementInterval", "needs 'managementUrl'"),
-        ({"settleAfter": "synced"}, "settleAfter", "set 'checkpointLocation'"),
+        ({"settleAfter": "synced"}, "settleAfter", "Set 'checkpointLocation'"),
         ({"settleAfter": "synced", "idLog": "s3://bucket/ids"}, "settleAfter", "on this machine's disk"),
         (
             {"settleAfter": "synced", "checkpointLocation": "/data/o", "idLog": "/data/ids"},

@@ -232,7 +232,7 @@ def _gap(place: Place) -> None:
         (_without_note, "has no note that the query ran with 'settleAfter=synced'"),
         (_another_sink, "it is the sink of another query"),
         (_sink_without_a_batch, "has no batch 2, which is committed"),
-        (_two_batches_behind, "the note is of epoch 1, but epochs 2 and 3 are committed"),
+        (_two_batches_behind, "the note is for epoch 1, but epochs 2 and 3 are committed"),
         (_no_commits, "some offsets are missing"),
         (_gap, "some offsets are missing"),
     ],
@@ -263,7 +263,7 @@ def test_a_batch_that_is_noted_is_not_taken_back_on_the_same_machine_either(
     place.write(place.checkpoint, "commits", 2, "")
     before = place.logs()
     assert place.repair("--yes") == 1
-    assert "the note is of epoch 3, but epochs 1 and 2 are committed" in capsys.readouterr().err
+    assert "the note is for epoch 3, but epochs 1 and 2 are committed" in capsys.readouterr().err
     assert place.logs() == before
 
 

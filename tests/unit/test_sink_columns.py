@@ -179,7 +179,7 @@ def test_a_text_that_is_not_utf_8_is_an_error_that_names_its_column() -> None:
     ],
 )
 def test_a_number_that_no_message_has_is_an_error(name: str, value: Any) -> None:
-    assert f" in column '{name}', but allowed are 0 " in bad_row({"body": b"", name: value})
+    assert f" in column '{name}', but only 0 " in bad_row({"body": b"", name: value})
 
 
 def test_two_contents_of_one_id_are_an_error_and_copies_are_not() -> None:

@@ -51,7 +51,7 @@ def test_what_is_taken() -> None:
         ({"url": None}, "url", "is required; for example amqp://"),
         ({"url": "stomp://localhost"}, "url", "over STOMP RabbitMQ does not report whether a queue has accepted"),
         ({"url": "stomp+ssl://localhost"}, "url", "use amqps://"),
-        ({"url": "rabbitmq-stream://localhost"}, "url", "name the stream as 'queue'"),
+        ({"url": "rabbitmq-stream://localhost"}, "url", "name the stream with 'queue'"),
         ({"protocol": "stomp"}, "protocol", "accepted are amqp-0-9-1, amqp-1.0"),
         ({"topic": "t"}, "topic", "RabbitMQ has exchanges: use 'exchange'"),
         ({"exchange": "e"}, "exchange", "set as well as 'queue'"),

@@ -78,7 +78,7 @@ def test_what_is_read_outlives_its_epoch_and_what_is_not_is_gone_in_words() -> N
     assert batch.column(0).to_pylist() == [b"old" * 1_000]
     # The new one has the descriptor of the old one.
     assert read(new) == [b"new"]
-    with pytest.raises(MqError, match=r"its epoch is already committed.*persist"):
+    with pytest.raises(MqError, match=r"the task's epoch is already committed.*persist"):
         read(old)
 
 

@@ -1,8 +1,8 @@
 """Certificates of brokers and clients, and when they expire.
 
 Python's `ssl` reports when a server's certificate expires only if it has verified the certificate, and does not report
-when a client's own expires. So this module reads that field from the bytes (X.509, RFC 5280, 4.1: a SEQUENCE whose
-first element has the validity as its fifth element, or as its fourth if the version is left out).
+when a client's own certificate expires. So this module reads that field from the bytes (X.509, RFC 5280, 4.1: a
+SEQUENCE whose first element has the validity as its fifth element, or as its fourth if the version is left out).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def check_certificate(whose: str, end: datetime, now: datetime) -> Finding:
     if end <= now:
         return Finding("tls", Level.PROBLEM, f"{whose} expired on {end:%Y-%m-%d %H:%M} UTC", "renew it")
     if days < _DAYS_LEFT:
-        advice = "renew it: after that no reconnect succeeds"
+        advice = "renew the certificate: after it has expired, no reconnect succeeds"
         return Finding("tls", Level.WARNING, text, advice)
     return Finding("tls", Level.OK, text)
 

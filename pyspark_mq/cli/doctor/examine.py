@@ -1,8 +1,8 @@
 """``pyspark-mq doctor``: find obstacles to late acknowledgement before a query meets them.
 
-It examines this machine, each broker of `url`, the broker's management if `managementUrl` is set, and some messages of
-each queue. Nothing is acknowledged: messages are browsed if the broker supports that, else received and returned.
-:mod:`pyspark_mq.admin.checks` and :mod:`pyspark_mq.cli.doctor.machine` judge the results.
+The command examines this machine, each broker of `url`, the broker's management if `managementUrl` is set, and some
+messages of each queue. Nothing is acknowledged: messages are browsed if the broker supports that, else received and
+returned. :mod:`pyspark_mq.admin.checks` and :mod:`pyspark_mq.cli.doctor.machine` judge the results.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class _Broker:
     def section(self, *, among_others: bool) -> Section:
         if not self.unavailable:
             return Section(str(self.url), self.findings)
-        advice = "start it, or correct 'url'; a passive backup is not expected to answer"
+        advice = "start the broker, or correct 'url'; a passive backup is not expected to answer"
         level = Level.WARNING if among_others else Level.PROBLEM
         return Section(str(self.url), [*self.findings, Finding("login", level, self.unavailable, advice)])
 
@@ -228,7 +228,7 @@ def _queue(
         facts = replace(facts, priorities=len(set(sample.priorities)) > 1)
     checked = check_queue(facts, settings, to_know)
     if look.absent and of_topic:
-        advice = "start the query, whose user needs the permissions to configure, write and read it"
+        advice = "start the query, whose user needs the permissions to configure, write and read the subscription"
         text = f"the query creates this subscription: {look.problem}"
         return Section(about, [Finding("read", Level.UNKNOWN, text, advice)])
     if look.problem:
@@ -255,7 +255,7 @@ def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts,
         facts = ask_queue(management, settings.endpoint.name)
     except BrokerError:
         return NOTHING_KNOWN, "see 'management'"
-    return facts, "the broker does not report it: look into its configuration"
+    return facts, "the broker does not report this: look into the broker's configuration"
 
 
 def _look(settings: Settings, maximum: int, patience_s: float) -> _Look:

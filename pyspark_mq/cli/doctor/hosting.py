@@ -30,14 +30,14 @@ def _of_connection(host: str, url: BrokerUrl, settings: Settings) -> Iterator[Fi
         yield Finding(_CHECK, Level.PROBLEM, f"{host} accepts only TLS", f"use {url.partner}:// in 'url'")
     if settings.endpoint.broker.node_lost_s and heartbeat_s >= BALANCER_IDLE_S:
         text = f"the load balancer of {host} silently drops a connection that is idle for {BALANCER_IDLE_S:.0f} s"
-        yield Finding(_CHECK, Level.WARNING, text, f"set 'heartbeat' below that; it is {heartbeat_s:g}s")
+        yield Finding(_CHECK, Level.WARNING, text, f"set 'heartbeat' below that time; it is now {heartbeat_s:g}s")
 
 
 def _of_queues(host: str, settings: Settings, *, asked: bool) -> Iterator[Finding]:
     stranded_s = settings.endpoint.broker.stranded_s
     if asked and settings.management_interval_s < METRICS_S:
         text = f"{host} asks clients to read metrics no more often than every {METRICS_S:.0f} s"
-        advice = f"set 'managementInterval' to 1m or more; it is {settings.management_interval_s:g}s"
+        advice = f"set 'managementInterval' to 1m or more; it is now {settings.management_interval_s:g}s"
         yield Finding(_CHECK, Level.WARNING, text, advice)
     if settings.replay_timeout_s < stranded_s:
         text = (
@@ -45,6 +45,7 @@ def _of_queues(host: str, settings: Settings, *, asked: bool) -> Iterator[Findin
             f"{stranded_s / 60:.0f} min, and {host} cannot restart a single node"
         )
         advice = (
-            f"set 'replayTimeout' to 35m, or a restart within that time fails; it is {settings.replay_timeout_s:g}s"
+            "set 'replayTimeout' to 35m, or a restart within that time fails; the option is now "
+            f"{settings.replay_timeout_s:g}s"
         )
         yield Finding(_CHECK, Level.WARNING, text, advice)

@@ -220,7 +220,7 @@ def _workers(machine: Machine) -> Finding:
         text = f"{who} is Python {worker.python}, but the driver's is {driver.python}: Spark refuses that"
         return Finding(check, Level.PROBLEM, text, remedy)
     if worker.versions.get("pyspark_mq") != driver.versions.get("pyspark_mq"):
-        text = f"{who} has pyspark-mq {worker.versions.get('pyspark_mq')}, but the driver {__version__}"
+        text = f"{who} has pyspark-mq {worker.versions.get('pyspark_mq')}, but the driver has {__version__}"
         return Finding(check, Level.WARNING, text, "install the same version everywhere")
     text = f"{who} is Python {worker.python} ({worker.executable}) with pyspark-mq {worker.versions['pyspark_mq']}"
     return Finding(check, Level.OK, f"{text}. On a cluster each executor needs the same")

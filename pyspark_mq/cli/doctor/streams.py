@@ -62,7 +62,7 @@ def _node(access: Access, url: BrokerUrl, settings: StreamSettings) -> Iterator[
         connection = StreamConnection(access, Member(url.host, url.port), url)
     except StreamLost as unavailable:
         level = Level.WARNING if len(access.urls) > 1 else Level.PROBLEM
-        advice = "start it, correct 'url', or enable its plugin rabbitmq_stream, whose default port is 5552"
+        advice = "start the broker, correct 'url', or enable the plugin rabbitmq_stream, whose default port is 5552"
         yield Finding("login", level, str(unavailable), advice)
         return
     except MqError as failed:
@@ -137,7 +137,9 @@ def _partition(
         return
     since = datetime.fromtimestamp(first.timestamp_ms / 1000, timezone.utc)
     text = f"it has offsets {first.first:,} to {end.next - 1:,}, the first since {since:%Y-%m-%d %H:%M} UTC"
-    yield Finding("read", Level.OK, f"{text}: a query loses messages that retention removes before it has read them")
+    yield Finding(
+        "read", Level.OK, f"{text}: a query loses messages that retention removes before the query has read them"
+    )
     if not maximum:
         yield Finding("chunks", Level.UNKNOWN, "no message was examined", "use --messages above 0")
         return
@@ -164,7 +166,7 @@ def _contents(chunks: Sequence[Chunk]) -> Iterator[Finding]:
     a_chunk = count / len(chunks)
     text = f"{a_chunk:,.1f} message(s) a chunk, among the last {count:,}"
     if a_chunk < _CHUNK_RECORDS_MIN:
-        advice = "have producers send batches, or sub-entries: below ten, chunks cost more CPU than messages do"
+        advice = "have producers send batches, or sub-entries: below ten a chunk, chunks cost more CPU than messages"
         yield Finding("chunks", Level.WARNING, text, advice)
     else:
         yield Finding("chunks", Level.OK, text)

@@ -60,7 +60,7 @@ def _login(settings: SinkSettings, url: BrokerUrl, *, others: bool) -> Finding:
         _opened(settings, url).close()
     except BrokerUnavailableError as unavailable:
         level = Level.WARNING if others else Level.PROBLEM
-        return Finding("login", level, str(unavailable), "start it, or correct 'url'")
+        return Finding("login", level, str(unavailable), "start the broker, or correct 'url'")
     except (ConfigurationError, MqError) as failed:
         return Finding("login", Level.PROBLEM, str(failed))
     user = settings.endpoint.user(url)

@@ -19,7 +19,7 @@ __all__ = ["Answer", "Loop", "PikaConnection"]
 #: pika reads 4 KiB at a time. Larger reads take the interpreter from the query's thread less often, and their
 #: deliveries are decoded together. A paused session reads less.
 _READ_BYTES, _LOOK_BYTES = 1 << 20, 256 << 10
-#: Event that the other side is gone, reported even while nothing is read. Linux only.
+#: Event that reports, even while nothing is read, that the other side is gone. Only Linux has it.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
 
 

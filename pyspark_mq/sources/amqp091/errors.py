@@ -77,7 +77,7 @@ def connect_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
         if isinstance(cause, ProbableAuthenticationError) or _closed_with(cause, 403):
             return RefusedError(
                 f"{url}: the broker refused the login of user '{endpoint.user(url) or 'guest'}'; check options "
-                f"'username' and 'password' or those in 'url' ({reason})"
+                f"'username' and 'password', or the login in 'url' ({reason})"
             )
         if isinstance(cause, ProbableAccessDeniedError) or _closed_with(cause, 530):
             if "is down" in reason:

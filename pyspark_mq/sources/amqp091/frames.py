@@ -1,4 +1,4 @@
-"""Deliveries from the bytes of an AMQP 0-9-1 connection. No socket, no clock, no client library.
+"""Deliveries from the bytes of an AMQP 0-9-1 connection. Uses no socket, no clock and no client library.
 
 pika creates three objects for each delivery and decodes all its properties, which is nine tenths of pika's cost per
 message. At first only the bounds of a delivery's parts are needed. So deliveries are cut out here, and everything else
@@ -29,12 +29,12 @@ _FRAME_BYTES_MIN = 4096
 
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, 0xCE
 #: RabbitMQ sends the header of a message from an AMQP 1.0 producer in one frame, whatever size was negotiated (270 kB
-#: with 10,000 properties, measured on 4.3). This is its largest `max_message_size`.
+#: with 10,000 properties, measured on 4.3). This value is RabbitMQ's largest `max_message_size`.
 _HEADER_BYTES_MAX = 512 << 20
 #: Class basic, method deliver.
 _DELIVER = b"\x00\x3c\x00\x3c"
 _BASIC = 0x3C
-#: Bytes of a frame before its payload, and with the end octet after it.
+#: Bytes of a frame before its payload; and these bytes plus the end octet after the payload.
 _HEAD, _FRAMING = 7, 8
 #: Bytes of a content-header frame before the properties.
 _CONTENT_HEAD = 19
@@ -45,7 +45,7 @@ _tag_and_bits = Struct(">QB").unpack_from
 _TAG_AND_BITS = 9
 #: The largest size of a delivery's method: three short strings and nine octets.
 _METHOD_BYTES_MAX = 4 + 3 * 256 + _TAG_AND_BITS
-#: Assumed smallest size of a delivery: a read too short for `batch_min` of these is not tried as a batch.
+#: Assumed smallest size of a delivery: a read too short for `batch_min` such deliveries is not tried as a batch.
 _DELIVERY_BYTES = 100
 #: An incomplete delivery of at most this size waits for the next read, to be decoded with others.
 _LEFT_BYTES_MAX = 64 << 10
@@ -295,7 +295,7 @@ def _find_batch(
 
 
 def _framed(views: Views, begins: Any, ends: Any, kind: int, channel: int) -> Any:
-    """Return, for each place, whether a frame of this kind starts there and has its end octet at its end."""
+    """Return, for each place, whether a frame of this kind starts there and ends with the end octet."""
     return (views.at(begins, 1) == kind) & (views.at(begins + 1, 2) == channel) & (views.at(ends - 1, 1) == _END)
 
 

@@ -27,8 +27,8 @@ def connection_parameters(
     Args:
         login: user and password, as :meth:`.Endpoint.credentials` returns them.
         name: name of the connection, in the broker's lists.
-        attempt: failed attempts so far. The first attempt tries all addresses of the host in turn, each later one a
-            single address: pika stays with the first that accepts a connection.
+        attempt: failed attempts so far. The first attempt tries all addresses of the host in turn. Each later attempt
+            tries a single address, because pika stays with the first address that accepts a connection.
     """
     # pika gives each address of a host the whole timeout, so a silent address would leave no time for the others.
     addresses = [url.host]

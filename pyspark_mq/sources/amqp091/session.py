@@ -8,7 +8,8 @@ A flush marker confirms acknowledgements: it is a passive queue.declare sent aft
 handles its methods in order, so the answer proves that the earlier methods were processed (measured on classic and
 quorum queues; a classic queue may write to disk half a second later, which `settleGrace` covers). The answer also
 reports the depth of the queue. At most one flush marker is outstanding; the next one covers everything sent meanwhile.
-On a slow link the answer arrives after a whole window, and pika sends a declare only when the previous one is answered.
+On a slow link the answer arrives after a whole window, and pika sends a declare only when the previous declare is
+answered.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from pyspark_mq.sources.url import BrokerUrl
 __all__ = ["Amqp091Session"]
 
 _LOG = logging.getLogger("pyspark_mq")
-# pika writes a traceback for each failed attempt; this package reports them itself.
+# pika writes a traceback for each failed attempt; this package reports failed attempts itself.
 leave_out_own_lines("pika")
 
 _CLOSE_TIMEOUT_S = 1.0
@@ -68,7 +69,8 @@ class Amqp091Session(Session):
         #: Whether any delivery was acknowledged or rejected.
         self._acknowledged = self._reading_one = False
         self._end: object = None
-        #: Acknowledgements not covered by a flush marker yet; those covered by the outstanding one, or None.
+        #: Acknowledgements not covered by a flush marker yet; acknowledgements covered by the outstanding marker, or
+        #: None.
         self._unconfirmed: list[int] = []
         self._confirming: list[int] | None = None
         self._url: BrokerUrl | None = None
@@ -197,7 +199,7 @@ class Amqp091Session(Session):
         """Widen the window, always by adding consumers for the difference."""
         assert self._pika is not None
         maximum = self.endpoint.broker.prefetch_max[AMQP_0_9_1]
-        if not self._granted:  # from the first one on, deliveries are cut out of the bytes before pika decodes them
+        if not self._granted:  # from the first consumer on, deliveries are cut out before pika decodes them
             self._pika.read_deliveries(self._channel.channel_number, self._deliver)
         while (part := min(window - self._window, maximum)) > 0:
             self._window += part
@@ -245,7 +247,7 @@ class Amqp091Session(Session):
             self._loop.hold()
 
     def _ask_for_stream(self) -> None:
-        """Refuse a stream. A queue may hold messages copied from a stream, so ask the broker which one this is.
+        """Refuse a stream. A queue may hold messages copied from a stream, so ask the broker whether this is a stream.
 
         The broker accepts a consumer with an offset only on a stream, and refuses it elsewhere (``invalid arg
         'x-stream-offset'``, measured on 3.10 and 4.3). The refusal closes just the channel.

@@ -34,7 +34,7 @@ _CLOSE_TIMEOUT_S = 1.0
 #: Proton's own description of a connection on which nothing arrived for the idle timeout.
 _SILENCE = "local-idle-timeout expired"
 #: A broker's description of itself is decoded on access: text must be UTF-8 (1.6.20), and map keys must be symbols
-#: (2.8.12), as other keys may not be hashable.
+#: (2.8.12), because other keys may not be hashable.
 UNREADABLE = "the broker's description of itself cannot be read"
 UNREADABLE_ERRORS = (ProtonException, TypeError, ValueError, OverflowError, RecursionError)
 
@@ -98,7 +98,7 @@ class Amqp10Connection(Session):
     # -- errors
 
     def _condition(self) -> tuple[str, str] | None:
-        """Return the condition that ended the session, the one closest to the queue if there are several; or None."""
+        """Return the condition that ended the session, or None. Of several, return the one closest to the queue."""
         places = [place for place in (self._link, self._session, self._proton) if place is not None]
         for place in places:
             try:
@@ -147,7 +147,7 @@ class Amqp10Connection(Session):
             try:
                 self._receive()
             finally:
-                self._pass_on()  # even if receiving raises, as confirmations come after deliveries
+                self._pass_on()  # even if receiving raises, because confirmations come after deliveries
             send_acknowledgements(self._transport, self._socket)
         except ssl.SSLError as error:
             # TLS 1.3 reports a refusal with the first bytes after the handshake.

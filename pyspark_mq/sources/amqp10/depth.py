@@ -27,7 +27,7 @@ _NULL_VALUE = b"\x00\x53\x77\x40"
 
 
 class ManagementLinks:
-    """Asks about one queue. It never ends the session: if a question is refused, the depth stays unknown.
+    """Asks about one queue. A refused question does not end the session, but leaves the depth unknown.
 
     Args:
         session: an open session.
@@ -67,7 +67,7 @@ class ManagementLinks:
         self._to.advance()
 
     def answer(self) -> dict[str, Any] | None:
-        """Return the newest answer since the last call; None without a usable one."""
+        """Return the newest answer since the last call; None if there is no usable answer."""
         found = None
         while (delivery := self._from.current) is not None and delivery.readable and not delivery.partial:
             found = self._read(delivery) or found
@@ -79,7 +79,7 @@ class ManagementLinks:
 
     def _read(self, delivery: Delivery) -> dict[str, Any] | None:
         data = bytes(self._from.recv(delivery.pending) or b"")
-        with contextlib.suppress(ValueError, IndexError):  # an unreadable answer counts as none
+        with contextlib.suppress(ValueError, IndexError):  # an unreadable answer counts as no answer
             answer = read_sections(data)
             if answer.subject == _OK and isinstance(answer.value, Pairs):
                 return _dictionary(answer.value)

@@ -1,4 +1,4 @@
-"""proton's engine on our own socket: logging in, over AMQP 1.0 and SASL, sending, and freeing links."""
+"""Proton's engine on our own socket: logging in over AMQP 1.0 and SASL, sending, and freeing links."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def log_in(transport: Transport, connection: Connection, endpoint: Endpoint, url
     connection.properties = {symbol("product"): "pyspark-mq"}
     username, password = endpoint.credentials(url)
     sasl = SASL(transport)
-    sasl.allow_insecure_mechs = True  # PLAIN without TLS is the user's choice of URL
+    sasl.allow_insecure_mechs = True  # the user chose PLAIN without TLS by the URL
     if username is not None:
         connection.user, connection.password = username, password or ""
         sasl.allowed_mechs("PLAIN")
@@ -62,7 +62,7 @@ def log_in(transport: Transport, connection: Connection, endpoint: Endpoint, url
 def free_closed(links: deque[Link]) -> None:
     """Free the oldest links that were closed here, once the broker has closed them, too.
 
-    Proton keeps 2 kB of a link that is freed earlier. The plugin of RabbitMQ 3 never closes a link, so if more than
+    If a link is freed earlier, proton keeps 2 kB of it. The plugin of RabbitMQ 3 never closes a link, so if more than
     :data:`_CLOSING_LINKS_MAX` links wait, the oldest are freed all the same.
     """
     while links and (links[0].state & Link.REMOTE_CLOSED or len(links) > _CLOSING_LINKS_MAX):
@@ -70,7 +70,7 @@ def free_closed(links: deque[Link]) -> None:
 
 
 def send(transport: Transport, connected: SocketLoop) -> None:
-    """Write the transport's output, as much as the socket accepts."""
+    """Write as much of the transport's output as the socket accepts."""
     outgoing = connected.outgoing
     connected.write()
     while not outgoing and transport.pending() > 0:

@@ -24,16 +24,16 @@ _REFUSALS = {
     "amqp:not-implemented": "cannot be read this way",
     "amqp:illegal-state": "cannot be read this way",
 }
-#: Words of brokers about a subscription or queue in use elsewhere, whatever condition they give.
+#: Words with which brokers report, under various conditions, that a subscription or queue is in use elsewhere.
 _IN_USE = ("already connected", "consumer limit", "exclusive")
 
 
 def open_error(condition: tuple[str, str], url: BrokerUrl, endpoint: Endpoint, *, opened: bool, login: bool) -> MqError:
-    """Return this package's error for an attempt that ended while opening.
+    """Return this package's error for a failed attempt to open a session.
 
     Args:
         condition: name and description of the broker's condition; an empty name for other reasons.
-        opened: whether the broker had opened the connection before.
+        opened: whether the broker had opened the connection before the attempt failed.
         login: whether SASL refused the login.
     """
     name, description = condition
@@ -42,8 +42,8 @@ def open_error(condition: tuple[str, str], url: BrokerUrl, endpoint: Endpoint, *
         user = endpoint.user(url)
         who = f"user '{user}'" if user is not None else "an unnamed user"
         return RefusedError(
-            f"{url}: the broker refused the login of {who}; check options 'username' and 'password' or "
-            f"those in 'url' ({reason})"
+            f"{url}: the broker refused the login of {who}; check options 'username' and 'password', or the login in "
+            f"'url' ({reason})"
         )
     if name == "amqp:connection:framing-error" or "header mismatch" in description:
         return BrokerUnavailableError(f"{url}: {reason}{hint(url, PROTOCOL_NAME)}")

@@ -4,8 +4,8 @@ Proton's Python classes create an object and a dictionary for each delivery: 6 t
 settle it. The C functions below them, available through `cffi` since 0.39, need 0.7 µs to take a delivery and 0.3 µs to
 settle it. They are not a public interface, so the extra `amqp10` pins the tested versions.
 
-A handle is valid from the moment a delivery is taken until it is settled here; proton keeps the delivery alive that
-long (`pn_delivery_settle` in `delivery.h`), and the link as long as this object lives.
+A handle is valid from the moment a delivery is taken until the delivery is settled here. Proton keeps the delivery
+alive until then (`pn_delivery_settle` in `delivery.h`), and the link stays alive as long as this object lives.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Handle", "Incoming"]
 Handle = Any
 
 _ACCEPTED, _REJECTED = int(Delivery.ACCEPTED), int(Delivery.REJECTED)
-#: Sender states that agree with ours: none, or the same.
+#: States set by the sender that agree with our outcome: no state, or `accepted`.
 _AGREED = frozenset({0, _ACCEPTED})
 #: Larger messages get a buffer of their own.
 _BUFFER_BYTES = 64 << 10
@@ -92,7 +92,7 @@ class Incoming:
             raise LinkException(f"proton lacks the deliveries of {len(payloads)} payloads that were taken")
 
     def _whole(self, data: bytes | bytearray, partial: bool) -> bytes | None:
-        """Return the message that this part completes; None if more follows."""
+        """Return the message that this part completes; None if more parts follow."""
         if not partial and not self._partial:
             return bytes(data)
         self._partial += data
@@ -109,7 +109,7 @@ class Incoming:
         return data
 
     def accept(self, handles: Iterable[Handle]) -> None:
-        """Give deliveries the outcome `accepted` (3.4.2). Consecutive ones are sent as one disposition with a range."""
+        """Give deliveries the outcome `accepted` (3.4.2). One disposition is sent for each range of deliveries."""
         update = lib.pn_delivery_update
         for delivery in handles:
             update(delivery, _ACCEPTED)

@@ -1,4 +1,4 @@
-"""Questions about a queue to Artemis over AMQP 1.0: sent to its management address, over a separate connection.
+"""Questions about a queue to Artemis over AMQP 1.0, sent to its management address over a separate connection.
 
 As over STOMP (:mod:`pyspark_mq.sources.stomp.depth`), a question names an operation in its properties and has the
 arguments in its body, as JSON (Artemis' manual, "Using Management Message API"). Answers go to an address that the

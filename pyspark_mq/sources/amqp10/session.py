@@ -8,11 +8,11 @@ Flow control is by link credit (AMQP 1.0, 2.6.7): each session has at most `wind
 is topped up as they are settled. When too many bytes wait in the inbox, deliveries stay in the transport, whose
 incoming window closes (2.5.6).
 
-The broker confirms an acceptance by settling the delivery (2.6.12). If a broker does not, its answer to a new link
-after the acceptances confirms them: they were processed, though they may not be on disk. Only then is the delivery
-settled here, so that the broker's own outcome is noticed. Any outcome but `accepted` ends the session, and the message
-is redelivered. So does a broker that settles deliveries, has answered such a link and has left one unsettled: it does
-not hold that delivery.
+The broker confirms an acceptance by settling the delivery (2.6.12). If a broker does not settle deliveries, a new link
+is opened after the acceptances, and the broker's answer to this link confirms them: they were processed, though they
+may not be on disk. A delivery is settled here only after its confirmation, so that the broker's own outcome is noticed.
+Any outcome but `accepted` ends the session, and the message is redelivered. A broker that settles deliveries may leave
+one unsettled for long. Then its answer to such a link shows that it does not hold the delivery, and ends the session.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _INCOMING_BYTES = 16 << 20
 _SETTLED_S = 30.0
 #: Longest wait for a report on a queue.
 _ASK_TIMEOUT_S = 5.0
-#: Credit is topped up when a tenth of the window is free: each top-up is a frame.
+#: Credit is topped up only when a tenth of the window is free, because each top-up is a frame.
 _TOP_UP_PARTS = 10
 #: Message annotation of each message of a stream, as a symbol (AMQP 1.0, 1.6.21).
 _STREAM_OFFSET = b"\xa3\x0fx-stream-offset"
@@ -73,7 +73,8 @@ class Amqp10Session(Amqp10Connection):
         #: Requests that the broker confirms by settling, with their time and their deliveries that are not settled yet.
         self._requests: deque[tuple[int, float, deque[Handle]]] = deque()
         self._closing: deque[Link] = deque()
-        #: Acknowledgements not covered by a flush marker yet; and the outstanding flush marker with those it covers.
+        #: Acknowledgements not covered by a flush marker yet; and the outstanding flush marker with the
+        #: acknowledgements that it covers.
         self._unconfirmed: list[tuple[int, list[Handle]]] = []
         self._flush_marker: tuple[Link, list[tuple[int, list[Handle]]]] | None = None
         #: Time of the request about which that flush marker asks.
@@ -257,7 +258,7 @@ class Amqp10Session(Amqp10Connection):
     # -- acknowledging
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
-        """Accept deliveries; consecutive ones are sent as one disposition with a range."""
+        """Accept deliveries. Consecutive deliveries are accepted by one disposition with a range."""
         held, deliveries = self._open, self._deliveries
         tags = [*takewhile(lambda tag: tag <= upto, held), *(tag for tag in singles if tag > upto)]
         handles = [held.pop(tag) for tag in tags if tag in held]
@@ -269,7 +270,7 @@ class Amqp10Session(Amqp10Connection):
         self._raise_flush_marker()
 
     def _raise_flush_marker(self) -> None:
-        """Send a flush marker for everything accepted since the last one, unless one is outstanding.
+        """Send a flush marker for everything accepted since the last marker, unless a marker is outstanding.
 
         The plugin of RabbitMQ 3 fails if thousands of links are opened and closed (`noproc` of a consumer).
         """
@@ -307,7 +308,7 @@ class Amqp10Session(Amqp10Connection):
                 break
             self._requests.popleft()
             self.buffer.confirmed(number)
-        # A broker may refuse the link as one consumer too many; the refusal is an answer, too.
+        # A broker may refuse the link because of too many consumers; the refusal is an answer, too.
         if self._flush_marker is not None and self._flush_marker[0].state & (
             Endpoint.REMOTE_ACTIVE | Endpoint.REMOTE_CLOSED
         ):

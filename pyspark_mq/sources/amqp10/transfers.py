@@ -1,9 +1,10 @@
-"""Payloads of transfers, cut out of a connection's bytes before proton sees them. No socket, no proton.
+"""Payloads of transfers, cut out of a connection's bytes before proton sees them. Uses no socket and no proton.
 
-Proton keeps a delivery's payload, in a buffer of the next power of two, until the delivery is settled, which happens
-after its epoch is committed. So the payload of a message in one frame is taken here, and proton gets the transfer
-without it. Everything else goes to proton unchanged: other frames, messages in several frames, and encodings that
-brokers do not use. Frames: AMQP 1.0, 2.3; transfer: 2.7.5; attach: 2.7.3.
+Proton keeps a delivery's payload until the delivery is settled, which happens only after the commit of its epoch, and
+the size of the payload's buffer is rounded up to a power of two. So this module takes the payload of each message that
+fits one frame, and proton gets the transfer without the payload. Everything else goes to proton unchanged: other
+frames, messages in several frames, and encodings that brokers do not use. Frames: AMQP 1.0, 2.3; transfer: 2.7.5;
+attach: 2.7.3.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _unpack, _pack = Struct(">I").unpack_from, Struct(">I").pack
 
 
 class _Like(NamedTuple):
-    """The bytes of a transfer between its size field and its payload. Similar ones differ only where `free` is set."""
+    """The bytes of a transfer between its size field and its payload. Similar heads differ only where `free` is set."""
 
     head: bytes
     octets: Any
@@ -50,7 +51,7 @@ class Transfers:
         frame_bytes_max: largest size of a frame, as offered to the peer.
 
     Attributes:
-        taken: for each complete message of the link, in order: its payload, or None if proton has the payload. Take one
+        taken: the payload of each complete message of the link, in order; None if proton has the payload. Take one
             entry with each message from proton. Proton has the payloads of all messages after these.
     """
 
@@ -103,7 +104,7 @@ class Transfers:
         end = starts[-1] if self._knows else len(data)
         self._rest = data[end:]
         if not end and self._handle is not None:
-            return _EMPTY  # part of a frame; for proton it is a sign of life all the same
+            return _EMPTY  # only part of a frame has arrived, but it is a sign of life, and proton has to know
         return b"".join([*found, data[begun:end]])
 
     def _starts(self, data: bytes) -> list[int]:
@@ -125,7 +126,7 @@ class Transfers:
     # -- many frames
 
     def _take_alike(self, data: bytes, starts: list[int], like: _Like) -> tuple[bytes, int]:
-        """Take the payloads of the first frames, as long as these match a known one.
+        """Take the payloads of the first frames, as long as these frames match a known frame.
 
         Returns:
             the frames without payloads, and their number.
@@ -146,7 +147,7 @@ class Transfers:
     # -- one frame
 
     def _look(self, data: bytes, at: int, end: int, *, take: bool) -> int:
-        """Process a frame; return the start of its payload if that was taken, otherwise 0.
+        """Process a frame; return the start of its payload if the payload was taken, otherwise 0.
 
         Raises:
             EncodingError, UnicodeDecodeError, struct.error, IndexError: the frame has an unexpected encoding.
@@ -176,7 +177,7 @@ class Transfers:
         return self._transfer(data, at, fields, behind, end, count, take=take)
 
     def _transfer(self, data: bytes, at: int, place: int, behind: int, end: int, count: int, *, take: bool) -> int:
-        """Process a transfer of the link; return as :meth:`_look` does.
+        """Process a transfer of the link; return what :meth:`_look` returns.
 
         Args:
             place: start of its second field, the delivery number.

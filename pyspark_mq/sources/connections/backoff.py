@@ -17,10 +17,11 @@ _LOG = logging.getLogger("pyspark_mq")
 #: a restarted broker at once.
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_LAST_S = 5.0
-#: After a good session: just enough to avoid spinning, as a flapping link pays this delay every time.
+#: After a good session: just enough to avoid spinning, because a flapping link pays this delay every time.
 _GOOD_REST_S = 0.02
-#: Most consecutive sessions that the broker ends for a stated reason with nothing confirmed. About half the delivery
-#: limit of quorum queues in RabbitMQ 4 (20), and one less than that of Artemis (10): deliveries before ours count, too.
+#: Most consecutive sessions that the broker ends for a stated reason with nothing confirmed. This is about half the
+#: delivery limit of quorum queues in RabbitMQ 4 (20), and one less than the limit of Artemis (10), because deliveries
+#: before ours count, too.
 _ENDS_MAX = 9
 
 
@@ -29,8 +30,8 @@ class Backoff:
 
     Rule 13: a session was good if something was confirmed in it. Each session that ends after receiving messages adds
     one to their delivery counts, which count towards delivery limits. So the delay before the next session doubles; if
-    the broker ends session after session, the query fails. The broker's reasons are not compared with each other: they
-    contain names of its connections and processes, so the same cause gives different texts.
+    the broker ends session after session, the query fails. The broker's reasons are not compared with each other,
+    because they contain names of connections and processes, so the same cause gives different texts.
 
     Attributes:
         first: True until a session has been opened.
@@ -57,7 +58,7 @@ class Backoff:
     def reset_s(self) -> float:
         """Forget earlier failures, after a good or a long session; return the shortest delay.
 
-        The shortest delay is not zero, as a broker may end each session a moment after its confirmation.
+        The shortest delay is not zero, because a broker may end each session a moment after its confirmation.
         """
         self._since_s, self._next_s = None, _BACKOFF_FIRST_S
         return _GOOD_REST_S * self._runtime.jitter()
@@ -104,8 +105,8 @@ class Backoff:
                 f"{self._endpoint.destination}: the broker ended {self._ends} sessions in a row before anything was "
                 f"confirmed, the last with: {problem}. Nothing is lost: the messages stay in the queue. But each end "
                 "counts towards delivery limits, so the query stops here. If the broker cannot deliver a message over "
-                f"{self._endpoint.protocol}, its log says why: remove that message, or read the queue with another "
-                "'protocol'"
+                f"{self._endpoint.protocol}, the broker's log says why: remove that message, or read the queue with "
+                "another 'protocol'"
             ) from problem
 
 

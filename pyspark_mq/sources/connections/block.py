@@ -82,7 +82,7 @@ class Block:
     Attributes:
         batch: the deliveries' columns, see :func:`block_schema`. In a planned epoch, they are in memory shared with its
             tasks.
-        sizes: bytes of each row, including headers and bookkeeping. All limits in bytes refer to these.
+        sizes: bytes of each row, including headers and bookkeeping. All limits in bytes refer to these sizes.
     """
 
     __slots__ = ("__weakref__", "batch", "sizes")
@@ -288,7 +288,7 @@ class BlockRows:
             yield _concatenated(small)
 
     def move_to(self, written: Iterator[pa.RecordBatch]) -> None:
-        """Make blocks of which all rows are here refer to a copy of their rows, and free the original memory.
+        """Make each block whose rows are all here refer to a copy of its rows, and free the original memory.
 
         Args:
             written: the batches from :meth:`batches`, in other memory. Columns that these lack are copied.
@@ -308,7 +308,7 @@ class BlockRows:
 
     def joined(self) -> Block:
         """Copy these rows into a new block, which shares no memory with the rows' blocks."""
-        # Take by row numbers, as a slice would keep its parent's memory.
+        # Take by row numbers, because a slice would keep its parent's memory.
         parts = [block.batch.take(pa.array(numbers, pa.int64())) for block, numbers in self.stretches]
         return Block(_concatenated(parts), array("q", self.sizes.tobytes()))
 

@@ -178,7 +178,7 @@ class Connections:
         depth = event.greeting.depth
         if depth is not None:
             self._note_depth(event.key, depth)
-        else:  # keep the report to an earlier session, as it may never be repeated
+        else:  # keep the report to an earlier session, because it may never be repeated
             self._supervisors[event.key].depth = None
 
     def _note_depth(self, key: int, depth: QueueDepth) -> None:
@@ -297,7 +297,7 @@ class Connections:
 
     @property
     def newest_depth(self) -> int | None:
-        """Messages waiting at the broker, by its last report; None without one."""
+        """Messages waiting at the broker, by its last report; None without a report."""
         reported = [
             (supervisor.depth_s, supervisor.depth.ready)
             for supervisor in self._supervisors.values()
@@ -307,7 +307,7 @@ class Connections:
 
     @property
     def other_consumers(self) -> int:
-        """Other consumers of the queue, by the broker's last report; 0 without one."""
+        """Other consumers of the queue, by the broker's last report; 0 without a report."""
         reported = self._reported()
         counted = max((depth.other_consumers + depth.own_consumers for depth in reported), default=0)
         return max(0, counted - sum(depth.own_consumers for depth in reported))

@@ -108,12 +108,11 @@ class MessageIds:
                 "choose another 'messageIdFrom'. The messages were not acknowledged and stay in the queue"
             )
         raise MissingMessageIdError(
-            f"{destination}: {missing} message(s) without an ID under "
-            f"messageIdFrom='{self.source}', the first of them delivery {first} of its session. They were not "
-            "acknowledged and stay in the queue. Have the producer set an ID, or choose another 'messageIdFrom'. Or "
-            "set 'onMissingMessageId' to 'content', which identifies them by content and loses nothing, or to 'row', "
-            "which emits them as often as they are delivered; or set 'guarantee' to 'at-least-once'. 'reject' rejects "
-            "them for good"
+            f"{destination}: {missing} message(s) have no ID under messageIdFrom='{self.source}'; the first is "
+            f"delivery {first} of its session. The messages were not acknowledged and stay in the queue. Have the "
+            "producer set an ID, or choose another 'messageIdFrom'. Or set 'onMissingMessageId': 'content' identifies "
+            "such messages by their contents and loses nothing, 'row' emits them as often as they are delivered, and "
+            "'reject' rejects them for good. Or set 'guarantee' to 'at-least-once'"
         )
 
 

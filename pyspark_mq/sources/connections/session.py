@@ -6,8 +6,8 @@ another message). Its supervisor then opens a new session.
 
 Calling order: :meth:`~Session.open` once; then :meth:`~Session.consume`, and again to widen the window; then
 :meth:`~Session.run` repeatedly, with requests (acknowledge, reject, ask, resume) between two runs;
-:meth:`~Session.close` at any time. Only one thread, the supervisor's, calls these. :meth:`~Session.wake` is for other
-threads.
+:meth:`~Session.close` at any time. Only one thread, the supervisor's, calls these methods. :meth:`~Session.wake` is for
+other threads.
 
 Blocking: `open` and `run` for their timeouts, `close` for a moment. Requests only record what the next `run` sends.
 
@@ -17,7 +17,7 @@ the inbox and decodes.
 Nothing survives a crash. The broker redelivers unacknowledged messages.
 
 Guarantee: only :meth:`~Session.acknowledge` acknowledges a message, and only :meth:`~Session.reject` rejects one. When
-the session ends, for any reason, the broker requeues all others.
+the session ends, for any reason, the broker requeues all other messages.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class ReceiveBuffer:
             self.arrived.set()
 
     def take(self, maximum: float = math.inf) -> list[Any]:
-        """Take up to `maximum` deliveries out of the inbox, or a few more, as batches are not split."""
+        """Take up to `maximum` deliveries out of the inbox, or a few more, because batches are not split."""
         items: list[Any] = []
         with suppress(IndexError):  # the inbox is empty, or the session ended on its thread and cleared it
             while maximum > 0:
@@ -183,8 +183,8 @@ class SessionOptions:
         keeps_unreadable: whether messages that cannot be decoded go into the inbox like others; otherwise
             :meth:`.Session.run` raises an error for the first one.
         browses: whether to look through the queue without taking anything, if the broker supports it for the protocol.
-        attempt: failed attempts at this URL so far. Each attempt begins with the next of the host's addresses, as an
-            address may accept connections but stay silent.
+        attempt: failed attempts at this URL so far. Each attempt begins with the next of the host's addresses, because
+            an address may accept connections but stay silent.
         stopping: once set and woken, opening and subscribing raise :class:`StopRequestedError`.
     """
 
@@ -303,17 +303,18 @@ class Session(ABC):
     def _refuse(self, unreadable: Unreadable) -> MessageError:
         """Return the error for a message that cannot be decoded, for sessions that do not keep such messages."""
         return MessageError(
-            f"{self.endpoint.destination} holds a message that cannot be read: {unreadable}. It was not acknowledged "
-            "and stays in the queue. Take it out with the broker's tools, or set 'onUnreadableMessage' to 'reject' "
-            "(dead-letter it, or drop it if there is no target) or to 'row' (a row with its bytes)"
+            f"{self.endpoint.destination} holds a message that cannot be read: {unreadable}. The message was not "
+            "acknowledged and stays in the queue. Take it out with the broker's tools, or set 'onUnreadableMessage' to "
+            "'reject' (the broker dead-letters the message, or drops it if there is no target) or to 'row' (the "
+            "message becomes a row with its bytes)"
         )
 
     def _refuse_stream(self, hint: str = "") -> DestinationError:
         """Return the error for a RabbitMQ stream, which keeps acknowledged messages (docs/streams.md)."""
         return DestinationError(
             f"{self.endpoint.destination} is a stream: it keeps acknowledged messages, and a consumer without an "
-            "offset skips messages that arrived while it was away. Read it with a URL "
-            f"rabbitmq-stream://user:password@host:5552/vhost and option 'stream' in place of 'queue'{hint}"
+            "offset skips messages that arrived while the consumer was away. Read the stream with a URL "
+            f"rabbitmq-stream://user:password@host:5552/vhost and option 'stream' instead of 'queue'{hint}"
         )
 
     @abstractmethod
@@ -322,7 +323,7 @@ class Session(ABC):
 
     @abstractmethod
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
-        """Acknowledge, and call the buffer's `confirmed(number)` once the broker has processed it.
+        """Acknowledge, and call the buffer's `confirmed(number)` once the broker has processed the request.
 
         The confirmation comes after everything the broker had delivered before. It is requested even if there is
         nothing to acknowledge.

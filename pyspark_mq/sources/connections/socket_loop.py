@@ -1,7 +1,7 @@
 """The socket of a session, for protocols whose client libraries leave it to us.
 
-This module implements waiting, reading and writing once for all of them. Only :meth:`SocketLoop.wait` blocks, and other
-threads can end the wait. TLS is Python's, with the same settings for all protocols.
+This module implements waiting, reading and writing once for all these protocols. Only :meth:`SocketLoop.wait` blocks,
+and other threads can end the wait. TLS is Python's, with the same settings for all protocols.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["ReadPace", "SocketLoop", "addresses_of", "connect", "count_addresses
 
 _SEND_BYTES = 64 * 1024
 _WOKEN_BYTES = 4096
-#: Brokers write one or a few messages at a time, and a read costs more than a message in it. If a read returns fewer
-#: bytes than this, within this time of the previous read, the next read waits this long for more.
+#: Brokers write one or a few messages at a time, and a read costs more than the handling of a message in it. If a read
+#: returns fewer bytes than this, within this time of the previous read, the next read waits this long for more.
 _FEW_BYTES = 32 << 10
 _SHORTLY_S = 0.005
 _GATHER_S = 0.002
-#: Event that the other side is gone, reported even while nothing is read. Linux only.
+#: Event that reports, even while nothing is read, that the other side is gone. Only Linux has it.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
 #: Errors of a non-blocking socket that cannot proceed now. (TLS may have to read before it can write, and vice versa.)
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -134,7 +134,7 @@ class SocketLoop:
             reading: whether incoming bytes end the wait; errors and the end of the connection always do.
 
         Returns:
-            False if the connection has ended, as far as that shows without reading.
+            False if the connection has ended, as far as this is noticed without reading.
         """
         assert self._socket is not None
         watched = (select.POLLIN if reading else _HANG_UP) | (select.POLLOUT if self.outgoing else 0)
@@ -153,7 +153,7 @@ class SocketLoop:
         return reading or not any(event & ~select.POLLOUT for event in events.values())
 
     def read(self, maximum: int) -> bytes | None:
-        """Read at most this many bytes; return None if there are none now, empty bytes after the connection ended.
+        """Read at most this many bytes; return None if none are there now, empty bytes after the end.
 
         Raises:
             OSError: the connection is broken.
@@ -178,7 +178,7 @@ class SocketLoop:
         outgoing = self.outgoing
         try:
             while outgoing:
-                # A copy, as a view would keep the buffer from shrinking.
+                # A copy, because a view would keep the buffer from shrinking.
                 del outgoing[: self._socket.send(bytes(outgoing[:_SEND_BYTES]))]
                 self.sent_s = self._now_s()
         except _NOT_NOW:
@@ -201,7 +201,7 @@ def connect(
         attempt: failed attempts so far. Each attempt begins with the next address.
 
     Raises:
-        OSError: no address answers; this is the error of the last one.
+        OSError: no address answers; this is the error of the last address.
     """
     addresses = addresses_of(host, port)
     first = attempt % max(1, len(addresses))

@@ -2,8 +2,8 @@
 
 A supervisor owns its connection, so heartbeats continue while Spark is busy for minutes. When the session ends, the
 supervisor reconnects after the delay that :mod:`.backoff` gives. It carries out requests of the query's thread in
-order, each in the session for which it was made: a request for a session that has ended is dropped, as its handles are
-void.
+order, each in the session for which it was made: a request for a session that has ended is dropped, because its handles
+are void.
 
 Calling order: `start` once; `ask` and `limit` from any thread, at any time; `stop` last. None of these blocks.
 
@@ -215,7 +215,8 @@ class ConnectionSupervisor:
                 problem: MqError = unavailable
             except RefusedError as refused:
                 # A broker that is starting or stopping may refuse a login that it accepted before; after
-                # `connectTimeout` the refusal counts. With a secret in a file, wait longer: it may be replaced soon.
+                # `connectTimeout` the refusal counts. With a secret in a file, wait longer, because the secret may be
+                # replaced soon.
                 patience_s = endpoint.connect_timeout_s if endpoint.password_file is None else backoff.patience_s
                 if backoff.first or tried_s > patience_s:
                     raise

@@ -2,20 +2,21 @@
 
 Each supervisor has a thread for its connection. The worker visits the supervisors in rounds, makes blocks from their
 buffers, and passes blocks and events to each supervisor's event queue. Blocks could be made on the supervisors' threads
-instead, but that was measured at 4.8 to 6.2 µs of CPU a message (here: 4.4 µs), over four connections at 5.5 to 6.1 µs
-(here: 5.5 µs), and over eight at 5.6 to 6.9 µs (here: 6.5 µs). Also, a thread that makes a block is away from its
-socket, where heartbeats are due.
+instead, but there a message was measured to take 4.8 to 6.2 µs of CPU (here: 4.4 µs). Over four connections it took 5.5
+to 6.1 µs (here: 5.5 µs), and over eight 5.6 to 6.9 µs (here: 6.5 µs). Also, a thread that makes a block is away from
+its socket, where heartbeats are due.
 
 **Order** (rules 6 and 10). One thread passes on everything: a session's deliveries before a later confirmation or depth
 report, and nothing from a session after its end.
 
 **Nothing is in flight unseen.** Connected time counts only while ready messages have arrived, and a worker may be slow
-or stopped. So ten times a second its progress mark states that everything received by then was passed on. If the worker
-or a supervisor stood still for longer than a broker's delivery time, the mark records that, and no time is counted.
+or stopped. So ten times a second the worker's progress mark states that everything received by then was passed on. If
+the worker or a supervisor stood still for longer than a broker's delivery time, the mark records that, and no time is
+counted.
 
-**Bytes.** A session counts the bytes that arrive. The worker tells it their size in blocks, and :class:`.Limits` tell
-it how many bytes were taken. The difference decides whether the session pauses: deliveries in its buffer, in blocks
-being made, and in blocks not yet taken.
+**Bytes.** A session counts the bytes that arrive. The worker tells the session the size of these bytes in blocks, and
+:class:`.Limits` tell the session how many bytes were taken. The difference decides whether the session pauses. It
+consists of deliveries in the session's buffer, in blocks being made, and in blocks not yet taken.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ __all__ = ["FindSession", "Mark", "Worker"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Shortest interval between rounds with deliveries. It is longer after large rounds, as each block has a fixed cost.
+#: Shortest interval between rounds with deliveries. It is longer after large rounds, because each block has a fixed
+#: cost.
 _ROUND_S = 0.02
 _LARGE_ROUND_S = 0.06
 _LARGE_ROUND_ROWS = 200
@@ -61,7 +63,7 @@ _LARGE_ROUND_ROWS = 200
 _PROGRESS_S = 0.1
 #: A worker that did nothing for this long was stopped or not scheduled, so bytes that arrived may be unread.
 _BREAK_S = TRANSIT_S
-#: Limits of a block, so that making one takes a small part of the time that counts as a break.
+#: Limits of a block, so that making a block takes a small part of the time that counts as a break.
 _ROWS_MAX = 5_000
 _BYTES_MAX = 4 << 20
 #: File descriptors of a connection, and of the rest of a process.
@@ -175,7 +177,7 @@ class Worker:
             self._runtime.wait(supervisor.stopped, max(0.0, left_s))
 
     def stop(self) -> None:
-        """Close all connections, waiting a moment for them to end."""
+        """Close all connections, and wait a moment until they have ended."""
         self._ending = True
         for supervised in list(self._supervised.values()):
             supervised.supervisor.stop()

@@ -16,12 +16,12 @@ _LOG = logging.getLogger("pyspark_mq")
 
 
 class EndOfRun:
-    """The end of a bounded run in one queue: the messages that it held when the run began, as far as known.
+    """The end of a bounded run in one queue: the run takes the messages that the queue held when the run began.
 
-    If the broker reports the depth, the run takes that many, and no fewer if other consumers return messages
-    meanwhile. Otherwise the run ends at the first message with a later timestamp, or after three seconds without
-    messages. Messages without a timestamp, or with one from the future, are of unknown age: they are taken while a
-    backlog flows, for at most ten minutes.
+    If the broker reports the depth, the run takes that many messages. Messages that other consumers return meanwhile do
+    not lower this number. If the broker does not report the depth, the run ends at the first message with a later
+    timestamp, or after three seconds without messages. Messages without a timestamp, or with one from the future, are
+    of unknown age: they are taken while a backlog flows, for at most ten minutes.
 
     Args:
         queue: a queue whose connections are all up.
@@ -34,9 +34,9 @@ class EndOfRun:
         self._coming_again_before = queue.coming_again
         ready = queue.view.ready_at_first
         self._wanted = math.inf if ready is None else ready
-        # Another consumer, perhaps of a dead machine, may hold messages. They count for at most one window: a consumer
-        # that keeps requeueing would otherwise extend the run forever. Messages returned earlier are among the ready
-        # ones, flagged or not.
+        # Another consumer, perhaps of a dead machine, may hold messages. At most one window of these messages is
+        # counted: a consumer that keeps requeueing would otherwise extend the run forever. Messages returned before the
+        # run are among the ready messages, whether flagged as redelivered or not.
         others = queue.view.other_consumers > 0
         self._held_by_others = queue.settings.window if others else 0
         self._finished = self._said = False
@@ -51,7 +51,7 @@ class EndOfRun:
         self._began_s = self._runtime.monotonic_s()
         self._empty_since_s: float | None = None
         if self._view.unacked + self._taken >= self._view.window or self._view.paused:
-            self._mark()  # without room, the epoch held up the broker
+            self._mark()  # there was no room, so the broker waited for the epoch
 
     @property
     def left(self) -> float:
@@ -77,7 +77,8 @@ class EndOfRun:
     def awaits_confirmation(self) -> bool:
         """Whether to wait for a confirmation.
 
-        The confirmation may be queued after messages for which there is no room; then the next run waits for it.
+        The confirmation may be queued after messages for which there is no room; then the next run waits for the
+        confirmation.
         """
         now_s = self._runtime.monotonic_s()
         if not self._view.unconfirmed:
@@ -132,9 +133,9 @@ class EndOfRun:
         if not self._said:
             self._said = True
             _LOG.warning(
-                "%s: the broker does not report how many messages wait, and a message without a timestamp, or with one "
-                "in the future, does not show whether it is older than the run. After %.0f s the run ends at the first "
-                "such message; the next run reads on from there",
+                "%s: the broker does not report how many messages wait, and a message whose timestamp is missing or in "
+                "the future does not show whether it is older than the run. After %.0f s the run ends at the first "
+                "such message, and the next run continues from there",
                 self._queue.destination, now_s - self._run_began_s,
             )  # fmt: skip
         return False
@@ -155,9 +156,9 @@ class EndOfRun:
             return
         if now_s - max(queue.last_activity_s, self._began_s) > self._timing.withheld_s:
             _LOG.warning(
-                "%s: the broker reports messages but has delivered none for %.0f s; the run ends without them. It "
-                "reports %d other consumer(s): an exclusive or single active one gets all messages. Or the queue is "
-                "paused, or its messages are meant for another consumer",
+                "%s: the broker reports waiting messages but has delivered none for %.0f s; the run ends without them. "
+                "The broker reports %d other consumer(s): an exclusive consumer or a single active consumer gets all "
+                "messages. Otherwise the queue may be paused, or its messages may be meant for another consumer",
                 queue.destination, self._timing.withheld_s, queue.view.other_consumers,
             )  # fmt: skip
             self.reached()

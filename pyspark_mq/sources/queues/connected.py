@@ -32,7 +32,7 @@ class Connected:
     Attributes:
         broker_id: the broker's own name; empty while unknown.
         ever: whether there has been a session.
-        ready_at_first: messages the broker had at the first report; None without one.
+        ready_at_first: messages that the broker had at the first report; None without a report.
         delay_s: delay of redeliveries, as the broker reports it.
         seconds: connected time so far.
     """

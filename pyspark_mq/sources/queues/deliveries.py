@@ -28,13 +28,13 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: The kept rows of a block are copied if they have less than one part in this many of the block's bytes.
 _KEPT_PARTS = 2
-#: Smaller blocks are merged once there are this many: each has a fixed cost of kilobytes.
+#: Smaller blocks are merged once there are this many, because each block has a fixed cost of kilobytes.
 _SMALL_ROWS = 64
 _SMALL_BYTES = 64 << 10
 _SMALL_BLOCKS = 64
 _NOTES = {
-    OnMissing.CONTENT: "Their contents identify them; messages with equal contents may be duplicated when a connection "
-    "or process ends. IDs set by the producer are better",
+    OnMissing.CONTENT: "These messages are identified by their contents, and messages with equal contents may be "
+    "duplicated when a connection or process ends. IDs set by the producer are better",
     OnMissing.ROW: "They are emitted each time they are delivered",
     OnMissing.REJECT: "They are rejected for good",
     OnMissing.FAIL: "Messages that cannot be decoded are identified by their bytes",
@@ -147,7 +147,7 @@ class Deliveries:
                 )
             kept = [(keys[place], rows[place]) for place in places]
             if _KEPT_PARTS * sum(block.sizes[row] for _, (_, row) in kept) < sum(block.sizes):
-                # Otherwise the rest of the block would stay in memory with them.
+                # Otherwise the rest of the block would stay in memory with the kept rows.
                 self._join(kept)
                 if taken == len(keys) and in_flight.received.runs:
                     run = in_flight.received.runs[-1]
@@ -188,9 +188,10 @@ class Deliveries:
         if not self.counted["reused_ids"]:
             _LOG.warning(
                 "%s: %d messages were dropped although the broker delivered them for the first time, because earlier "
-                "messages had the same IDs; the first: %s. A scheduler that repeats messages, or a tool that redrives "
-                "dead letters, reuses IDs. If they are new messages, set 'messageIdFrom' to 'content' or to a property "
-                "that distinguishes them, with a new checkpointLocation. Counter reusedIds counts all such messages",
+                "messages had the same IDs; the first ID is %s. A scheduler that repeats messages, or a tool that "
+                "redrives dead letters, reuses IDs. If the dropped messages were new, set 'messageIdFrom' to 'content' "
+                "or to a property that distinguishes such messages, with a new checkpointLocation. Counter reusedIds "
+                "counts all such messages",
                 self._destination, len(ids), key_text(ids[0]),
             )  # fmt: skip
         self.counted["reused_ids"] += len(ids)
@@ -241,8 +242,8 @@ class Deliveries:
         if unreadable and self._settings.on_unreadable is OnUnreadable.REJECT:
             refused = dict.fromkeys(unreadable, "cannot be decoded")
             _LOG.error(
-                "%s: rejected %d message(s) that cannot be decoded, the first: %s. Without a dead-letter target the "
-                "broker drops them",
+                "%s: rejected %d message(s) that cannot be decoded, the first: %s. If the queue has no dead-letter "
+                "target, the broker drops them",
                 self._destination, len(unreadable), next(iter(unreadable.values())),
             )  # fmt: skip
         missing = [row for row, key in enumerate(keys) if key is None and row not in refused]
@@ -269,7 +270,7 @@ class Deliveries:
         if not self._skipped:
             _LOG.warning(
                 "%s: more than %d bytes arrived that the replay does not need; further such messages are skipped and "
-                "requested again later, which adds a delivery to each",
+                "requested again later, which counts as one more delivery of each",
                 self._destination, self._settings.max_bytes,
             )  # fmt: skip
         self._in_flight.pass_over(session, tags[min(places)])

@@ -69,7 +69,7 @@ class QueueGroup:
         return len(self._queues)
 
     def get(self, name: str) -> QueueReader | None:
-        """Return the reader of a queue or topic, even of an ended one with an open epoch."""
+        """Return the reader of a queue or topic, even if it has ended but still has an open epoch."""
         return self._queues.get(name) or self._ended.get(name)
 
     def with_ended(self) -> list[QueueReader]:
@@ -96,7 +96,7 @@ class QueueGroup:
         """Create readers for the queues to be read now.
 
         Args:
-            known: positions of the checkpoint. If there are too many queues, the queues in these come first.
+            known: positions of the checkpoint. If there are too many queues, the queues in these positions come first.
         """
 
     def _may_end(self, queue: QueueReader, error: BrokerError) -> bool:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Queues by a pattern: they appear and disappear while the query runs (option `queuePattern`)."""
+"""Queues that match a pattern, and may appear and disappear while the query runs (option `queuePattern`)."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class QueueWatch:
         return self._seen
 
     def begin(self) -> list[str]:
-        """Poll now, and from now on at each interval.
+        """Poll now, and then once in each interval.
 
         Raises:
             BrokerUnavailableError: the broker gave no answer in time.

@@ -170,7 +170,7 @@ class QueueReader:
         taking: whether deliveries are taken. Before the committed offset is known, new and old messages look alike.
         last_activity_s: time of the last delivery or confirmation; flush markers without acknowledgements do not count.
         coming_again: number of planned and committed messages left open when sessions ended. They may be redelivered,
-            unless the broker took the acknowledgement.
+            unless the broker processed the acknowledgement.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class QueueReader:
         )
         self.windows = Windows(settings, self.in_flight, self.connections, self._deliveries)
         self._watches = QueueWatches(settings, self.in_flight.settling, self.connections, self.windows, runtime.timing)
-        #: Rows of epochs that Spark has asked for but not committed, as it may ask again.
+        #: Rows of epochs that Spark has asked for but not committed, because Spark may ask again.
         self._emitted: dict[int, BlockRows] = {}
         self._retained_bytes = 0
         self._bytes_max = float(settings.max_bytes)
@@ -313,7 +313,7 @@ class QueueReader:
             resumes: whether a session paused for bytes may resume.
         """
         self._bytes_max = most
-        # Any number of other messages may precede those of a replay: so no session pauses, and the excess is skipped.
+        # Any number of other messages may precede a replay's own, so no session pauses, and the excess is skipped.
         left = most if self._replaying else max(0.0, most - self.held_bytes)
         self.connections.bound_bytes(left, resume=resumes or self._replaying)
 
@@ -400,7 +400,8 @@ class QueueReader:
     def begin_replay(self, epoch: int, planned: Sequence[Key]) -> None:
         """Expect the messages of an epoch that a former process planned but Spark did not commit.
 
-        A guarantee without IDs expects none: the epoch's messages are unknown, and later epochs emit them.
+        With a guarantee without IDs, the epoch's messages are unknown: the reader expects none, and later epochs emit
+        them.
 
         Args:
             planned: IDs of the messages, in order.

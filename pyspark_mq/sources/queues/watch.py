@@ -26,9 +26,9 @@ _OTHERS, _UNCONFIRMED = "others", "unconfirmed"
 
 
 class BacklogWatch:
-    """Depths of queues whose depth no session reports: from the broker's management, as of the last poll.
+    """Depths, as of the last poll of the broker's management, of queues whose depth no session reports.
 
-    These are only for the counter `backlog`: a depth polled every few seconds is too old to plan with.
+    The depths are only for the counter `backlog`: a depth polled every few seconds is too old to plan with.
 
     Args:
         ask: asks how many messages wait in a queue; None without an answer.
@@ -85,9 +85,9 @@ class BacklogWatch:
 def other_consumers(count: int) -> str:
     """Return the warning about other consumers."""
     return (
-        f"the broker reports {count} other consumer(s). Messages delivered to them are missing here; a query that "
-        "reads a queue twice, as a self-join does, sees each message on one side only. Give each reader a queue of "
-        "its own, or read once and use the result twice"
+        f"the broker reports {count} other consumer(s). Messages delivered to them are missing here. A query that "
+        "reads a queue twice, as a self-join does, sees each message on one side only. Give each reader a queue of its "
+        "own, or read the queue once and use the result twice"
     )
 
 
@@ -149,9 +149,9 @@ class QueueWatches:
             self._warn(
                 _UNCONFIRMED,
                 f"messages were acknowledged, but the broker has confirmed none for {self._timing.confirmation_s:.0f} "
-                "s. Until it does, their IDs stay in the checkpoint, and they are redelivered if the connection ends. "
-                "Look for the reason in the broker's log; if the link is slow, lower 'prefetch', as a confirmation "
-                "arrives after all messages delivered before it",
+                "s. Until it does, the messages' IDs stay in the checkpoint, and the messages are redelivered if the "
+                "connection ends. Look for the reason in the broker's log. If the network is slow, lower 'prefetch', "
+                "because a confirmation arrives only after all messages delivered before it",
             )
 
     def _lasts(self, what: str | int, now_s: float, most_s: float, *, so: bool) -> bool:

@@ -54,7 +54,7 @@ WINDOWS: Mapping[Trigger, tuple[Window | None, Window | None]] = MappingProxyTyp
         Trigger.REPLAY: (Window.SLOW, Window.SLOW),
         Trigger.NO_CRASH_LOOP: (Window.WIDE, Window.WIDE),
         Trigger.ONE_EPOCH: (Window.EPOCH, Window.EPOCH),
-        # Widen before acknowledgements make room: if that takes a new consumer, nothing is on its way yet.
+        # Widen before acknowledgements make room: if widening takes a new consumer, nothing is on its way yet.
         Trigger.COMMITTED: (None, Window.WIDE),
     }
 )
@@ -66,8 +66,9 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
     Args:
         planned: messages of open epochs, of all sessions.
         expected: these, plus messages acknowledged but not settled.
-        replays: whether an epoch of a former process is open. Until its commit, a session gets as many messages as that
-            epoch needs or a few, not both: repeated failures must use up the delivery limit of only few other messages.
+        replays: whether an epoch of a former process is open. Until the commit of that epoch, a session gets as many
+            messages as the epoch needs or a few messages, whichever is more, but not the sum of both. So repeated
+            failures use up the delivery limit of only a few other messages.
     """
     window = settings.prefetch
     if size is Window.WIDE:
@@ -146,7 +147,7 @@ class Windows:
         """Whether no more messages can arrive.
 
         Either every window is full; or some windows are full, messages may wait, and no other session has ever received
-        any: if the queue has a single active consumer, the others get nothing.
+        a message: if the queue has a single active consumer, the other consumers get nothing.
         """
         taken = self._taken()
         others = self._connections.windows.keys() - taken

@@ -15,7 +15,7 @@ __all__ = ["Transport", "heart_beats"]
 _HEART_BEAT = re.compile(r" *([0-9]{1,10}) *, *([0-9]{1,10}) *")
 #: How much silence to tolerate, in heartbeat intervals: a little more than two missed heartbeats.
 _SILENCE = 2.5
-#: Heartbeats are sent at half the agreed interval, as brokers differ in how late a heartbeat may be.
+#: Heartbeats are sent at half the agreed interval, because brokers differ in how late a heartbeat may be.
 _SEND_FACTOR = 0.5
 
 

@@ -36,7 +36,7 @@ leave_out_own_lines("stomp.py")
 _SPEAKS = "STOMP"
 #: Largest read; and largest read by a paused session, which has to read now and then.
 _RECEIVE_BYTES, _LOOK_BYTES = 1 << 20, 256 << 10
-#: Consecutive line feeds of this number, this far apart, are heartbeats, and not part of the body around them.
+#: This many consecutive line feeds, this far apart, are heartbeats, and not part of the body around them.
 _BEATS_WITHIN = 3
 _BEAT_BYTES = 2
 _BEAT_S = 0.5
@@ -215,7 +215,7 @@ class StompConnection(Session):
         self._send()
 
     def _answered(self, command: str, block: bytes, body: bytes) -> None:
-        """Process a frame other than MESSAGE. stomp.py is not used, as it fails on missing headers."""
+        """Process a frame other than MESSAGE. stomp.py is not used, because it fails on missing headers."""
         headers = parse(block, self._dialect.last_header, escaped=command != "CONNECTED")
         if command == "CONNECTED":
             self._welcome(headers)

@@ -5,9 +5,9 @@ goes to the reply address in the question (Artemis' manual, "Using Management Me
 to `manage` the management address, and to create and consume an address for answers. Other users get an ERROR, which
 ends the connection.
 
-The counts are not taken at one moment: while messages flow, they were up to some hundreds too high or a few too low
-(2.40, 2.56); without traffic they are right. Messages of a dead connection count as delivered until the broker notices
-the connection's end.
+The counts are not taken at one moment: while messages flowed, the counts were up to some hundreds too high or a few too
+low (measured on 2.40 and 2.56); without traffic they are right. Messages of a dead connection count as delivered until
+the broker notices the connection's end.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Questions:
     def is_answer(self, block: bytes) -> bool:
         """Whether a message with these headers is an answer and not a delivery from the queue.
 
-        The broker sets the header `subscription`; if that occurs several times, the first counts.
+        The broker sets the header `subscription`; if this header occurs several times, the first one counts.
         """
         return value(block, "subscription") == self.SUBSCRIPTION.encode()
 

@@ -50,7 +50,8 @@ def login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
         user = endpoint.user(url)
         who = f"the login of user '{user}'" if user is not None else "a login without a user name"
         return RefusedError(
-            f"{url}: the broker refused {who}; check options 'username' and 'password' or those in 'url' ({reason})"
+            f"{url}: the broker refused {who}; check options 'username' and 'password', or the login in 'url' "
+            f"({reason})"
         )
     return BrokerUnavailableError(f"{url}: the broker refused the connection ({reason})")
 

@@ -1,9 +1,9 @@
 """STOMP 1.2 frames from the bytes of a connection. Pure: no socket, no clock.
 
-stomp.py's own reader is not used, as it has three faults (stomp.py 9.0):
+stomp.py's own reader is not used, because it has three faults (stomp.py 9.0):
 
 * two heartbeats in one read, as after a pause, make it drop the next message;
-* a body with NUL bytes takes quadratic time, as each read copies everything so far;
+* a body with NUL bytes takes quadratic time, because each read copies everything so far;
 * it changes headers that are not UTF-8, so different IDs may become equal.
 
 Headers stay bytes here (:mod:`pyspark_mq.decode.stomp_headers`). Many complete messages in one read are cut together
@@ -96,13 +96,13 @@ class FrameReader:
         return self._cut()
 
     def quiet(self) -> Iterator[Frame | Frames]:
-        """Yield the held message, as no more of it will arrive. Use like :meth:`feed`."""
+        """Yield the held message, because no more of it will arrive. Use like :meth:`feed`."""
         return self._cut(quiet=True) if self.held else iter(())
 
     def idle(self) -> Iterator[Frame | Frames]:
-        """End a body that is shorter than its content-length, as the broker sends no more of it. Use like :meth:`feed`.
+        """End a body that is shorter than its content-length, once the broker sends no more. Use like :meth:`feed`.
 
-        Heartbeats are sent between frames, so any in the body prove that the body ended before them.
+        Heartbeats are sent between frames, so heartbeats in the body prove that the body ended before them.
         """
         if self._headers is None:
             return
@@ -121,7 +121,7 @@ class FrameReader:
         return self._headers is not None
 
     def _cut(self, *, quiet: bool = False) -> Iterator[Frame | Frames]:
-        """Take frames off the buffer; with `quiet`, no more of the first one will arrive."""
+        """Take frames off the buffer; with `quiet`, no more of the first frame will arrive."""
         buffer = self._buffer
         while buffer:
             if self._headers is None and not self._scanned:  # nothing is known about the next frame

@@ -93,14 +93,14 @@ class StompSession(StompConnection):
         """Connect and log in. Only :meth:`consume` shows whether the queue exists."""
         deadline = self.now_s() + timeout_s
         self._url = url
-        # Ask before the login: after it heartbeats are due, and on a slow link the question may take longer.
+        # Ask before the login: after the login heartbeats are due, and on a slow link the question may take longer.
         depth, facts = self._depth_at_first(deadline)
         self._log_in(url, deadline)
         # No broker reports a permanent name.
         return Greeting(url, "", depth, server=self._server, facts=facts)
 
     def _depth_at_first(self, deadline: float) -> tuple[QueueDepth | None, QueueFacts]:
-        """Ask for the depth over a separate connection, as a user without permission loses the connection."""
+        """Ask for the depth over a separate connection, because a user without permission loses the connection."""
         address = self._dialect.management
         # The depth does not tell how many messages a selector matches.
         if not address or self.endpoint.topic is not None or self.endpoint.selector is not None:
@@ -139,7 +139,7 @@ class StompSession(StompConnection):
             if not answers and (isinstance(failed, TimeoutError) or failed.stated):
                 self.endpoint.refused.add(asker)
                 _LOG.info("%s: %s does not report how many messages wait", self.endpoint.destination, self._url)
-        except BrokerUnavailableError as failed:  # no connection this time
+        except BrokerUnavailableError as failed:  # the connection failed this time
             _LOG.debug("asking for the depth: %s", self.endpoint.hide(str(failed)))
         finally:
             beside.close()
@@ -320,9 +320,10 @@ class StompSession(StompConnection):
             return None
         return MessageError(
             f"{self.endpoint.destination} holds a message that came over AMQP 1.0 with its producer's ID, "
-            f"{as_text(found)!r}. If that is its AMQP message-id, the broker cannot accept an acknowledgement over "
-            "STOMP; if it is a property named message-id, it hides the ID. The message stays in the queue. Read the "
-            "queue with protocol 'amqp-1.0' and a new checkpointLocation, or have the producer send no message-id"
+            f"{as_text(found)!r}. If this ID is the AMQP message-id, the broker cannot accept an acknowledgement over "
+            "STOMP. If it is a property named message-id, it hides the broker's ID. The message stays in the queue. "
+            "Read the queue with protocol 'amqp-1.0' and a new checkpointLocation, or have the producer send no "
+            "message-id"
         )
 
     def _arrived(self, deliveries: int, size: int) -> None:
@@ -386,8 +387,8 @@ class StompSession(StompConnection):
         self._show_life()
 
     def reject(self, tags: Sequence[int]) -> None:
-        """Reject messages. RabbitMQ dead-letters them to the queue's dead-letter exchange, or drops them without one.
-        ActiveMQ Classic moves them to the dead-letter queue. Artemis drops them (measured on 2.40 and 2.56).
+        """Reject messages. RabbitMQ dead-letters them to the queue's dead-letter exchange, or drops them if there is
+        none. ActiveMQ Classic moves them to the dead-letter queue. Artemis drops them (measured on 2.40 and 2.56).
         """
         self._settle(self._settling.reject(tags))
 

@@ -1,8 +1,8 @@
 """Settling over STOMP: tags in, frames out. Pure: no socket, no clock.
 
 STOMP acknowledges one by one (subscription mode `client-individual`) or everything up to a message (mode `client`), and
-each broker copes well with only one of the two: see :class:`~pyspark_mq.brokers.base.StompDialect`. The RECEIPT for the
-last frame of a request confirms the request, as the broker processes a connection's frames in order.
+each broker copes well with only one of these modes: see :class:`~pyspark_mq.brokers.base.StompDialect`. The RECEIPT for
+the last frame of a request confirms the request, because the broker processes a connection's frames in order.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["StompSettling"]
 class StompSettling:
     """The open deliveries of one session and the frames that settle them.
 
-    Guarantee: a frame settles only requested deliveries, and the receipt that confirms a request comes only when all of
-    them are settled.
+    Guarantee: a frame settles only requested deliveries, and the receipt that confirms a request comes only when all
+    these deliveries are settled.
 
     Args:
         cumulative: whether an ACK includes all earlier deliveries.
@@ -84,7 +84,7 @@ class StompSettling:
     def _head(self, upto: int) -> bytes:
         """Return frames that settle finished deliveries at the head, with cumulative acknowledgements.
 
-        Settling a delivery in the middle would include all earlier ones, so it waits for them.
+        Settling a delivery in the middle would settle all earlier deliveries, too, so the delivery waits for them.
         """
         done: list[int] = []
         frames: list[tuple[bytes, int]] = []
@@ -109,7 +109,7 @@ class StompSettling:
         return self._frames(frames, done, confirmed)
 
     def _frames(self, frames: Sequence[tuple[bytes, int]], done: Sequence[int], confirmed: list[int]) -> bytes:
-        """Build ACK and NACK frames; the RECEIPT for the last one confirms these requests."""
+        """Build ACK and NACK frames; the RECEIPT for the last frame confirms these requests."""
         # stomp.py would be slow: there may be ten thousand frames at a time.
         written: list[bytes] = []
         end = len(frames) - 1
