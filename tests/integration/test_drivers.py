@@ -97,7 +97,7 @@ def test_the_death_of_the_jvm_alone_returns_its_messages(
         reader = reader_below(driver.process.pid, rabbit.port)
         (jvm,) = [one for one in reader.parents() if one.name() == "java"]
         assert (reader.ppid() == jvm.pid) is not script
-        assert rabbit.counts(queue).unacked == 12
+        assert rabbit.counts(queue).unacked == 10  # the prefetch
         jvm.kill()
         assert poll(lambda: gone(reader.pid), 2), "the reader outlived its JVM"
         assert poll(lambda: rabbit.counts(queue).ready == 12, 10)
