@@ -39,22 +39,20 @@ class QuickStart:
         return "" if "newest committed batch: " in self.read else "`pyspark-mq inspect` found no committed batch"
 
 
-def run(python: Path, url: str, folder: Path, *, ends: bool = True) -> QuickStart:
+def run(python: Path, url: str, folder: Path) -> QuickStart:
     """Run the blocks in a folder.
 
     Args:
         python: of an environment that has what the page installs.
         url: the broker to use in place of that of the page.
         folder: where scripts, rows and checkpoint go; empty.
-        ends: can a query end by itself in this Spark? If not, the job takes what there is and is stopped.
 
     Raises:
         AssertionError: a command failed; with what it printed.
     """
     # Others are run by tests of their own.
     for text in (block for block in _blocks("python") if block.startswith("# ")):
-        script = text if ends else _stopped(text)
-        (folder / text.partition("\n")[0].removeprefix("# ")).write_text(script.replace(URL, url), "utf-8")
+        (folder / text.partition("\n")[0].removeprefix("# ")).write_text(text.replace(URL, url), "utf-8")
     _install, *commands = _blocks("sh")
     others = {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME"}
     environment = {name: value for name, value in os.environ.items() if name not in others}
@@ -74,9 +72,3 @@ def run(python: Path, url: str, folder: Path, *, ends: bool = True) -> QuickStar
 
 def _blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-
-
-def _stopped(script: str) -> str:
-    """The job as it is without the line that has it end."""
-    script = script.replace("    .trigger(availableNow=True)\n", "")
-    return script.replace("query.awaitTermination()", "query.processAllAvailable()\nquery.stop()")

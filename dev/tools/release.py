@@ -25,7 +25,7 @@ from typing import ParamSpec
 
 from testbed import quick_start
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.spark.versions import VERSIONS, settles_at_once
+from testbed.spark.versions import VERSIONS
 
 __all__ = [
     "LOCK",
@@ -269,7 +269,7 @@ def _quick_start(python: Path, wheel: Path, spark: str, node: RabbitNode) -> lis
     run(python, "-m", "pip", "install", "-q", f"{wheel}[spark]", f"pyspark{spark}")
     with tempfile.TemporaryDirectory(prefix="pyspark-mq-release-") as folder:
         try:
-            done = quick_start.run(python, node.url(), Path(folder), ends=settles_at_once(python))
+            done = quick_start.run(python, node.url(), Path(folder))
         finally:
             node.delete("orders")
     return _some(done.problem())

@@ -92,9 +92,8 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
     if names_in(checkpoint, "state"):
         raise _beyond(shown, "the query has state, so Spark runs batches without new messages, which are not synced")
     last, planned = max(commits.whole, default=-1), max(offsets.whole, default=-1)
-    # Before Spark 4.2 an offset is written before the previous batch is settled, but the offset's batch runs only after
-    # that.
-    if not last <= planned <= last + 2 or (planned > 0 and not {planned - 1, last} - {-1} <= offsets.whole):
+    # A commit is on disk before the source plans the next epoch.
+    if not last <= planned <= last + 1 or (planned > 0 and not {planned - 1, last} - {-1} <= offsets.whole):
         raise _beyond(shown, f"the newest offset is {planned}, the newest commit {last}, and some offsets are missing")
     metadata = list(_metadata(checkpoint))
     lost = next((damage for damage in metadata if damage.name == METADATA), None)

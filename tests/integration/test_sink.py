@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -25,7 +24,6 @@ from tests.support.checks import total
 from tests.support.effort import each_of, with_all
 from tests.support.pages import block
 
-ENDS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
 WRITTEN = [
     "body", "messageId", "correlationId", "replyTo", "contentType", "type", "priority", "timestamp", "persistent",
     "properties",
@@ -309,7 +307,6 @@ def test_other_modes_of_output_are_refused(spark: Any, orders: Target, tmp_path:
 
 
 @pytest.mark.whole
-@pytest.mark.skipif(not ENDS, reason="before Spark 4.2 it does not end by itself")
 def test_the_code_of_the_pages_writes(spark: Any, orders: Target, tmp_path: Path) -> None:
     url = orders.options["url"]
     batch = spark.createDataFrame([("id", b"x")], "messageId string, body binary")

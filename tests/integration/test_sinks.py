@@ -29,8 +29,6 @@ except ImportError:
     pytest.skip("needs psycopg", allow_module_level=True)
 
 PAGE = "docs/write.md"
-#: Can a query end by itself? From Spark 4.2 on.
-ENDS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: That are published at a time.
 MESSAGES = 200
@@ -157,7 +155,6 @@ def test_queues_go_to_their_tables_and_what_does_not_parse_to_dead_letters(
     assert sorted(postgres.ask("SELECT id, order_id, reason FROM refunds")) == refunds
 
 
-@pytest.mark.skipif(not ENDS, reason="before Spark 4.2 it does not end by itself")
 def test_the_code_of_the_page_sorts_into_folders(spark: Any, rabbit: RabbitNode, tmp_path: Path) -> None:
     queues = [f"{name}-{uuid.uuid4().hex[:8]}" for name in ("orders", "refunds")]
     good, bad = [f'{{"id": {number}}}'.encode() for number in range(20)], [b"{}", b"", b"no json", b'{"id": "x"}']

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sqlite3
 import subprocess
@@ -23,11 +22,9 @@ from tests.support.pages import ROOT, block
 
 PAGE = "docs/write.md"
 SCHEDULED = ROOT / "examples" / "scheduled.py"
-ENDS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
 
 
 @pytest.mark.whole
-@pytest.mark.skipif(not ENDS, reason="before Spark 4.2 it does not end by itself")
 def test_a_batch_that_is_written_again_changes_nothing(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,7 +54,6 @@ def written(folder: Path) -> list[tuple[str, bytes]]:
 
 
 @pytest.mark.whole
-@pytest.mark.skipif(not ENDS, reason="before Spark 4.2 it does not end by itself")
 def test_a_scheduled_job_takes_what_is_there_and_ends(rabbit: RabbitNode, tmp_path: Path) -> None:
     queue = f"write-{uuid.uuid4().hex[:8]}"
     rabbit.declare(queue)
@@ -77,7 +73,6 @@ def test_a_scheduled_job_takes_what_is_there_and_ends(rabbit: RabbitNode, tmp_pa
 
 
 @pytest.mark.whole
-@pytest.mark.skipif(not ENDS, reason="before Spark 4.2 it does not end by itself")
 def test_a_new_checkpoint_needs_a_new_folder(spark: Any, rabbit: RabbitNode, tmp_path: Path) -> None:
     """Spark's file sink skips the numbers of batches that its log has, and says that they are committed."""
     queue = f"write-{uuid.uuid4().hex[:8]}"

@@ -30,6 +30,7 @@ from pyspark_mq.spark_source.folders import ID_FOLDER
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.offset_log import OffsetLog
 from pyspark_mq.spark_source.options import parse_options
+from pyspark_mq.spark_source.shown_offset import ShownOffset
 from tests.support.engine import At, Crashed
 from tests.support.folder import MemoryFolder
 from tests.support.memory_broker import MEMORY, PROTOCOL, MemoryBroker, MemoryQueue, MemorySession, MemoryStore
@@ -121,8 +122,6 @@ class Process(Runtime):
         self.world = world
         self.tasks: list[_Task] = []
         self.killed = False
-        #: The machine's clock is off by so much.
-        self.skew_s = 0.0
         #: Stopped until then (`SIGSTOP`), and for how long so far.
         self._stopped_until_s = 0.0
         self._stood_s = 0.0
@@ -151,7 +150,7 @@ class Process(Runtime):
         return self.world.now_s
 
     def utc_us(self) -> int:
-        return _EPOCH_US + int((self.world.now_s + self.skew_s) * 1e6)
+        return _EPOCH_US + int(self.world.now_s * 1e6)
 
     def sync(self) -> None:
         self.synced()
@@ -270,7 +269,6 @@ class Query:
         self._asked = False
         self._stores: dict[str, MemoryStore] = {}
         self._consumers: type[MemorySession] | None = None
-        self.skew_s = 0.0
         #: Told of Spark's calls and writes, for tests/support/traces.py.
         self.trace: Callable[..., object] = lambda *_: None
         #: Called after the offset log was written and before the batch runs.
@@ -303,7 +301,6 @@ class Query:
         """The source of this process, made when it is first asked for."""
         if self._source is None:
             self._process = self.world.process()
-            self._process.skew_s = self.skew_s
             self._consumers = type("QuerySession", (MemorySession,), {"broker": self.broker})
             make_store = None if self.store is None else self._store_of
             self._source = EpochSource(
@@ -311,6 +308,11 @@ class Query:
                 files=self._codec.log,
             )  # fmt: skip
             self._asked = False
+            # Before Spark 4.2 a process begins with the partitions between the newest logged offset and itself.
+            self._shown = ShownOffset("the query")
+            if self.offsets:
+                newest = self._offset(max(self.offsets))
+                self._shown.show(newest, newest)
             self.trace("start", self._source)
         return self._source
 
@@ -358,10 +360,14 @@ class Query:
         """The end of a batch, as Spark shows it; of -1, the beginning."""
         if batch < 0:
             return self.source.initial()
-        position = self._codec.decode(json.loads(self.offsets[batch]))
+        position = self._codec.decode(self._offset(batch))
         if self._codec.log is not None:
             self._codec.log.show(position.file)
         return position
+
+    def _offset(self, batch: int) -> dict[str, Any]:
+        """The same, as Spark has it."""
+        return self._codec.encode(Position(0)) if batch < 0 else json.loads(self.offsets[batch])
 
     def bound(self) -> None:
         """`Trigger.AvailableNow` begins."""
@@ -407,6 +413,7 @@ class Query:
             self.replays += 1
         self.between()
         start, end = self.position(batch - 1), self.position(batch)
+        self._shown.show(self._offset(batch - 1), self._offset(batch))
         if self.source is not None and (former or batch == 0):
             self.trace("replay" if former else "run")
         ids = [self.row(run.name, found) for run in self.source.payload(start, end) for found in _identities(run)]
@@ -425,9 +432,18 @@ class Query:
         source = self.source
         self.trace("latest")
         alone, self._asked = not self.shows_start and not self._asked, True
-        end = source.latest(self.position(batch - 1), most, alone=alone)
-        offset = json.dumps(self._codec.encode(end))
         start = self.position(batch - 1)
+        ends: list[Position] = []
+
+        def plan(shown: dict[str, Any]) -> dict[str, Any]:
+            assert shown == self._offset(batch - 1), "the offset shown last is not the committed one"
+            ends.append(source.latest(start, most, alone=alone))
+            return self._codec.encode(ends[0])
+
+        answer = (
+            plan(self._offset(batch - 1)) if self.shows_start else self._shown.latest(lambda: self._offset(-1), plan)
+        )
+        (end,), offset = ends, json.dumps(answer)
         if end == start:
             self.trace("nothing")
             return False
