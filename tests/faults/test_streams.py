@@ -145,6 +145,7 @@ def test_the_leader_is_killed_in_the_middle_of_a_read(
     assert query.bodies() == [b"behind"]
 
 
+@pytest.mark.whole
 def test_what_is_not_committed_is_in_no_epoch_until_it_is(cluster: RabbitCluster) -> None:
     start_all(cluster)
     stream = f"test-{uuid.uuid4().hex[:12]}"
@@ -186,6 +187,7 @@ def test_what_is_not_committed_is_in_no_epoch_until_it_is(cluster: RabbitCluster
     assert found in ([b"confirmed", *tail, b"behind"] for tail in ([b"later"] * 50, []))
 
 
+@pytest.mark.whole
 def test_a_tail_that_nobody_confirmed_is_gone_when_its_leader_comes_back_last(cluster: RabbitCluster) -> None:
     start_all(cluster)
     stream = f"test-{uuid.uuid4().hex[:12]}"
@@ -226,6 +228,7 @@ def test_a_tail_that_nobody_confirmed_is_gone_when_its_leader_comes_back_last(cl
         assert {row["body"] for row in again[len(rows) :]} <= {b"behind"}
 
 
+@pytest.mark.whole
 def test_a_replica_that_lags_behind_the_plan_gives_all_of_the_epoch(cluster: RabbitCluster) -> None:
     start_all(cluster)
     stream = f"test-{uuid.uuid4().hex[:12]}"

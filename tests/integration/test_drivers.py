@@ -20,6 +20,8 @@ from testbed.process import poll
 from tests.support.checks import bodies, gone, total
 from tests.support.real_spark import real_spark
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 90.0
 #: A script around Python that stays: it has a second command to run.
@@ -105,7 +107,6 @@ def test_the_death_of_the_jvm_alone_returns_its_messages(
         driver.kill()
 
 
-@pytest.mark.whole
 @pytest.mark.timeout(900)  # the first time another Spark is installed
 @pytest.mark.parametrize("version", ["4.0", ""], ids=["4.0", "here"])
 def test_a_driver_that_wakes_after_its_replacement_fails_and_harms_nothing(

@@ -53,6 +53,7 @@ def settled(reader: InMemoryMetricReader) -> int:
     return int(points[0].value) if points else 0
 
 
+@pytest.mark.whole
 def test_lines_metrics_and_spans(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, listen: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -147,7 +147,8 @@ def test_the_queue_of_a_consumer_of_a_virtual_topic(
     assert job.rows == [(queue, body) for body in sent]
 
 
-@pytest.mark.parametrize("routing", [pytest.param("ANYCAST", marks=pytest.mark.whole), "MULTICAST"])
+@pytest.mark.whole
+@pytest.mark.parametrize("routing", ["ANYCAST", "MULTICAST"])
 def test_the_fully_qualified_name_of_a_queue_of_artemis(
     spark: Any, artemis: ArtemisNode, tmp_path: Path, unique: str, protocol: str, routing: str
 ) -> None:

@@ -69,6 +69,7 @@ def frame(spark: Any, rabbit: RabbitNode, name: str, tmp_path: Path) -> Any:
     return spark.readStream.format("mq").options(**options).load()
 
 
+@pytest.mark.whole
 def test_a_second_query_of_a_dataframe_is_refused_and_harms_nobody(
     frame: Any, rabbit: RabbitNode, tmp_path: Path, name: str
 ) -> None:

@@ -154,6 +154,7 @@ def metadata_schema(spark: Any, target: Target, folder: Path) -> Any:
     return reader.option("includeMetadata", "true").load().schema
 
 
+@pytest.mark.whole
 def test_a_query_writes_each_batch_and_goes_on(spark: Any, target: Target, tmp_path: Path) -> None:
     source = tmp_path / "in"
     for number in range(2):

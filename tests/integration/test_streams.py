@@ -61,6 +61,7 @@ def stream(node: RabbitNode) -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
 
 
+@pytest.mark.whole
 def test_all_messages_come_once_and_in_order(node: RabbitNode, stream: str) -> None:
     publish(node.stream_port, stream, numbered(0, 1_000))
     query = StreamQuery(node.stream_url(), stream)
