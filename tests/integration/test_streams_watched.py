@@ -52,7 +52,7 @@ def test_the_doctor_says_what_a_stream_holds(node: RabbitNode, stream: str, caps
     url = f"rabbitmq-stream://127.0.0.1:{node.stream_port}"
     assert "4.3" in found.one(url, "broker", "ok")
     assert f"127.0.0.1:{node.stream_port}" in found.one(url, "advertised", "ok")
-    assert "offsets 0 to 199 are there" in found.one(f"stream '{stream}'", "read", "ok")
+    assert "it has offsets 0 to 199" in found.one(f"stream '{stream}'", "read", "ok")
     assert re.fullmatch(r"\d+ messages were decoded", found.one(f"stream '{stream}'", "messages", "ok"))
     assert re.match(r"[1-9]\d+\.\d message\(s\) a chunk", found.one(f"stream '{stream}'", "chunks", "ok"))
     assert "30 of 30 messages are not AMQP 1.0" in found.one(f"stream '{stream}-raw'", "messages", "problem")

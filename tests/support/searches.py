@@ -39,7 +39,7 @@ SEARCHES = {
     "protobuf": r"orders_pb2",
     "rate limit": r"maxBytesPerTrigger",
     "replay": r"replayTimeout",
-    "rewind": r"publish them again",
+    "rewind": r"cannot be rewound",
     "scaling": r"One Python process",
     "schema registry": r"registry",
     "secrets": r"passwordFile",
