@@ -191,14 +191,16 @@ def _step(count: int) -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test that no chosen matrix entry has is none, rather than one that is skipped."""
     empty = [item for item in items if any("empty parameter set" in _told(mark) for mark in item.iter_markers("skip"))]
+    without = set(empty)
+    rest = [item for item in items if item not in without]
     if not config.getoption("--all") and not config.getoption("--entries"):
-        empty += [item for item in items if item.get_closest_marker("whole")]
-        empty += _repeated(items)
+        empty += [item for item in rest if item.get_closest_marker("whole")]
+        empty += _repeated(rest)
     if config.getoption("--matrix-done"):
         done = set(json.loads(Path(config.getoption("--matrix-done")).read_text("utf-8")))
-        empty += [item for item in items if _recorded(item) in done]
+        empty += [item for item in rest if _recorded(item) in done]
     if config.getoption("--third"):
-        empty += _beyond_the_third(config.getoption("--third"), items)
+        empty += _beyond_the_third(config.getoption("--third"), rest)
     config.hook.pytest_deselected(items=empty)
     left_out = set(empty)
     items[:] = [item for item in items if item not in left_out]
