@@ -1,7 +1,7 @@
 """Queries to a broker's management (option `managementUrl`, and the command `doctor`).
 
 One file for each broker queries the broker's name, a queue's settings and the queue's depth. A request raises a
-`BrokerUnavailableError` if the broker does not answer, and a `RefusedError` if it refuses.
+`BrokerUnavailableError` if the broker does not answer, and a `RefusedError` if the broker refuses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Management", "ask_beside", "ask_depth", "ask_queue", "ask_server"]
 
 
 class _Admin(Protocol):
-    """The requests to one broker."""
+    """The requests to the management of one broker."""
 
     def ask_server(self, management: Management) -> str: ...
     def ask_queue(self, management: Management, queue: str) -> QueueFacts: ...
@@ -40,12 +40,15 @@ def ask_queue(management: Management, queue: str) -> QueueFacts:
 
 
 def ask_depth(management: Management, queue: str) -> int | None:
-    """Return how many messages wait in a queue, without delivered ones; None if the broker does not report that."""
+    """Return how many messages wait in a queue, without delivered messages. None if the broker does not report this."""
     return _ADMINS[management.endpoint.broker.name].ask_depth(management, queue)
 
 
 def ask_beside(endpoint: Endpoint) -> QueueFacts:
-    """Return the facts of a queue, queried over a second connection if the sessions do not query them themselves."""
+    """Return the facts of a queue, if the sessions do not query these facts themselves; otherwise no fact is known.
+
+    The facts are queried over a second connection.
+    """
     dialect = endpoint.broker.amqp10
     if endpoint.protocol != AMQP_1_0 or dialect is None or not dialect.management or endpoint.queue is None:
         return NOTHING_KNOWN

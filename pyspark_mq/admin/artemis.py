@@ -49,7 +49,7 @@ def ask_depth(management: Management, queue: str) -> int | None:
 
 
 def _settings(answer: object) -> dict[str, Any]:
-    """Return the settings of an address from an answer; empty if the answer does not have them."""
+    """Return the settings of an address from an answer. The result is empty if the answer has no settings."""
     try:
         settings = json.loads(answer) if isinstance(answer, str) else {}
     except ValueError:

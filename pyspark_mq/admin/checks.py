@@ -1,8 +1,8 @@
 """Check a queue's settings against late acknowledgement. Pure: facts in, findings out.
 
-The command `doctor` shows all findings; a query logs once, when it starts, the warnings and problems that follow from
-the facts its own connection reports. Both use the texts of this module. The operator's remedies are in
-:attr:`pyspark_mq.brokers.base.Broker.remedies`; a check without a remedy there does not apply to that broker.
+The command `doctor` shows all findings. A query logs, once when it starts, the warnings and problems that follow from
+the facts that the query's own connection reports. Both use the texts of this module. The operator's remedies are in
+:attr:`pyspark_mq.brokers.base.Broker.remedies`. A check without a remedy there does not apply to that broker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IDS_SHOWN = 3
 
 
 class Level(IntEnum):
-    """Severity: none, unknown, worth knowing, or a threat to the guarantee."""
+    """Severity of a finding: none, unknown, worth knowing, or a threat to the guarantee."""
 
     OK = 0
     UNKNOWN = 1
@@ -48,7 +48,7 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        check: its name, as in docs/command-line.md.
+        check: the name of the check, as in docs/command-line.md.
         what: what was found, in words.
         remedy: what to do about the finding, or how to learn an unknown fact; empty if there is nothing to do.
     """
@@ -86,7 +86,7 @@ class Sample:
 
 
 def worth_a_line(facts: QueueFacts, settings: Settings) -> list[str]:
-    """Return the lines to log when a query starts, from the facts its connection reports."""
+    """Return the lines to log when a query starts, from the facts that the query's connection reports."""
     found = check_queue(facts, settings, "")
     # The query itself already warns about other consumers.
     return [str(one) for one in found if one.level >= Level.WARNING and one.check != "other-consumers"]
@@ -103,7 +103,7 @@ def check_queue(facts: QueueFacts, settings: Settings, to_know: str) -> list[Fin
 
 
 class _Checks:
-    """The checks. Each instance runs one of them."""
+    """The checks. Each instance runs one check."""
 
     def __init__(self, check: str, facts: QueueFacts, settings: Settings, to_know: str) -> None:
         self.check, self.facts, self.settings, self.to_know = check, facts, settings, to_know

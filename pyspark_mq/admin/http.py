@@ -27,9 +27,10 @@ from pyspark_mq.sources.url import CONTROL, ESCAPES, hide, place_of, redact
 
 __all__ = ["Management"]
 
-#: For one request, from connecting to the last byte of the answer; an answer with ten thousand queues takes a second.
+#: Longest time for one request, from connecting to the last byte of the answer. An answer with ten thousand queues
+#: takes a second.
 _TIMEOUT_S = 30.0
-#: For all pages of a list of queues.
+#: Longest time for all pages of a list of queues.
 _LIST_TIMEOUT_S = 600.0
 #: Most bytes and values in an answer. Ten thousand queues take less than a tenth of either (Artemis 2.56 puts all
 #: queues into one answer: 240 bytes and ten values each). A value of two bytes takes seventy in memory: within both
@@ -61,8 +62,8 @@ class Management:
     request.
 
     Attributes:
-        url: without user and password.
-        username, password: the login in the URL; None to use the connection's.
+        url: the URL without user and password.
+        username, password: the login in the URL; None to use the login of the connection.
         sent: the encoded login last sent.
     """
 
@@ -74,7 +75,7 @@ class Management:
 
     @classmethod
     def of(cls, text: str, endpoint: Endpoint) -> Management:
-        """Parse the option's text; raise an OptionError if it is not a URL."""
+        """Parse the option's text. Raise an OptionError if the text is not a URL."""
         try:
             parts = urlsplit(text)
             place = place_of(parts.hostname or "", parts.port)
@@ -134,12 +135,12 @@ class Management:
     # -- requests
 
     def get(self, *path: str) -> dict[str, Any] | None:
-        """Return the object at a path of RabbitMQ's API (unquoted parts below `/api`); None if it is missing."""
+        """Return the object at a path of RabbitMQ's API (unquoted parts below `/api`), or None if it is missing."""
         found = self._at(path)
         return None if found is None else self._object(found)
 
     def get_all(self, *path: str) -> list[dict[str, Any]]:
-        """Return the objects in the list at a path of RabbitMQ's API; an empty list if there is no such path."""
+        """Return the objects in the list at a path of RabbitMQ's API, or an empty list if there is no such path."""
         found = self._at(path)
         return [] if found is None else self._entries(found)
 
@@ -147,9 +148,9 @@ class Management:
         return self._ask("/api/" + "/".join(quote(part, safe="") for part in path), missing_is_none=True)
 
     def read(self, mbeans: str, *attributes: str) -> dict[str, dict[str, Any]]:
-        """Return the attributes of all MBeans that match a pattern, by MBean name; empty if none matches. Uses Jolokia.
+        """Return the attributes of all MBeans that match a pattern, by MBean name. Uses Jolokia.
 
-        Attributes that an MBean does not have are left out.
+        The result is empty if no MBean matches. Attributes that an MBean does not have are left out.
         """
         value = self._jolokia({"type": "read", "mbean": mbeans, "attribute": list(attributes)})
         found = {} if value is None else self._object(value)
@@ -194,7 +195,7 @@ class Management:
         headers["Origin"] = f"{parts.scheme}://localhost"
         data = None if body is None else json.dumps(body).encode()
         # The standard library's URL functions would follow redirects, and so send user and password to any host that an
-        # answer names, and use a proxy that the environment names.
+        # answer names. They would also use a proxy that the environment names.
         port, end_s = parts.port or (80 if context is None else 443), time.monotonic() + _TIMEOUT_S
         try:
             with closing(HTTPConnection(parts.hostname or "", port)) as connection:
@@ -240,7 +241,7 @@ class Management:
         return f"the broker's management cannot be queried at {self.url}: {self._hide(text)}"
 
     def _hide(self, text: str) -> str:
-        """Remove passwords from the management's messages, before they are shortened."""
+        """Remove passwords from a message of the management, before the message is shortened."""
         own = () if self.password in (None, self.user) else (self.password or "",)
         return hide(self.endpoint.hide(text), (*own, *self.sent))
 
@@ -266,7 +267,7 @@ class _Answering(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what has arrived, up to the buffer's size; raise an OSError if the answer is too slow or too long."""
+        """Read what has arrived, up to the buffer's size. Raise an OSError if the answer is too slow or too long."""
         try:
             self._socket.settimeout(_left_s(self._end_s, self._came))
             read = self._socket.recv_into(buffer)
@@ -279,7 +280,7 @@ class _Answering(io.RawIOBase):
 
 
 def _left_s(end_s: float, came: int) -> float:
-    """Return the seconds left until `end_s`; raise a TimeoutError if there are none."""
+    """Return the seconds left until `end_s`. Raise a TimeoutError if no time is left."""
     left_s = end_s - time.monotonic()
     if left_s <= 0:
         raise _endless(came)

@@ -16,6 +16,6 @@ BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (RABBITMQ, AC
 
 
 def broker_of(product: str) -> Broker | None:
-    """Return the broker with this product name, `name` or `name/version ...`; None if it is not known."""
+    """Return the broker with this product name, `name` or `name/version ...`, or None if the name is not known."""
     name = product.partition("/")[0]
     return next((broker for broker in BROKERS.values() if name in broker.products), None)

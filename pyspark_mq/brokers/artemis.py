@@ -67,7 +67,7 @@ ARTEMIS = Broker(
         expires_header="expires",
         internal_headers=frozenset({"destination-type", "expires", "persistent"}),
         internal_prefixes=("__HDR_", "__AMQ_", "_AMQ_", "JMS_AMQP_", "NATIVE_MESSAGE_ID"),
-        # The message's properties come after the other headers and before this one (2.40, 2.56).
+        # The message's properties come after the other headers and before this header (2.40, 2.56).
         last_header="ack",
         management="activemq.management",
         # Messages published over STOMP keep the number in a property; messages published over AMQP 1.0 keep it in a

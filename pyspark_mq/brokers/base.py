@@ -36,37 +36,38 @@ class StompDialect:
     Header templates have `{name}` for the queue or topic and `{subscription}` for the durable subscription.
 
     Attributes:
-        queue, topic: destination headers.
+        queue, topic: templates of the header `destination`.
         id_header: the header that identifies a message, and keeps its value across redeliveries.
-        id_separator: the message's ID follows this separator in that header; empty if the whole header is the ID.
-        cumulative: acknowledge with mode `client`, in which one frame covers all earlier messages;
-            otherwise message by message with `client-individual`.
+        id_separator: separator in the header `id_header` that precedes the message's ID; empty if the whole header is
+            the ID.
+        cumulative: whether to acknowledge with mode `client`, in which one frame covers all earlier messages. Otherwise
+            messages are acknowledged one by one, with mode `client-individual`.
         window_header: header of SUBSCRIBE that limits unacknowledged messages or bytes.
-        window_bytes: bytes to request per message, until the real size is known, if that header counts
-            bytes; 0 if it counts messages.
+        window_bytes: bytes to request for each message until the real size is known, if `window_header` counts bytes; 0
+            if `window_header` counts messages.
         queue_headers, topic_headers, durable_headers: further headers of SUBSCRIBE.
-        client_id: name of the connection that a durable subscription needs; empty if it needs none.
+        client_id: name that a connection needs for a durable subscription; empty if a connection needs no name.
         shared: whether a durable subscription may have several consumers.
         reject_headers: further headers of a NACK that refuses a message for good.
         slash: how a '/' in a name is written in destinations; empty if it is written unchanged.
         stalls: whether a queue stops delivering when a page of messages is unacknowledged, until
-            something wakes it.
+            something wakes the queue.
         timestamp_us: unit of the header `timestamp` in microseconds.
         expires_header: header with the time of expiration in milliseconds since 1970, 0 for none; empty if
             there is only a time to live.
         count_header: header with the number of deliveries before this one; empty if unknown.
-        internal_headers, internal_prefixes: headers of MESSAGE beyond the specification's that no
+        internal_headers, internal_prefixes: headers of MESSAGE that are not in the specification and that no
             application has set, by name and by prefix.
         own_id: pattern of the IDs that the broker creates, if the header may have another ID instead: a producer's ID,
             or a property of that name, which replaces the broker's ID. None if the header always has the broker's ID.
         foreign_prefix: prefix of the headers of messages that arrived over another protocol. Such messages cannot be
             settled if they have their producer's ID. Empty if all messages can be settled.
-        management: address that answers questions about a queue; empty if there is none, or none that can be queried
-            without leaving something behind.
-        last_header: the header in which the broker's entry is the last, if an application has set a header of the same
-            name; in all other headers the broker's entry is the first.
-        user_id, app_id, content_encoding, group_id, group_sequence: headers that may have these values; the first
-            header that is present counts. Empty if the broker does not send the value.
+        management: address that answers questions about a queue; empty if there is no such address, or if every query
+            leaves something behind.
+        last_header: name of the header whose last entry is the broker's, if an application has set a header of the same
+            name. For all other names the first entry is the broker's.
+        user_id, app_id, content_encoding, group_id, group_sequence: headers that may have this value. The first header
+            that is present counts. Empty if the broker does not send the value.
         routed: whether `destination` of MESSAGE names the exchange and routing key that the message was published with.
     """
 
@@ -108,22 +109,23 @@ class Amqp10Dialect:
 
     Attributes:
         queue: source address of a queue, with `{name}` for the name.
-        topic: the same for a topic.
+        topic: source address of a topic, with `{name}` for the name.
         capabilities: extension capabilities that the source requests of a terminus, for a queue and for
             a topic.
-        confirms: whether the broker settles deliveries that we accepted, once it has processed the acceptance (AMQP
-            1.0, 2.6.12).
+        confirms: whether the broker settles deliveries that we accepted, once the broker has processed the acceptance
+            (AMQP 1.0, 2.6.12).
         counts_acquirers: whether the header `first-acquirer` shows a redelivery. Its default is false.
-        names_itself: whether the broker's container ID is a name that it keeps across restarts.
+        names_itself: whether the broker's container ID is a name that the broker keeps across restarts.
         credit_max: most credit to grant at a time; more is granted when the credit is used up. 0 for no limit.
         slash: how a '/' in a name is written in addresses; empty if it is written unchanged.
-        queue_since: the major version from which queues have another address, and that address, with
+        queue_since: the major version from which queues have another address, and the other address, with
             the percent-encoded name for `{name}`; None if there is no such version.
         virtual_host: content of `open.hostname`, with `{name}` for the virtual host; empty if the
-            broker has none.
+            broker has no virtual hosts.
         management_since: the major version from which the broker answers questions about a queue; None if no version
             does.
-        management: address that answers such questions, for users with the right to ask them; empty if there is none.
+        management: address that answers questions about a queue, for users with the right to ask them; empty if there
+            is no such address.
     """
 
     queue: str
@@ -140,13 +142,13 @@ class Amqp10Dialect:
     management: str = ""
 
     def queue_address(self, name: str, version: str) -> str:
-        """Return a queue's address in this version of the broker; an unknown version counts as an old one."""
+        """Return a queue's address in this version of the broker. An unknown version counts as an old version."""
         if self.queue_since is not None and _major(version) >= self.queue_since[0]:
             return self.queue_since[1].format(name=quote(name, safe=""))
         return self.queue.format(name=self._written(name))
 
     def answers(self, version: str) -> bool:
-        """Whether this version answers questions about a queue; an unknown version counts as an old one."""
+        """Whether this version answers questions about a queue. An unknown version counts as an old version."""
         return self.management_since is not None and _major(version) >= self.management_since
 
     def topic_address(self, name: str) -> str:
@@ -172,7 +174,7 @@ class Listing:
 
 
 def by_scheme(*amqp: str) -> Mapping[str, tuple[str, ...]]:
-    """Map URL schemes to protocols: `amqp` for AMQP's schemes, STOMP for STOMP's."""
+    """Map URL schemes to protocols. AMQP's schemes map to the protocols in `amqp`, and STOMP's schemes to STOMP."""
     return MappingProxyType({"amqp": amqp, "amqps": amqp, "stomp": (STOMP,), "stomp+ssl": (STOMP,)})
 
 
@@ -187,41 +189,43 @@ class Broker:
 
     Attributes:
         name: value of the option `broker`.
-        products: the names by which it introduces itself to clients, without a version.
-        protocols: URL scheme -> protocols that can be spoken over it, the default first.
+        products: the names by which the broker introduces itself to clients, without a version.
+        protocols: URL scheme -> protocols that can be spoken with that scheme, the default first.
         epoch_messages: default of `maxMessagesPerTrigger`.
         prefetch_max: protocol -> most unacknowledged messages on one connection.
-        selectors: whether it can filter by JMS selector.
-        virtual_hosts: whether the path of a URL names a virtual host. Over STOMP the header `host` then names it.
+        selectors: whether the broker can filter by JMS selector.
+        virtual_hosts: whether the path of a URL names a virtual host. Over STOMP the header `host` then names the
+            virtual host.
         durable_topics: protocols over which a topic has durable subscriptions.
         shared_topics: protocols over which several sessions can share a durable subscription.
         counts_session_ends: whether the end of a session counts as a delivery of every message the session received.
         half_open_s: protocol -> how long the broker may keep the messages of a connection whose death
             it has not noticed, if the client cannot influence that.
         ids_by_protocol: whether a message's ID differs between protocols.
-        stranded_s: longest time that it may keep messages delivered through a node that the cluster has lost.
+        stranded_s: longest time that the broker may keep messages delivered through a node that the cluster has lost.
         stranded_note: what an operator can do about such messages; shown with data-loss errors.
         delivery_limit_note: what an operator has to know about messages that are redelivered again and
             again; shown with data-loss errors.
         node_lost_s: how long a cluster considers a dead node, and its clients, alive.
-        unavailable_reasons: what it says, other than "not found", about a queue that is temporarily unavailable because
-            the queue's node is down.
-        listing: how it lists the names of its queues.
+        unavailable_reasons: what the broker says, other than "not found", about a queue that is temporarily unavailable
+            because the queue's node is down.
+        listing: how to list the names of the broker's queues.
         remedies: a setting that breaks late acknowledgement -> what an operator can do about that. Settings that are
             missing here do not apply to this broker. Names: :mod:`pyspark_mq.admin.checks`.
-        replaced_prefetch: a prefetch that the broker mistakes for its default and replaces by a policy's; None if it
-            never replaces one.
+        replaced_prefetch: a prefetch that the broker mistakes for its default, and replaces by the prefetch of a
+            policy; None if the broker never replaces a prefetch.
         delays_session_returns: whether a redelivery delay applies whenever the end of a session returns messages.
         by_priority: whether messages of any queue are delivered by priority.
-        flaws: protocol -> first version, major and minor, without a flaw that affects consumers that acknowledge
-            late, and a description of the flaw.
-        proves_new: whether a delivery without the redelivered flag is always a message's first, unless the message
-            was dead-lettered.
+        flaws: protocol -> a flaw that affects consumers that acknowledge late: the first version without the flaw,
+            major and minor, and a description of the flaw.
+        proves_new: whether a delivery without the redelivered flag is always a message's first delivery, unless the
+            message was dead-lettered.
         browsable_over: protocols over which a queue can be browsed.
         special_characters: characters by which a name stands for several destinations, or has parameters.
-        header_properties: properties that it takes for headers -> why a write cannot set a property of that name.
-        stomp, amqp10: how it speaks a protocol wherever the specification leaves that to the broker;
-            None if it does not speak that protocol.
+        header_properties: properties that the broker takes for headers -> why a write cannot set a property of that
+            name.
+        stomp, amqp10: how the broker speaks STOMP or AMQP 1.0 wherever the specification leaves that to the broker;
+            None if the broker does not speak that protocol.
     """
 
     name: str

@@ -1,7 +1,8 @@
 """Facts of a queue, read from the answers of brokers. Pure: no I/O, no clock.
 
-An unknown fact is None: it is not reported over this connection or to this user. If a broker is known not to have a
-feature, the fact is a value, such as 0 seconds or infinity. Answers are decoded JSON, or the same values over AMQP 1.0.
+An unknown fact is None: the broker does not report the fact over this connection or to this user. If a broker is known
+not to have a feature, the fact is a value, such as 0 seconds or infinity. Answers are decoded JSON, or the same values
+over AMQP 1.0.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _DELIVERY_LIMIT = 20
 _DELIVERY_LIMIT_SINCE = (4, 0)
 #: From this version on only quorum queues have a consumer timeout.
 _TIMEOUT_OF_QUORUM_ONLY_SINCE = (4, 3)
-#: Values of `delayed-retry-type` that delay the messages of an ended session, because its end counts as a failure.
+#: Values of `delayed-retry-type` that delay the messages of an ended session: a session's end counts as a failure.
 _DELAYED = frozenset({"all", "failed"})
 #: Artemis's defaults for an address (its manual, "Address Settings").
 _DELIVERY_ATTEMPTS = 10
@@ -50,7 +51,7 @@ class QueueFacts:
         priorities: whether the queue delivers messages by priority.
         single_active: whether one consumer gets all messages while the others wait.
         consumers_max: most consumers that the queue may have; infinite for no limit.
-        page_size: messages that a queue of ActiveMQ Classic delivers before it waits to be woken.
+        page_size: messages that a queue of ActiveMQ Classic delivers before the queue waits to be woken.
         write_timeout_s: how long a connector may wait for a client that does not read, seconds; infinite for no
             limit.
         slow_consumers: what happens to consumers that acknowledge slowly; empty for nothing.
@@ -86,7 +87,7 @@ NOTHING_KNOWN = QueueFacts()
 
 
 def version_of(server: str) -> tuple[int, int]:
-    """Return the major and minor version in `product/version`; zeros if it cannot be parsed."""
+    """Return the major and minor version in `product/version`, or zeros if the version cannot be parsed."""
     numbers = [int(part) for part in server.rpartition("/")[2].split(".")[:2] if part.isdecimal()]
     return (numbers[0], numbers[1]) if len(numbers) == 2 else (0, 0)
 
@@ -105,8 +106,8 @@ def of_rabbitmq(
         policy: merged definition of the policy and the operator policy; None if unknown. Facts that a policy may
             set are then unknown, unless an argument sets them.
 
-    If an argument and a policy both set a number, the lower one applies (RabbitMQ's documentation, "Policies"); if both
-    set a name, the argument's name applies.
+    If an argument and a policy both set a number, the lower number applies (RabbitMQ's documentation, "Policies"). If
+    both set a name, the argument's name applies.
     """
     given = reported.get("arguments")
     arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
@@ -127,7 +128,7 @@ def of_rabbitmq(
 
 
 class _Setting:
-    """Values that an argument of the queue or a policy may set."""
+    """Values that can be set by an argument of the queue or by a policy."""
 
     def __init__(self, arguments: Mapping[str, Any], policy: Mapping[str, Any] | None) -> None:
         self._arguments = arguments
@@ -211,7 +212,7 @@ def _rabbitmq_faults(reported: Mapping[str, Any], kind: str | None) -> tuple[str
 
 
 def policy_of(policies: Iterable[Mapping[str, Any]], queue: str, kind: str) -> dict[str, Any]:
-    """Return the definition of the policy that applies to a queue: the matching one with the highest priority.
+    """Return the definition of the policy that applies to a queue: the matching policy with the highest priority.
 
     Args:
         policies: the policies of the queue's virtual host, as listed by RabbitMQ's API. A policy's pattern matches
@@ -234,7 +235,7 @@ def _found_in(pattern: str, queue: str) -> bool:
 
 
 def merged_policy(given: Mapping[str, Any], operator: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a policy with the operator policy. If both set a number, the lower one applies."""
+    """Merge a policy with the operator policy. If both set a number, the lower number applies."""
     merged = {**operator, **given}
     for name, value in operator.items():
         limit = _lower(value, given.get(name))
@@ -244,7 +245,7 @@ def merged_policy(given: Mapping[str, Any], operator: Mapping[str, Any]) -> dict
 
 
 def _lower(*values: object) -> int | None:
-    """Return the lowest number among the values; a number below 0 stands for no limit. None if there is no number."""
+    """Return the lowest number among the values, or None if there is no number. A number below 0 means no limit."""
     numbers = [number for value in values if (number := _number(value)) is not None]
     return min([number for number in numbers if number >= 0] or numbers, default=None)
 
@@ -257,7 +258,7 @@ def of_activemq(queue: Mapping[str, Any], connectors: Iterable[str], scheme: str
 
     Args:
         queue: attributes of the MBean; empty if the queue does not exist yet.
-        connectors: URIs.
+        connectors: URIs of the broker's connectors.
         scheme, port: the scheme and port of the query's URL. Behind a proxy no connector has that port, and all
             connectors with the protocol count.
     """
@@ -325,7 +326,10 @@ def of_artemis(queue: Mapping[str, Any]) -> QueueFacts:
 
 
 def artemis_answer(body: bytes) -> Any:
-    """Return the answer in an Artemis management message: JSON text in a JSON list. None for any other content."""
+    """Return the answer in an Artemis management message, or None if the message has unexpected content.
+
+    The expected content is a JSON list with one text, which is itself JSON.
+    """
     try:
         (reported,) = json.loads(body)
         return json.loads(reported)
@@ -334,7 +338,10 @@ def artemis_answer(body: bytes) -> Any:
 
 
 def of_artemis_settings(settings: Mapping[str, Any]) -> QueueFacts:
-    """Return facts from an address's settings, as returned by `getAddressSettingsAsJSON`, which omits unset ones."""
+    """Return facts from the settings of an address.
+
+    `getAddressSettingsAsJSON` returns these settings. Settings that are not set are missing.
+    """
     attempts = _number(settings.get("maxDeliveryAttempts"))
     target = str(settings.get("deadLetterAddress") or "")
     threshold = _number(settings.get("slowConsumerThreshold"))

@@ -42,7 +42,7 @@ RABBITMQ = Broker(
         "a quorum queue drops or dead-letters a message that was delivered more often than its "
         "delivery limit (20 by default from RabbitMQ 4)"
     ),
-    # Erlang's `net_ticktime`, 60 s by default, and a quarter of it.
+    # Erlang's `net_ticktime`, 60 s by default, and a quarter of that time.
     node_lost_s=75.0,
     # For a queue on a single node, or while a node stops (`rabbit_amqqueue:absent`).
     unavailable_reasons=("is down or inaccessible", "is stopped by supervisor", "due to timeout"),

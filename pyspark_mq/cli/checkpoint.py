@@ -1,9 +1,9 @@
 """Read a checkpoint written by Spark and this source, without running either.
 
 A checkpoint has a folder ``offsets`` with a file for each planned batch, and a folder ``commits`` with a file for each
-committed batch (Spark: ``HDFSMetadataLog.scala``, ``OffsetSeqLog.scala``). A file of offsets has a line with its
-version, a line with metadata, and a line for each source of the query, which is ``-`` if that source has no offset. A
-file that is missing, or cannot be read or written, raises a CheckpointError.
+committed batch (Spark: ``HDFSMetadataLog.scala``, ``OffsetSeqLog.scala``). A file of offsets has a line with the
+version of its format, a line with metadata, and a line for each source of the query. The line of a source without an
+offset is ``-``. A file that is missing, or cannot be read or written, raises a CheckpointError.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PlannedEpoch:
 
     @property
     def planned(self) -> Mapping[str, Sequence[Key]]:
-        """Map the name of a queue to the epoch's IDs, in order, without abandoned messages."""
+        """The epoch's IDs in each queue, by the name of the queue. IDs are in order, without abandoned messages."""
         return planned_in(self.files, self.position.file)
 
 
@@ -72,9 +72,9 @@ class Checkpoint:
 
     Attributes:
         place: the folder, without credentials.
-        committed: the newest committed batch; None if there is none.
-        epochs: for each source of this kind, by its place in the query: its epochs, newest first, back to the last
-            committed batch.
+        committed: the newest committed batch; None if no batch was committed.
+        epochs: the epochs of each source of this kind, by the source's place in the query. The newest epoch is first,
+            and the epochs go back to the last committed batch.
     """
 
     place: str
@@ -82,7 +82,7 @@ class Checkpoint:
     epochs: Mapping[int, list[PlannedEpoch]]
 
     def open(self, source: int) -> PlannedEpoch | None:
-        """Return the epoch of a source that a restart would rerun; None if everything was committed.
+        """Return the epoch of a source that a restart would rerun, or None if every epoch was committed.
 
         In a query with several sources, a batch repeats the offset of a source that had nothing new.
         """
@@ -90,16 +90,16 @@ class Checkpoint:
         return None if before is not None and before.offset == newest.offset else newest
 
     def committed_of(self, source: int) -> PlannedEpoch | None:
-        """Return the epoch after which a restart would resume."""
+        """Return the epoch of a source after which a restart would resume, or None if there is no such epoch."""
         if self.committed is None:
             return None
         return next((one for one in self.epochs[source] if one.batch <= self.committed), None)
 
 
 def place_of(text: str, argument: str) -> str:
-    """Normalize a place that a user passed to a command; raise an OptionError if it cannot be opened.
+    """Normalize a place that a user passed to a command. Raise an OptionError if the place cannot be opened.
 
-    Users may pass a relative path; the result is absolute.
+    Users may pass a relative path. The result is absolute.
     """
     try:
         place = resolve(text)
@@ -137,8 +137,8 @@ def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
 def rewrite(place: str, planned: PlannedEpoch, offset: Mapping[str, Any]) -> None:
     """Replace the offset of an epoch.
 
-    Hadoop keeps a checksum next to each file on a local disk, and refuses a file that does not match; without a
-    checksum it reads the file (``ChecksumFileSystem.java``). So remove the checksum first.
+    Hadoop keeps a checksum next to each file on a local disk, and refuses a file that does not match its checksum.
+    Hadoop reads a file without a checksum (``ChecksumFileSystem.java``). So the checksum is removed first.
     """
     batch = str(planned.batch)
     with failing_as(place, f"offsets/{batch} cannot be written"):
@@ -185,7 +185,7 @@ def failing_as(place: str, what: str) -> Iterator[None]:
 
 
 def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, PlannedEpoch | None]:
-    """Return a batch's epoch for each source of the query, by its place; None for a source of another kind."""
+    """Return a batch's epoch for each source, by the source's place in the query; None for sources of other kinds."""
     content = content_of(place, "offsets", str(batch))
     with failing_as(place, f"offsets/{batch} cannot be read"):
         version, *rest = content.decode("utf-8").split("\n")
@@ -216,7 +216,7 @@ def _damaged(place: str, batch: int, how: str) -> CheckpointError:
 
 
 def _loaded(line: str) -> dict[str, Any]:
-    """Return the JSON object in a line; an empty one if the line is not a JSON object."""
+    """Return the JSON object in a line, or an empty object if the line is not a JSON object."""
     try:
         value = json.loads(line)
     except ValueError:

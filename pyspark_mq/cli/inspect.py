@@ -14,7 +14,7 @@ __all__ = ["report", "written"]
 
 
 def report(checkpoint: Checkpoint, *, ids: bool) -> dict[str, Any]:
-    """Describe a checkpoint for machines; with `ids` include all message IDs, in order."""
+    """Describe a checkpoint for machines. With `ids`, include all message IDs, in order."""
     now_s = time.time()
     sources = []
     for place, epochs in sorted(checkpoint.epochs.items()):

@@ -1,6 +1,6 @@
 """The command line.
 
-It prints plain text for people and JSON for machines. It uses only the standard library, because the command has to run
+The command prints plain text for people and JSON for machines. It uses only the standard library, because it has to run
 wherever the source runs, and a cluster's image should not need more libraries.
 
 Exit codes: 0, success; 1, the command failed and said why, or `doctor` found a problem; 2, wrong usage.
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments. Options of the source may be anywhere among them, which argparse does not support."""
+    """Parse the arguments. Options of the source may be at any place, which argparse does not support."""
     parser = _parser()
     given, rest = parser.parse_known_args(arguments)
     if rest and (not hasattr(given, "options") or any(word.startswith("-") for word in rest)):
@@ -244,7 +244,7 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 def _options_of_queues(given: argparse.Namespace) -> dict[str, str]:
-    """Return the options for a command that supports only queues; raise an OptionError if they name a stream."""
+    """Return the options for a command that supports only queues. Raise an OptionError if they name a stream."""
     options = _options(given)
     if is_stream(options):
         advice = 'read it with spark.read.format("mq"), as often as you like'
@@ -272,12 +272,12 @@ def _options(given: argparse.Namespace) -> dict[str, str]:
 
 
 def _say(*lines: str) -> None:
-    """Print lines for people, escaped: parts of the lines come from producers and brokers."""
+    """Print lines for people. The lines are escaped, because parts of them come from producers and brokers."""
     print(*map(shown, lines), sep="\n", flush=True)
 
 
 def _say_json(value: object, indent: int | None = None) -> None:
-    """Print a value for machines. JSON escapes every control character but one (DEL)."""
+    """Print a value for machines. JSON escapes every control character except DEL."""
     print(json.dumps(value, indent=indent).replace("\x7f", "\\u007f"))
 
 

@@ -1,9 +1,9 @@
 """``pyspark-mq peek``: show the next messages of a queue as rows, and return them to the queue.
 
-Messages are received as usual but not acknowledged: when the connection ends, each returns to its old position. On
-queues that count deliveries (RabbitMQ's quorum queues, Artemis) this counts as a delivery of each received message, and
-a message that exceeds its queue's limit is dead-lettered or dropped. So the command requests no more messages than it
-shows. Any failure is an MqError.
+Messages are received as usual but not acknowledged. When the connection ends, each message returns to its old position.
+On queues that count deliveries (RabbitMQ's quorum queues, Artemis) the command counts as a delivery of each received
+message, and a message that exceeds its queue's limit is dead-lettered or dropped. So the command requests no more
+messages than it shows. Any failure is an MqError.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, 
         patience_s: longest wait for the next message.
 
     Returns:
-        rows by column; bodies as bytes, timestamps in microseconds since 1970, `properties` as a mapping.
+        rows by column. Bodies are bytes, timestamps are microseconds since 1970, and `properties` is a mapping.
     """
     rows = []
     for one in settings.by_queue():
@@ -46,7 +46,7 @@ def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, 
 
 @contextmanager
 def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
-    """Open a session that receives up to `maximum` messages of a queue, and returns them to the queue when it ends."""
+    """Open a session that receives up to `maximum` messages of a queue. The end of the session returns the messages."""
     session = make_session(settings)
     try:
         open_first(session, settings)
@@ -84,7 +84,9 @@ def received(session: Session, maximum: int, patience_s: float) -> list[Delivery
 
 
 def arrivals(session: Session, maximum: int, patience_s: float) -> Iterator[DeliveryBatch]:
-    """Yield up to `maximum` deliveries of a consuming session as they arrive, until none arrives for `patience_s`.
+    """Yield deliveries of a consuming session as they arrive.
+
+    The end is reached after `maximum` deliveries, or if no delivery arrives for `patience_s` seconds.
 
     Raises:
         SessionLostError: the session has ended.
@@ -102,7 +104,7 @@ def arrivals(session: Session, maximum: int, patience_s: float) -> Iterator[Deli
 
 
 def rows_of(settings: Settings, batches: Iterable[DeliveryBatch]) -> list[dict[str, Any]]:
-    """Return the deliveries of one queue as rows by column, as :func:`peek` does."""
+    """Return the deliveries of one queue as rows by column, in the form that :func:`peek` returns."""
     ids, rows = MessageIds.of(settings), list[dict[str, Any]]()
     for batch in batches:
         columns: Mapping[str, list[Any]] = {

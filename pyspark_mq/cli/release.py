@@ -1,9 +1,9 @@
 """``pyspark-mq release``: the way out of a replay that cannot complete.
 
-An epoch that was planned but not committed is rerun with exactly its messages, and the query fails if not all of these
-messages return. This command marks the epoch's offset. The next start still waits `replayTimeout` for the messages, and
-then, instead of failing, runs the epoch with the messages that returned. Messages that are missing then are not
-emitted, so if they turn up later, they count as new.
+An epoch that was planned but not committed is rerun with exactly the epoch's messages, and the query fails if not all
+of these messages return. This command marks the epoch's offset. The next start still waits `replayTimeout` for the
+messages. Then, instead of failing, it runs the epoch with the messages that returned. Messages that are missing then
+are not emitted. If they turn up later, they count as new.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["RECORDS", "QueueLook", "describe", "mark", "open_epochs", "seek"]
 
 #: Folder in the checkpoint with a record of each release.
 RECORDS = "mq-released"
-#: Missing IDs shown; the record has all of them.
+#: Most missing IDs that are shown. The record has all missing IDs.
 _IDS_SHOWN = 10
 #: Most unacknowledged messages of one reader: AMQP 0-9-1 counts a prefetch in 16 bits (basic.qos).
 _LOOKED_AT_MAX = 65_535
@@ -49,7 +49,7 @@ class QueueLook:
 
 
 def open_epochs(checkpoint: Checkpoint) -> list[PlannedEpoch]:
-    """Return the epochs of a checkpoint that wait for messages; raise a CheckpointError if there are none."""
+    """Return the epochs of a checkpoint that wait for messages. Raise a CheckpointError if no epoch waits."""
     newest = map(checkpoint.open, sorted(checkpoint.epochs))
     opened = [one for one in newest if one is not None and any(one.planned.values())]
     if not opened:
@@ -63,7 +63,7 @@ def seek(one: PlannedEpoch, settings: Settings, patience_s: float) -> dict[str, 
     """Look for the messages of an epoch in their queues, and return them to the queues.
 
     Args:
-        settings: the query's settings. If they name another source than the epoch's, a CheckpointError is raised.
+        settings: the query's settings. Settings that name another source than the epoch raise a CheckpointError.
         patience_s: longest wait for the next message.
     """
     replace(OffsetCodec.of(settings), log=one.files).decode(dict(one.offset))
@@ -99,7 +99,7 @@ def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> QueueLo
 
 
 def describe(one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> Iterator[str]:
-    """Yield lines for people about an epoch and its missing messages; `found` is None if no queue was examined."""
+    """Yield lines for people about an epoch and its missing messages. `found` is None if no queue was examined."""
     count = sum(map(len, one.planned.values()))
     yield f"source {one.source}: {one.offset['source']}, broker {one.offset['broker']}"
     yield f"  batch {one.batch}, epoch {one.position.epoch}: {count:,} messages were planned but not committed"

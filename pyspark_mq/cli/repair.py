@@ -1,12 +1,13 @@
-"""``pyspark-mq repair``: a checkpoint on the disk of a machine that has lost power.
+"""``pyspark-mq repair``: repair a checkpoint on the disk of a machine that has lost power.
 
 Spark writes its logs by create and rename and does not sync them (``CheckpointFileManager.scala``). So the newest files
 may exist but be empty, and Spark refuses empty files. Or the sink may lack a batch that is committed. With option
 `settleAfter=synced` only the last batch can be affected, and this batch was not acknowledged: everything older was on
-disk before the batch's rows left the source. This command undoes that batch, and Spark reruns it from its offset.
+disk before the batch's rows left the source. This command undoes the last batch, and Spark reruns the batch from its
+offset.
 
-If more than that batch is missing, either the option was not set or the folder is a different one, and nothing is
-removed.
+If more than the last batch is missing, either the option was not set or the folder is a different folder. Then nothing
+is removed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Damage:
         place: the folder that has the log.
         log: the log's folder; empty for a file in `place` itself.
         name: the file's name.
-        why: what is wrong with it, for people.
+        why: what is wrong with the file, for people.
     """
 
     place: str
@@ -56,7 +57,7 @@ class Repair:
 
     Attributes:
         damages: files to remove.
-        log: the ID log, which has the note of the last epoch on disk.
+        log: the ID log, which notes the last epoch that is on disk.
         epoch: the newest epoch that is certainly committed after the repair.
     """
 
@@ -73,7 +74,7 @@ class Repair:
 
 
 def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
-    """Find the files that a power loss left and that Spark must not resume from.
+    """Find files that a power loss has left behind, and from which Spark must not resume.
 
     Args:
         sink: the folder of a file sink; None for a sink of another kind.
@@ -154,7 +155,10 @@ class _Log:
         return [Damage(self._place, self._log, name, why) for name in sorted(self.names) if batch_of(name) == batch]
 
     def empty(self, above: int) -> Iterator[Damage]:
-        """Yield later batches' files and checksum files whose names reached the disk but whose contents did not."""
+        """Yield files whose names reached the disk but whose contents did not.
+
+        These are files of batches after `above`, and checksum files.
+        """
         for name in sorted(self.names - self._whole):
             number = batch_of(name.removeprefix(".").removesuffix(".crc"))
             if number is not None and (number > above or name.startswith(".")):

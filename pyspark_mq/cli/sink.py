@@ -1,8 +1,8 @@
 """Find batches that a sink has but the checkpoint does not.
 
-Spark's file sink and Delta skip batches up to their newest one, and Spark then commits them (``FileStreamSink.scala``).
-If only the checkpoint is restored, new messages get such batch numbers: these messages are acknowledged, but not
-written to any file.
+Spark's file sink and Delta skip every batch up to the newest batch that they have, and Spark then commits the skipped
+batches (``FileStreamSink.scala``). If only the checkpoint is restored, batches of new messages get the numbers of
+skipped batches. These messages are acknowledged, but not written to any file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _compared(checkpoint: str, sink: str) -> Finding:
 
 
 def _newest_in_delta(checkpoint: str, sink: str) -> int:
-    """Return the number of the query's newest batch in the Delta table; -1 if there is none."""
+    """Return the number of the query's newest batch in the Delta table, or -1 if the table has no batch."""
     names = sorted((name for name in names_in(sink, _DELTA_LOG) if name.endswith((".json", ".parquet"))), reverse=True)
     if not names:
         return -1

@@ -1,8 +1,8 @@
 """Batches of AMQP 0-9-1 deliveries in one piece of memory.
 
-When a column is requested, NumPy reads the field of all deliveries at once. This needs valid properties:
-:meth:`Amqp091Batch.sound` and :func:`.check` verify them, and a stand-in replaces invalid ones with their readable part
-(:func:`.unreadable`).
+When a column is requested, NumPy reads the field of all deliveries at once. So properties must be valid, as checked by
+:meth:`Amqp091Batch.sound` and :func:`.check`. A delivery with invalid properties is replaced by a stand-in that has the
+readable part of the properties (:func:`.unreadable`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from pyspark_mq.dedup import IdSource, TextKeys
 
 __all__ = ["Amqp091Batch", "as_text", "unreadable_of"]
 
-#: Most headers decoded in batches, and the fewest deliveries for each header from which this saves time.
+#: Most headers that are decoded for a whole batch at once, and the fewest deliveries per header for which this saves
+#: time.
 _HEADERS_MAX, _ROWS_PER_HEADER = 64, 8
 _MICROSECONDS = 1_000_000
 _SECONDS_MAX = INT64_MAX // _MICROSECONDS
@@ -82,7 +83,7 @@ class Amqp091Batch(DeliveryBatch):
         tags: delivery tags.
         flagged: whether the broker has flagged each delivery as redelivered.
         spans: six rows: starts and ends of properties, of bodies, and of exchanges with routing keys.
-        bodies: bodies of single deliveries, which are outside the memory.
+        bodies: the bodies of single deliveries, if these bodies are outside the memory.
     """
 
     def __init__(
@@ -93,12 +94,12 @@ class Amqp091Batch(DeliveryBatch):
 
     @classmethod
     def kind(cls, item: Raw | Amqp091Batch, size: int) -> object:
-        """Whether a delivery is too large to be copied into a batch with others."""
+        """Whether a single delivery is too large to be copied into a batch with other deliveries."""
         return not isinstance(item, Amqp091Batch) and size > _LARGE_BYTES
 
     @classmethod
     def size(cls, raw: Raw) -> int:
-        """Return the bytes of properties, body, exchange and routing key."""
+        """Return the number of bytes in properties, body, exchange and routing key."""
         return len(raw[2]) + len(raw[3]) + len(raw[4])
 
     @classmethod
@@ -159,7 +160,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @property
     def sizes(self) -> Any:
-        """Bytes of properties, body, exchange and routing key of each delivery."""
+        """Number of bytes in properties, body, exchange and routing key, for each delivery."""
         sizes = (self.spans[1::2] - self.spans[::2]).sum(axis=0)
         return sizes if self._bodies is None else sizes + np.fromiter(map(len, self._bodies), np.int64, len(self))
 
@@ -191,9 +192,10 @@ class Amqp091Batch(DeliveryBatch):
             return [None if value is None else string(value) for value in found.to_pylist()]
 
     def given(self) -> list[object]:
-        """Return each delivery's ID with its raw timestamp.
+        """Return each delivery's ID and raw timestamp.
 
-        The column of timestamps is null for a timestamp that is too large for seconds.
+        The raw timestamp is needed, because the column of timestamps is null for a timestamp that is too large for
+        seconds.
         """
         return [*zip(super().given(), listed(numbers(*self.numbers("timestamp"))), strict=True)]
 
@@ -203,7 +205,7 @@ class Amqp091Batch(DeliveryBatch):
         return [not flagged and _DEATHS not in bytes(self.data[begin:end]) for flagged, begin, end in spans]
 
     def places(self) -> tuple[list[bytes], Any]:
-        """Return exchanges with routing keys in the form of :func:`.distinct`."""
+        """Return each delivery's exchange and routing key as one value, in the form of :func:`.distinct`."""
         return distinct(binary(self.data, self.spans[4], self.spans[5]))
 
     @cached_property
@@ -212,7 +214,10 @@ class Amqp091Batch(DeliveryBatch):
 
     @cached_property
     def _walked(self) -> tuple[dict[str, _Field], Any]:
-        """Fields that any delivery has, by name, and whether each delivery's fields end within its properties."""
+        """Fields that occur in at least one delivery, by name, and whether the properties of each delivery are regular.
+
+        Regular properties have one word of flags, and are long enough for their fields.
+        """
         views, (at, ends) = self._views, self.spans[:2]
         flags = views.at(at, FLAGS_BYTES)
         together = int(np.bitwise_or.reduce(flags))
@@ -231,7 +236,7 @@ class Amqp091Batch(DeliveryBatch):
         return found, (flags & MORE_FLAGS == 0) & (at <= ends)
 
     def sound(self) -> Amqp091Batch:
-        """Return the deliveries before the first one with invalid properties."""
+        """Return the deliveries before the first delivery with invalid properties."""
         fields, good = self._walked
         if not good.all():
             return self[: int(np.argmin(good))].sound()
@@ -244,7 +249,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @cached_property
     def tables(self) -> tuple[list[bytes], Any]:
-        """Header tables without their lengths, empty if missing, in the form of :func:`.distinct`."""
+        """Header tables without length prefixes, in the form of :func:`.distinct`. A missing table is empty."""
         field = self._walked[0].get("headers")
         if field is None:
             return [b""], np.zeros(len(self), np.int64)
@@ -253,7 +258,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @cached_property
     def _headers(self) -> list[_Header] | None:
-        """The headers, if all deliveries have the same names and types in the same order; otherwise None."""
+        """The headers, if all deliveries have headers with equal names and types in equal order; otherwise None."""
         field = self._walked[0].get("headers")
         if field is None or field.present is not None:
             return None
@@ -280,7 +285,7 @@ class Amqp091Batch(DeliveryBatch):
         return found if (at == field.ends).all() else None
 
     def of_header(self, name: bytes, meaning: Callable[[object], Any]) -> DictionaryColumn:
-        """Return a header, each value converted by `meaning`."""
+        """Return the values of a header, each of them converted by `meaning`."""
         known = self.tables[0] if self._headers is None else [one.name for one in self._headers]
         if not any(name in one for one in known):
             return self.nothing()
@@ -296,7 +301,7 @@ class Amqp091Batch(DeliveryBatch):
         return DictionaryColumn(list(map(_pairs, tables)), rows)
 
     def _common_headers(self) -> Any:
-        """Return headers as an Arrow array; None if they must be decoded one by one."""
+        """Return headers as an Arrow array, or None if the headers must be decoded one by one."""
         if not self._headers or len({one.name for one in self._headers}) < len(self._headers):
             return None
         columns = []
@@ -315,7 +320,7 @@ class Amqp091Batch(DeliveryBatch):
         return maps(columns, len(self))
 
     def texts(self, name: str) -> Any:
-        """Return a field of short strings as text; null if missing."""
+        """Return a field of short strings as a column of text. A missing field becomes null."""
         field = self._walked[0].get(name)
         if field is None:
             return self.nothing()
@@ -326,7 +331,7 @@ class Amqp091Batch(DeliveryBatch):
             return pa.array([as_text(value) for value in found.to_pylist()], pa.string())
 
     def numbers(self, name: str) -> tuple[Any, Any]:
-        """Return a field of numbers, and which deliveries have it."""
+        """Return a field of numbers, and whether each delivery has the field."""
         field = self._walked[0].get(name)
         if field is None:
             return np.zeros(len(self), np.int32), np.zeros(len(self), bool)
@@ -358,8 +363,8 @@ class Amqp091Batch(DeliveryBatch):
     def persistent(self) -> pa.Array:
         """Return which messages are persistent.
 
-        Without the field a message is transient (RabbitMQ); in an unreadable message the field may be in the unreadable
-        part.
+        A message without the field is transient (RabbitMQ). If such a message is unreadable, the result is null,
+        because the field may be in the unreadable part.
         """
         modes, present = self.numbers("delivery_mode")
         known = np.ones(len(self), bool)
@@ -399,7 +404,7 @@ class Amqp091Batch(DeliveryBatch):
 
 
 def as_text(value: object) -> str | None:
-    """Return a field value for a string column; bytes that are not UTF-8 are shown as escapes."""
+    """Return a field's value as text for a string column. Bytes that are not UTF-8 become escapes."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -447,7 +452,7 @@ def _delivery_count(count: object, redelivered: bool) -> int | None:
 
 
 def _sequence(value: object) -> int | None:
-    # Clients that put JMS properties into headers write it as a number or as text.
+    # Clients that put JMS properties into headers write this value as a number or as text.
     if isinstance(value, str) and value.isdecimal() and len(value) < _DIGITS_MAX:
         value = int(value)
     return value if _is_count(value) and value <= INT64_MAX else None
@@ -458,7 +463,7 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def unreadable_of(raw: UnreadableDelivery) -> Unreadable:
-    """Describe a delivery with malformed properties; its body is complete."""
+    """Describe a delivery with malformed properties. The delivery's body is complete."""
     tag, _, _, _, where, encoded, error = raw
     known = dict(zip(("exchange", "routing key"), _routing(where), strict=True))
     readable = Properties(raw[2])
@@ -467,7 +472,7 @@ def unreadable_of(raw: UnreadableDelivery) -> Unreadable:
 
 
 def _routing(where: bytes) -> tuple[str | None, str | None]:
-    """Return exchange and routing key, the last arguments of basic.deliver; None for either that is cut off."""
+    """Return exchange and routing key, the last arguments of basic.deliver. An argument that is cut off is None."""
     try:
         end = 1 + where[0]
         exchange, key = where[1:end], where[end + 1 : end + 1 + where[end]]

@@ -1,11 +1,11 @@
-"""Properties of AMQP 0-9-1 messages, block by block: their values, and why a block is unreadable. Pure.
+"""Properties of AMQP 0-9-1 messages, read block by block. The result is values, or why a block is unreadable. Pure.
 
 An encoded block has flags for fourteen fields, followed by the present fields in order, without gaps (AMQP 0-9-1,
-4.2.6.1). Each block is checked once, on arrival (:func:`check`, or :meth:`.Amqp091Batch.sound`); later readers rely on
+4.2.6.1). Each block is checked once, on arrival (:func:`check`, or :meth:`.Amqp091Batch.sound`). Later readers rely on
 this check.
 
 Values equal pika's, with two exceptions. Pika rounds floating-point numbers. Pika also fails on dates beyond the year
-9999, which result from milliseconds instead of seconds; this module returns such dates as numbers.
+9999, which result if a producer writes milliseconds instead of seconds. This module returns such dates as numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ __all__ = [
 Raw: TypeAlias = "tuple[int, bool, bytes, bytes, bytes]"
 
 _TEXT, _TABLE = -1, -4
-#: Fields of class basic in the order of their flags -> size in octets; if negative, size of the field's length prefix.
+#: Fields of class basic in the order of their flags, with the size of each field in octets. A negative number is the
+#: size of the field's length prefix.
 FIELDS = {
     "content_type": _TEXT,
     "content_encoding": _TEXT,
@@ -51,7 +52,7 @@ FLAGS = {name: 0x8000 >> place for place, name in enumerate(FIELDS)}
 FLAGS_BYTES = 2
 #: The lowest bit is set if another word of flags follows.
 MORE_FLAGS = 1
-#: Deepest nesting of tables and arrays; the tables that RabbitMQ adds are three deep. Reading or writing one level
+#: Deepest nesting of tables and arrays. The tables that RabbitMQ adds are three deep. Reading or writing one level
 #: takes two calls, and the interpreter allows a thousand nested calls, of which the caller has used some.
 _DEPTH_MAX = 64
 _TOO_SHORT = "fields are longer than the properties"
@@ -69,7 +70,8 @@ class Properties(dict[str, bytes]):
     """The encoded fields of a block, by name.
 
     Attributes:
-        whole: whether these are all fields; otherwise the block is too short for the next field.
+        whole: whether the block contains all fields that its flags announce. If not, the block is too short for the
+            next field.
     """
 
     whole = True
@@ -89,13 +91,13 @@ class Properties(dict[str, bytes]):
             at = end
 
     def text(self, name: str) -> str | bytes | None:
-        """Return a short string, as bytes if it is not UTF-8; None if missing."""
+        """Return a short string, or None if the field is missing. A string that is not UTF-8 is returned as bytes."""
         field = self.get(name)
         return None if field is None else string(field[1:])
 
     @property
     def table(self) -> bytes:
-        """The header table without its length; empty if missing."""
+        """The header table without its length prefix. Empty if the block has no header table."""
         return self.get("headers", b"")[4:]
 
 
@@ -106,16 +108,17 @@ class UnreadableDelivery(tuple[Any, ...]):
     """A delivery whose properties cannot be read.
 
     The tuple: (tag, redelivered, readable properties, body, exchange and routing key, received properties, reason).
-    The readable properties are a regular block, with the reason among its headers.
+    The readable properties are a regular block, whose headers include the reason.
     """
 
     __slots__ = ()
 
 
 def check(raws: list[Raw]) -> list[tuple[int, str]]:
-    """Return the places of unreadable deliveries, each with the reason.
+    """Return the places of unreadable deliveries in `raws`, each with the reason.
 
-    Further words of flags, whose bits are undefined, are removed from deliveries that have them.
+    A block may have several words of flags, but only the first word has defined bits. The other words are removed from
+    the deliveries in `raws`.
     """
     wrong: list[tuple[int, str]] = []
     for place, raw in enumerate(raws):
@@ -176,7 +179,10 @@ def _check_values(block: bytes, at: int, end: int, within: int, depth: int = 0) 
 
 
 def unreadable(raw: Raw, error: str) -> UnreadableDelivery:
-    """Create a stand-in for a delivery with unreadable properties: its readable fields, and the reason as a header."""
+    """Create a stand-in for a delivery with unreadable properties.
+
+    The stand-in has the delivery's readable fields, and the reason as a header.
+    """
     tag, redelivered, block, body, where = raw
     name, value = UNREADABLE_PROPERTY.encode(), error.encode()
     entry = bytes((len(name),)) + name + b"S" + len(value).to_bytes(4, "big") + value
@@ -193,7 +199,7 @@ _CODES = dict(
     zip("tbBsuUIilLfdDTV", ("?", "b", "B", "h", "H", "h", "i", "I", "q", "q", "f", "d", "Bi", "Q", ""), strict=True)
 )
 _STRUCTS = {ord(kind): Struct(f">{code}") for kind, code in _CODES.items()}
-#: Their sizes in octets.
+#: Sizes of these values in octets, by type.
 SIZES = {kind: struct.size for kind, struct in _STRUCTS.items()}
 #: Types of whole numbers, and whether each has a sign.
 INTEGERS = {ord(kind): _CODES[kind].islower() for kind in "bBsuUIilL"}
@@ -201,7 +207,7 @@ _LONG = LONG_STRING, _BYTES, _ARRAY, _FIELD_TABLE = b"SxAF"
 
 
 def headers(table: bytes) -> dict[str | bytes, Any]:
-    """Return the entries of a table; of entries with the same name the last one counts."""
+    """Return the entries of a table. If several entries have the same name, the last entry counts."""
     entries: dict[str | bytes, Any] = {}
     at = 0
     while at < len(table):
@@ -212,12 +218,12 @@ def headers(table: bytes) -> dict[str | bytes, Any]:
 
 
 def header(table: bytes, name: bytes) -> Any:
-    """Return one entry of a table; None if missing."""
+    """Return the value of an entry in a table, or None if there is no such entry."""
     return headers(table).get(name.decode()) if name in table else None
 
 
 def _value(block: bytes, at: int) -> tuple[Any, int]:
-    """Return the value that begins at this byte, and where it ends."""
+    """Return the value that begins at byte `at`, and the position after the value."""
     kind = block[at]
     if kind in SIZES:
         return _sized(kind, block, at + 1), at + 1 + SIZES[kind]
@@ -237,7 +243,7 @@ def _value(block: bytes, at: int) -> tuple[Any, int]:
 
 
 def string(value: bytes) -> str | bytes:
-    """Return text, or bytes if it is not UTF-8."""
+    """Decode UTF-8. Return the bytes unchanged if they are not UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:

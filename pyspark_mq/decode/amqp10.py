@@ -1,7 +1,7 @@
-"""Batches of AMQP 1.0 deliveries: most messages are decoded together, the others one by one.
+"""Batches of AMQP 1.0 deliveries. Most messages are decoded together, and other messages are decoded one by one.
 
 :mod:`pyspark_mq.decode.amqp10_columns` decodes messages that a session receives together into columns. A message that
-is left out there becomes a single delivery between batches.
+this module leaves out becomes a single delivery between batches.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Amqp10Batch(DeliveryBatch):
     @property
     @abstractmethod
     def read(self) -> ReadBatch:
-        """The same deliveries, read one by one."""
+        """The deliveries of this batch, read one by one."""
 
     @abstractmethod
     def column(self, name: str) -> pa.Array:
@@ -107,7 +107,7 @@ class ReadBatch(Amqp10Batch):
         return [id_of(property_of(raw, source.name)) for raw in self.raws]
 
     def digests(self) -> list[bytes]:
-        # An unreadable message's body is the whole message, and the reason may name a byte.
+        # The body of an unreadable message is the whole message. The reason is not digested: it may name a byte.
         made = super().digests()
         for place in self.unreadable:
             made[place] = content_digest(b"", lasting(self.raws[place].body))
@@ -127,7 +127,7 @@ class WalkedBatch(Amqp10Batch):
 
     Args:
         messages: the messages as received.
-        tags: their numbers in the session.
+        tags: the numbers of the deliveries in the session.
         group: the columns of the messages.
         reader: the session's reader.
     """
@@ -214,7 +214,7 @@ def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -
 
 
 def _walked(first: int, messages: Messages, reader: SectionReader) -> tuple[WalkedBatch | None, Any]:
-    """Decode messages together as far as possible; return the batch, and the rows of the other messages."""
+    """Decode messages together as far as possible. Return the batch, and the rows of the other messages."""
     groups, left = walked_groups(messages, reader)
     if not groups:
         return None, left
@@ -227,7 +227,7 @@ def _walked(first: int, messages: Messages, reader: SectionReader) -> tuple[Walk
 def message_columns(
     messages: Messages, names: Collection[str], reader: SectionReader
 ) -> tuple[dict[str, pa.Array], list[Unreadable]]:
-    """Return the columns with these names, and the unreadable messages, whose tags are row numbers."""
+    """Return the columns with these names, and the unreadable messages. The tag of a message is its row number."""
     walked, left = _walked(0, messages, reader)
     parts: list[Amqp10Batch] = [] if walked is None else [walked]
     if len(left) or walked is None:

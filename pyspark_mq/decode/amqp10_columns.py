@@ -3,10 +3,10 @@
 NumPy walks all messages at once, one field at a time. Start and end offsets turn the bytes into an Arrow array of
 values and gaps, and a column is every second element.
 
-This module accepts a subset of what :mod:`pyspark_mq.decode.amqp10_sections` accepts: messages with equal header and
-annotations (byte by byte), text or nothing in `properties`, text, whole numbers and booleans in
-`application-properties`, and one body. All other messages are read one by one. So this module never decides that a
-message is broken, and both ways give equal columns.
+This module accepts a subset of what :mod:`pyspark_mq.decode.amqp10_sections` accepts. The header and the annotations
+must be equal in all messages, byte by byte. `properties` may have text or nothing, `application-properties` may have
+text, whole numbers and booleans, and there must be one body. All other messages are read one by one. So this module
+never decides that a message is broken, and both ways give equal columns.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Messages(NamedTuple):
     ends: Any
 
     def taken(self, rows: Any) -> Messages:
-        """Return some of the messages."""
+        """Return the messages in these rows."""
         return Messages(self.data, self.begins[rows], self.ends[rows])
 
     def cut(self) -> Iterator[bytes]:
@@ -91,10 +91,10 @@ class WalkedGroup(NamedTuple):
     """Messages that were walked together.
 
     Attributes:
-        rows: their numbers, ascending.
+        rows: the row numbers of the messages, ascending.
         columns: columns by name; other columns are constant.
-        constants: values of constant columns by name; null if missing.
-        begins, ends: bounds of bodies.
+        constants: values of constant columns by name. A constant column without a value here is null.
+        begins, ends: bounds of each body.
     """
 
     rows: Any
@@ -111,7 +111,10 @@ class WalkedGroup(NamedTuple):
         return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
 
     def taken(self, places: Any) -> WalkedGroup:
-        """Return some of the messages, in any order. Columns are copied, because sizes are read from their buffers."""
+        """Return the messages at these places, in any order.
+
+        Columns are copied, because sizes are read from the buffers of the columns.
+        """
         columns = {name: column.take(pa.array(places)) for name, column in self.columns.items()}
         return WalkedGroup(self.rows[places], columns, self.constants, self.begins[places], self.ends[places])
 
@@ -133,7 +136,10 @@ class WalkedGroup(NamedTuple):
 
 
 def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[WalkedGroup], Any]:
-    """Decode messages column by column as far as possible; return groups of them, and the rows of the others."""
+    """Decode messages column by column as far as possible.
+
+    Return groups of the decoded messages, and the rows of all other messages.
+    """
     groups: list[WalkedGroup] = []
     others: list[Any] = []
     rows = np.arange(len(messages.begins))
@@ -152,11 +158,12 @@ def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[Walke
 
 
 def _walked(messages: Messages, reader: SectionReader) -> tuple[WalkedGroup | None, Any]:
-    """Walk the messages that begin like the first one.
+    """Walk the messages that begin like the first message.
 
     Returns:
-        the messages' group and rows. If some messages have invalid text or repeated property names, None and the rows
-        of these messages, which are then read one by one. If no message can be walked, there are no rows.
+        the group and the rows of the walked messages. If some of these messages have invalid text or repeated property
+        names, None and the rows of these malformed messages, which are then read one by one. If no message can be
+        walked, None and no rows.
     """
     first = messages.data[messages.begins[0] : messages.ends[0]]
     known = prefix_of(first, reader)
@@ -179,7 +186,7 @@ class _Source:
     """Spans of walked rows, as Arrow arrays.
 
     Attributes:
-        malformed: whether each row is malformed; complete once all columns are made.
+        malformed: whether each row is malformed. This is known once all columns are made.
     """
 
     def __init__(self, data: bytes, walked: Walked) -> None:
@@ -190,10 +197,10 @@ class _Source:
     def text(
         self, begins: Any, lengths: Any, symbols: Any, valid: Any | None = None, rows: Any | None = None
     ) -> pa.Array:
-        """Return spans in ascending order as text; null where they are not valid.
+        """Return the text of each span, or null if the span is not valid. Spans are in ascending order.
 
         Args:
-            rows: the row of each span, unless there is one span per row.
+            rows: the row of each span; None if there is one span per row.
         """
         found = binary(self._data, begins, begins + lengths, valid)
         ascii_symbols = not symbols.any() or is_ascii(binary(self._data, begins, begins + lengths, symbols))
@@ -222,7 +229,7 @@ _OF_THE_BEGINNING = ("priority", "persistent", "exchange", "routingKey", "redeli
 
 def _columns(source: _Source, like: Raw, ttl_ms: int) -> dict[str, pa.Array]:
     walked = source.walked
-    # All text is checked, requested or not: invalid text makes its message unreadable.
+    # All text is checked, even if no column with it is requested, because invalid text makes a message unreadable.
     if walked.texts.any():
         texts = np.flatnonzero(walked.texts)
         source.text(walked.body_begins[texts], walked.body_lengths[texts], _NO_SYMBOLS, rows=texts)
@@ -266,7 +273,7 @@ def _timestamps(milliseconds: Any) -> pa.Array:
 
 
 def _maps(source: _Source, named: Named) -> pa.Array:
-    """Return application properties, followed by the entries from other sections."""
+    """Return the application properties of each row, followed by the entries from other sections."""
     pairs = source.walked.pairs
     ends = np.concatenate(([0], np.cumsum(pairs.counts + len(named))))
     if not ends[-1]:
@@ -299,9 +306,9 @@ def _maps(source: _Source, named: Named) -> pa.Array:
 
 
 def _interleaved(counts: Any, ends: Any, more: int) -> pa.Array:
-    """Return the order that interleaves the rows' own entries with the entries common to all rows.
+    """Return the order that places the entries common to all rows after the own entries of each row.
 
-    The array to reorder has all own entries first, then the common ones once.
+    The array to reorder has the own entries of all rows first, and then the common entries once.
     """
     places = np.empty(ends[-1], np.int64)
     common = (ends[1:, None] - more + np.arange(more)).ravel()
@@ -313,7 +320,7 @@ def _interleaved(counts: Any, ends: Any, more: int) -> pa.Array:
 
 
 def _repeating(rows: Any, codes: Any, counts: Any) -> Any:
-    """Return the rows that have a code twice, given the row and code of each pair."""
+    """Return the rows in which a code occurs twice. `rows` and `codes` have the row and the code of each pair."""
     width = int(counts[0])
     if width and (counts == width).all():
         table = codes.reshape(-1, width)

@@ -1,11 +1,11 @@
 """Encoded values of AMQP 1.0 (part 1, section 1.6), read strictly and only from their own bytes.
 
 Bytes that are not a value by the specification raise an :class:`EncodingError`: nothing is guessed, left out or cut.
-A value never has more elements than its bytes can hold, except for array elements that are encoded in no bytes, whose
-number is bounded.
+A value never has more elements than its bytes can hold. Array elements that take no bytes are an exception, and their
+number has a limit of its own.
 
 A value is None, a bool, int, float, :class:`~decimal.Decimal`, str (string, symbol, char), bytes, UUID, a list (list,
-array) or :class:`Pairs` (map). A timestamp is its milliseconds since 1970. Descriptors are read and dropped.
+array) or :class:`Pairs` (map). A timestamp is a number of milliseconds since 1970. Descriptors are read and dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BINARY32, _STRING32, _SYMBOL32 = 0xB0, 0xB1, 0xB3
 _LIST0, _LIST8, _LIST32 = 0x45, 0xC0, 0xD0
 _MAP8, _MAP32 = 0xC1, 0xD1
 _ARRAY8, _ARRAY32 = 0xE0, 0xF0
-#: Deepest nesting of values: recursion must end before the stack does, here and when values are written.
+#: Deepest nesting of values. Recursion must end before the stack is full, both here and when values are written.
 _DEPTH_MAX = 100
 #: Most array elements in a message that take no bytes (`null`, `true`, `0`, `[]`). A count of four bytes could claim
 #: 2^32 of them.
@@ -116,7 +116,9 @@ _VARIABLE: dict[int, Callable[[bytes], Any]] = {
 
 
 def plain_at(data: bytes, at: int) -> tuple[Any, int]:
-    """Return the value that begins at `at`, and where it ends. It contains no other values, and has no descriptor.
+    """Return the value that begins at `at`, and the position after the value.
+
+    The value must not contain other values, and must not have a descriptor.
 
     Raises:
         EncodingError: there is another kind of value, or the value is cut off.
@@ -130,7 +132,7 @@ def plain_at(data: bytes, at: int) -> tuple[Any, int]:
 
 
 def _plain(code: int, data: bytes, at: int, end: int) -> tuple[Any, int]:
-    """Return the value with this code whose bytes begin at `at`, and where it ends."""
+    """Return the value with this code, and the position after the value. The bytes after the code begin at `at`."""
     fixed = _FIXED.get(code)
     if fixed is not None:
         width, read = fixed
@@ -143,7 +145,7 @@ def _plain(code: int, data: bytes, at: int, end: int) -> tuple[Any, int]:
 
 
 def _length(data: bytes, at: int, width: int, end: int) -> tuple[int, int]:
-    """Read a length or a count; return where it ends, and its value."""
+    """Read a length or a count of `width` bytes. Return the position after these bytes, and the number."""
     after = _bounded(at, at + width, end)
     return after, int.from_bytes(data[at:after], "big")
 
@@ -166,15 +168,15 @@ class Values:
         self._bare_left = _BARE_ELEMENTS_MAX
 
     def at(self, at: int, end: int, depth: int = 0) -> tuple[Any, int]:
-        """Return the value that begins at `at`, and where it ends.
+        """Return the value that begins at `at`, and the position after the value.
 
         Args:
             end: end of the enclosing value.
             depth: number of enclosing values.
 
         Raises:
-            EncodingError: there is no value, or it does not end within these bounds.
-            UnicodeDecodeError: its text is invalid.
+            EncodingError: there is no value, or the value does not end within these bounds.
+            UnicodeDecodeError: the value's text is invalid.
         """
         if at >= end:
             raise EncodingError(f"a value is missing at byte {at}")
@@ -185,7 +187,7 @@ class Values:
         return self._of(code, at + 1, end, depth)
 
     def _of(self, code: int, at: int, end: int, depth: int) -> tuple[Any, int]:
-        """Return the value with this code whose bytes begin at `at`, and where it ends."""
+        """Return the value with this code, and the position after the value. The bytes after the code begin at `at`."""
         data = self._data
         if code in _FIXED or code in _VARIABLE:
             return _plain(code, data, at, end)
@@ -215,7 +217,7 @@ class Values:
         return items, at
 
     def _elements(self, at: int, count: int, end: int, depth: int) -> tuple[list[Any], int]:
-        """Read an array's elements: one constructor, which may be described, for all (1.6.24)."""
+        """Read an array's elements. All elements share one constructor, which may be a described one (1.6.24)."""
         if not count and at == end:
             return [], at
         while at < end and self._data[at] == _DESCRIBED:
@@ -247,7 +249,7 @@ def _paired(items: list[Any], at: int) -> Pairs:
 
 
 def list_at(data: bytes, at: int) -> tuple[int, int, int]:
-    """Return where the items of the list at `at` begin, how many there are, and where the list ends.
+    """Return where the items of the list at `at` begin, how many items there are, and where the list ends.
 
     Raises:
         EncodingError: the value is not a list, or is longer than the bytes.
@@ -272,7 +274,8 @@ def _compound(data: bytes, at: int, short: int, long: int) -> tuple[int, int, in
     return begin, count, end
 
 
-#: The first bytes of the header, a list, and of the two annotations sections after it, maps (3.2.1 to 3.2.3).
+#: The first bytes of the header, whose value is a list. Then the first bytes of the two sections of annotations that
+#: follow the header, whose values are maps (3.2.1 to 3.2.3).
 _HEADER, _ANNOTATIONS = b"\x00\x53\x70", (b"\x00\x53\x71", b"\x00\x53\x72")
 
 

@@ -24,7 +24,8 @@ __all__ = [
     "is_not_redelivered", "json_text", "lasting", "property_of", "text", "unreadable_of",
 ]  # fmt: skip
 
-#: Message annotation with the kind of a JMS message ("AMQP JMS Mapping", 3.2.1); also the name of its property.
+#: Message annotation with the kind of a JMS message ("AMQP JMS Mapping", 3.2.1). The property with this kind has the
+#: same name as the annotation.
 JMS_KIND = "x-opt-jms-msg-type"
 #: Message annotations of RabbitMQ 4: where a message was published.
 ROUTING = ("x-exchange", "x-routing-key")
@@ -39,16 +40,17 @@ class Sections(NamedTuple):
     """The sections of a message, for deliveries.
 
     Attributes:
-        priority, durable, deliveries: header fields; `deliveries` counts the deliveries before this one.
+        priority, durable, deliveries: fields of the header. `deliveries` is the number of earlier deliveries.
         redelivered: whether the message may have been delivered before.
-        id, correlation_id: as sent: str, int, UUID, bytes, or None.
+        id, correlation_id: IDs as the producer sent them: str, int, UUID, bytes, or None.
         created_ms, expires_ms: milliseconds since 1970; 0 for none.
         application: application properties by name; a nested value is JSON.
-        named: properties from other sections; they take precedence over application properties.
-        exchange, routing_key, died: where the message was published, and whether it has been a dead letter.
-        value: the body: the bytes of `data`, the list of `amqp-sequence`, or the value of `amqp-value`; None without a
-            body.
-        described: whether the body is an `amqp-value` with a descriptor, which always becomes JSON.
+        named: properties from other sections, which take precedence over application properties.
+        exchange, routing_key: where the message was published.
+        died: whether the message has been a dead letter.
+        value: the body, which is the bytes of `data`, the list of `amqp-sequence`, or the value of `amqp-value`. None
+            if there is no body.
+        described: whether the body is an `amqp-value` with a descriptor. Such a body always becomes JSON.
     """
 
     priority: int = 4
@@ -79,7 +81,7 @@ class Raw(NamedTuple):
     """One delivery.
 
     Attributes:
-        tag: its number within its session.
+        tag: the delivery's number within its session.
         body: the body's bytes, see :func:`body_bytes`.
         size: bytes of the whole message as received.
         of: the message's sections.
@@ -92,13 +94,16 @@ class Raw(NamedTuple):
 
 
 class UnreadableMessage(Raw):
-    """A delivery whose sections could not be decoded; its body is the whole message as received."""
+    """A delivery whose sections could not be decoded. The body of the delivery is the whole message as received."""
 
     __slots__ = ()
 
 
 def body_bytes(value: object) -> bytes:
-    """Return a message's body as bytes: binary values unchanged, text as UTF-8, None as no bytes, others as JSON."""
+    """Return a message's body as bytes.
+
+    Binary values stay unchanged, text becomes UTF-8, None becomes an empty body, and all other values become JSON.
+    """
     if value is None:
         return b""
     if isinstance(value, bytes):
@@ -114,8 +119,8 @@ def json_text(value: object) -> str:
     """Return a value of any AMQP type as JSON.
 
     Binary values become base64 text, and numbers that JSON lacks (`NaN`, `Infinity`, `-Infinity`) become text. A map
-    becomes an object if all its keys are plain and no two keys have the same text. Otherwise it becomes a list of
-    pairs, each of which is a list.
+    becomes an object if no key is itself a list or a map and no two keys have the same text. Otherwise the map becomes
+    a list of pairs, each of which is a list.
     """
     if isinstance(value, str):
         return _quoted(value)
@@ -139,7 +144,7 @@ def _json_map(pairs: Pairs) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Return the text of a value that contains no others; `null` for None, and base64 for bytes."""
+    """Return the text of a value that contains no other values. None becomes `null`, and bytes become base64."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -157,7 +162,10 @@ def _number(value: Any) -> str:
 
 
 def text(value: object) -> str | None:
-    """Return a value for a string column, or None: bytes as UTF-8, invalid bytes as escapes; lists and maps as JSON."""
+    """Return a value as text for a string column. None stays None.
+
+    Bytes are decoded as UTF-8, and invalid bytes become escapes. Lists and maps become JSON.
+    """
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -166,7 +174,10 @@ def text(value: object) -> str | None:
 
 
 def id_of(value: object) -> object:
-    """Return the identity of an ID: text or bytes; numbers are decimal text, as over the other protocols."""
+    """Return the form in which IDs are compared: text or bytes.
+
+    A number becomes decimal text, as over the other protocols.
+    """
     return value if isinstance(value, bytes) else text(value)
 
 
@@ -175,7 +186,7 @@ def _timestamp_us(milliseconds: int) -> int | None:
 
 
 def property_of(raw: Raw, name: str) -> object:
-    """Return a property, whichever section has it."""
+    """Return a property from whichever section has the property."""
     return next((value for known, value in raw.of.named if known == name), raw.of.application.get(name))
 
 
@@ -185,7 +196,10 @@ def _pairs(raw: Raw) -> list[tuple[str, str | None]]:
 
 
 def lasting(data: bytes) -> bytes:
-    """Return an encoded message without the sections that differ between deliveries, if these can be read."""
+    """Return an encoded message without the sections that differ between deliveries.
+
+    If these sections cannot be read, return the whole message.
+    """
     try:
         return data[bare_message_at(data) :]
     except (EncodingError, IndexError):
@@ -205,7 +219,7 @@ def _delivery_count(before: int, redelivered: bool) -> int | None:
 
 
 def is_not_redelivered(raw: Raw) -> bool:
-    """Whether nothing marks a delivery as redelivered, or as a dead letter."""
+    """Whether a delivery was decoded, and is marked neither as redelivered nor as a dead letter."""
     return not raw.of.redelivered and not raw.of.died and type(raw) is not UnreadableMessage
 
 

@@ -1,7 +1,7 @@
-"""Messages from their bytes: the sections of AMQP 1.0, part 3.2, whatever they contain. Uses no socket and no clock.
+"""Decoder of messages: the sections of AMQP 1.0, part 3.2, with any content. Uses no socket and no clock.
 
-The result depends only on the bytes of the message, and covers all of them: anything that has no place in a delivery
-raises an :class:`~pyspark_mq.decode.amqp10_encoding.EncodingError`, and the message is unreadable.
+The result depends only on the bytes of the message, and no byte is ignored. If a part of the message has no place in a
+delivery, an :class:`~pyspark_mq.decode.amqp10_encoding.EncodingError` is raised, and the message is unreadable.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NAME_OF = {number: name for name, number in _NAMES.items()}
 _ULONG, _SMALL_ULONG, _SYMBOL8, _SYMBOL32 = 0x80, 0x53, 0xA3, 0xB3
 _EMPTY_LIST = b"\x45"
 _MAP, _LIST, _OCTETS = (0xC1, 0xD1), (0x45, 0xC0, 0xD0), (0xA0, 0xB0)
-#: Codes of the sections with a fixed type, which may not be described further.
+#: Accepted codes of values in sections whose type is fixed. These values must not have a further descriptor.
 _TYPES = {
     _DELIVERY_ANNOTATIONS: _MAP, _MESSAGE_ANNOTATIONS: _MAP, _APPLICATION: _MAP, _FOOTER: _MAP,
     _DATA: _OCTETS, _SEQUENCE: _LIST,
@@ -58,7 +58,7 @@ _UINT = _NULL | {0x70, 0x52, 0x43}
 _TEXT = _NULL | {0xA1, 0xB1, 0xA3, 0xB3}
 _TIMESTAMP = _NULL | {0x83}
 _BINARY = _NULL | {0xA0, 0xB0}
-#: string, binary, uuid and ulong (3.2.11 to 3.2.14); other integers have the same text.
+#: string, binary, uuid and ulong (3.2.11 to 3.2.14). Other integers are accepted, because they have the same text.
 _ID = _TEXT | _BINARY | {0x98, 0x80, 0x53, 0x44, 0x50, 0x51, 0x52, 0x43, 0x54, 0x55, 0x60, 0x61, 0x70, 0x71, 0x81}
 #: The fields of `header` (3.2.1): durable, priority, ttl, first-acquirer, delivery-count.
 _HEADER_FIELDS = (_BOOLEAN, _NULL | {0x50}, _UINT, _BOOLEAN, _UINT)
@@ -76,14 +76,17 @@ class SectionReader:
 
     Args:
         counts_acquirers: whether the broker marks a redelivery by the header `first-acquirer`.
-        names_annotations: whether all message annotations are properties.
+        names_annotations: whether all message annotations become properties.
     """
 
     def __init__(self, *, counts_acquirers: bool, names_annotations: bool = False) -> None:
         self._counts_acquirers, self._names_annotations = counts_acquirers, names_annotations
 
     def read(self, tag: int, data: bytes) -> Raw:
-        """Return the delivery with this tag; an :class:`UnreadableMessage` if the message cannot be read whole."""
+        """Return the message as a delivery with this tag.
+
+        If any part of the message cannot be read, the delivery is an :class:`UnreadableMessage`.
+        """
         try:
             said = read_sections(
                 data, counts_acquirers=self._counts_acquirers, names_annotations=self._names_annotations
@@ -97,10 +100,11 @@ class SectionReader:
 def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotations: bool = False) -> Sections:
     """Read all sections of an encoded message.
 
-    Sections may come in any order, each once; only a body may have several `data` or several `amqp-sequence` sections.
+    Sections may come in any order. Each section may occur once, except that a body may have several `data` or several
+    `amqp-sequence` sections.
 
     Raises:
-        EncodingError, IndexError, UnicodeDecodeError: the bytes are not a message, or have a part with no place in a
+        EncodingError, IndexError, UnicodeDecodeError: the bytes are not a message, or a part of them has no place in a
             delivery.
     """
     values, at, described = Values(data), 0, False
@@ -151,7 +155,10 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotati
 
 
 def _content_at(number: int, data: bytes, at: int, values: Values) -> tuple[Any, int]:
-    """Return the content of a section, and where it ends. The content of `header` and `properties` is their fields."""
+    """Return the content of a section, and the position after the section.
+
+    The content of `header` and of `properties` is a list of fields.
+    """
     if number in _LISTS:
         return _fields(data, at, _LISTS[number])
     if number in _TYPES and data[at] not in _TYPES[number]:
@@ -173,7 +180,7 @@ def _body(found: dict[int, list[Any]]) -> Any:
 
 
 def _section_at(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number of the section that begins at this byte, and where its value begins."""
+    """Return the number of the section that begins at byte `at`, and the position of the section's value."""
     code = data[at + 1]
     if data[at] == 0 and code in {_SMALL_ULONG, _ULONG, _SYMBOL8, _SYMBOL32}:
         descriptor, after = plain_at(data, at + 1)
@@ -184,11 +191,15 @@ def _section_at(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _annotated(pairs: Pairs, *, names_all: bool) -> tuple[Named, str | None, str | None, bool]:
-    """Read message annotations: as properties, where the message was published, and whether it was a dead letter.
+    """Read message annotations.
 
     Args:
         names_all: whether all annotations become properties. In a queue a broker changes some annotations at each
-            delivery; in a log it cannot change them.
+            delivery. In a log a broker cannot change annotations.
+
+    Returns:
+        annotations as properties; the exchange and the routing key with which the message was published; and whether
+        the message was a dead letter.
     """
     annotations = {key: value for key, value in reversed(pairs) if isinstance(key, str)}
     exchange, key = (text(annotations.get(name)) for name in ROUTING)
@@ -199,7 +210,10 @@ def _annotated(pairs: Pairs, *, names_all: bool) -> tuple[Named, str | None, str
 
 
 def _fields(data: bytes, at: int, kinds: tuple[frozenset[int], ...]) -> tuple[list[Any], int]:
-    """Return the fields of a section's list, None for fields left out, and where the list ends. Check their types."""
+    """Return the fields of a section's list, and the position after the list. Check the type of each field.
+
+    A field that is left out is None.
+    """
     item, count, end = list_at(data, at)
     if count > len(kinds):
         raise EncodingError(f"the list at byte {at} has {count} fields, but its section allows {len(kinds)}")
@@ -224,7 +238,7 @@ def _fields(data: bytes, at: int, kinds: tuple[frozenset[int], ...]) -> tuple[li
 
 
 def _application(pairs: Pairs) -> dict[str, object]:
-    """Return properties by name. A nested value is JSON."""
+    """Return application properties by name. A nested value becomes JSON."""
     found: dict[str, object] = {}
     for key, value in pairs:
         name = None if isinstance(key, list) else text(key)
@@ -237,7 +251,10 @@ def _application(pairs: Pairs) -> dict[str, object]:
 
 
 def _unreadable(tag: int, data: bytes, broken: Exception) -> UnreadableMessage:
-    """Create a stand-in for an unreadable message, with the fields of its properties section if that is readable."""
+    """Create a stand-in for an unreadable message.
+
+    If the message's section `properties` is readable, the stand-in has fields of that section.
+    """
     fields: list[Any] = [None] * len(_PROPERTIES_FIELDS)
     with contextlib.suppress(Exception):
         values, at, number = Values(data), 0, 0

@@ -1,7 +1,7 @@
-"""The walk over the sections of many messages at once (AMQP 1.0, 1.6 and 3.2) finds their values, with NumPy alone.
+"""The walk over the sections of many messages at once (AMQP 1.0, 1.6 and 3.2). It finds values with NumPy alone.
 
-The walk leaves out a message with anything unexpected, without deciding whether the message is broken. Positions are
-clamped before they are read, so no size that a message states leads out of the memory.
+The walk leaves out a message with unexpected content, without deciding whether the message is broken. Positions are
+clamped before bytes are read there, so a size that a message states never leads to a read beyond the memory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ __all__ = ["Walk", "Walked", "WalkedField", "WalkedPairs", "prefix_of"]
 
 _PROPERTIES, _APPLICATION, _DATA, _VALUE = 0x73, 0x74, 0x75, 0x77
 _MARK_BYTES = 3
-#: A beginning longer than this is not compared, because the comparison costs more than it saves.
+#: Beginnings of messages are not compared if they are longer than this, because comparing costs more than it saves.
 _PREFIX_BYTES_MAX = 512
 _PAIRS_MAX = 64
 _NULL, _STRING8, _STRING32, _SYMBOL8, _SYMBOL32, _BINARY8, _BINARY32 = 0x40, 0xA1, 0xB1, 0xA3, 0xB3, 0xA0, 0xB0
 _TIMESTAMP = 0x83
 _USER, _EXPIRY, _CREATED, _GROUP, _SEQUENCE = 1, 8, 9, 10, 11
-#: Properties with a creation time of 1 ms, and an empty body: reveals the time to live in a header.
+#: Properties with a creation time of 1 ms, and an empty body. A message with a header, followed by these bytes, reveals
+#: the time to live in the header.
 _PROBE = b"\x00\x53\x73\xc0\x13\x0a" + b"\x40" * 9 + b"\x83" + (1).to_bytes(8, "big") + b"\x00\x53\x75\xa0\x00"
 
 
@@ -40,7 +41,7 @@ class WalkedField(NamedTuple):
 
 
 class WalkedPairs(NamedTuple):
-    """Application properties of all rows, concatenated; `counts` has the number in each row.
+    """Application properties of all rows, concatenated. `counts` has the number of properties in each row.
 
     `texts`, `whole` and `truths` tell which values are text, a whole number or a boolean; `numbers` has the whole
     numbers and booleans. All other values are null.
@@ -58,11 +59,11 @@ class WalkedPairs(NamedTuple):
 
 
 class Walked(NamedTuple):
-    """The values that were found. All but `rows` cover only the walked messages.
+    """The values that a walk has found. All attributes except `rows` cover only the walked messages.
 
     Attributes:
         rows: whether each message was walked.
-        texts: whether the body is text, which must be valid.
+        texts: whether each body is text. Such a body must be valid text.
     """
 
     rows: Any
@@ -74,9 +75,11 @@ class Walked(NamedTuple):
 
 
 def prefix_of(message: bytes, reader: SectionReader) -> tuple[int, Raw, int] | None:
-    """Read everything before `properties` or the body; return its size, a message with that part, and its time to live.
+    """Read the beginning of a message: everything before `properties` or the body.
 
-    Returns None if that part cannot be read.
+    Returns:
+        the size of the beginning, a delivery whose message begins in this way, and the time to live in milliseconds.
+        None if the beginning cannot be read.
     """
     try:
         at = bare_message_at(message)
@@ -92,8 +95,8 @@ class Walk:
     """The walk over some messages.
 
     Args:
-        data: their bytes, and 16 more as padding.
-        prefix: the beginning of messages to walk.
+        data: the bytes of the messages, and 16 more bytes as padding.
+        prefix: the beginning that a message must have to be walked.
     """
 
     def __init__(self, data: bytes, begins: Any, ends: Any, prefix: bytes) -> None:
@@ -139,7 +142,7 @@ class Walk:
     # -- sections
 
     def _compound(self, has: Any, empty: int, short: int, long: int) -> tuple[Any, Any, Any]:
-        """Return where the items of lists or maps begin, how many there are, and where they end."""
+        """Return where the items of lists or maps begin, how many items there are, and where the lists or maps end."""
         at = self._at + _MARK_BYTES
         code = self._byte(at)
         is_short, is_long, is_empty = has & (code == short), has & (code == long), has & (code == empty)
@@ -153,7 +156,7 @@ class Walk:
         return item, count, end
 
     def _spans(self, item: Any, short: Any, long: Any) -> tuple[Any, Any]:
-        """Return where values of variable width begin, and how long they are; 0 for values of other kinds."""
+        """Return where values of variable width begin, and their lengths. Values of other kinds have the length 0."""
         begins = np.where(long, item + 5, item + 2)
         lengths = np.where(short, self._byte(item + 1).astype(np.int64), 0)
         if long.any():
@@ -210,7 +213,10 @@ class Walk:
         return WalkedField(begins, lengths, valid, symbols, zeros), np.where(valid, begins + lengths, item + 1)
 
     def _application(self) -> tuple[WalkedPairs, Any]:
-        """Return the pairs of all rows, one property after another, and the row of each pair."""
+        """Return the pairs of all rows, and the row of each pair.
+
+        The first pair of each row comes first, then the second pair of each row, and so on.
+        """
         has = self._has(_APPLICATION)
         total = len(self._at)
         counts = np.zeros(total, np.int64)

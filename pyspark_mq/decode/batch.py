@@ -4,10 +4,10 @@ A session appends batches and single deliveries to its inbox, with as little wor
 :meth:`DeliveryBatch.gather` merges the items into batches, and :func:`.make_block` reads IDs, bodies and the query's
 columns from the batches.
 
-A batch is immutable, so all methods may be called on any thread, any number of times, and a delivery has the same
-values alone, next to others, and in a slice. Nothing blocks. No message content raises an error: an undecodable message
-is a regular delivery, with an ID if that is readable, nulls for unknown columns, and the reason in
-:attr:`DeliveryBatch.unreadable`.
+A batch is immutable, so all methods may be called on any thread, any number of times. The values of a delivery do not
+depend on the other deliveries in the batch, and do not change in a slice. Nothing blocks. No message content raises an
+error: an undecodable message is a regular delivery, with its ID if the ID is readable, nulls for unknown columns, and
+the reason in :attr:`DeliveryBatch.unreadable`.
 
 Guarantee: a redelivery has the ID of the first delivery, and no other message has that ID.
 """
@@ -46,8 +46,8 @@ __all__ = [
 
 #: Key in `properties` for the reason why a message is unreadable.
 UNREADABLE_PROPERTY = "unreadable"
-#: Bytes that a delivery takes in addition to its content: its place in a block, in the in-flight table and in an epoch.
-#: Measured: 290 when received, 330 when planned.
+#: Bytes that a delivery takes in addition to its content, for its entries in a block, in the in-flight table and in an
+#: epoch. Measured: 290 when received, 330 when planned.
 ROW_BYTES = 330
 #: Fewer deliveries than this are read one by one, which takes no longer (break-even measured at 30 to 40, over each
 #: protocol).
@@ -66,7 +66,7 @@ _CONTENT = (
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A delivery that could not be decoded. It can be acknowledged or rejected like any other.
+    """A delivery that could not be decoded. It can be acknowledged or rejected like any other delivery.
 
     Attributes:
         known: readable fields, by the protocol's names.
@@ -135,23 +135,25 @@ class DeliveryBatch(ABC):
     """Consecutive deliveries of one session. Slices are batches, too.
 
     Attributes:
-        tags: handles, an integer array: ascending in order of arrival, unique within the session.
-        unreadable: undecodable deliveries, by row. The other methods include them: their bodies are the received bytes,
-            unknown columns are null, and `properties` has the reason under `UNREADABLE_PROPERTY`.
+        tags: handles of the deliveries, an integer array. Tags ascend in order of arrival, and are unique within the
+            session.
+        unreadable: undecodable deliveries, by row. All methods include these deliveries. Their bodies are the received
+            bytes, unknown columns are null, and `properties` has the reason under `UNREADABLE_PROPERTY`.
     """
 
     tags: Any
     unreadable: Mapping[int, Unreadable] = {}
     #: Properties that are not part of a message's content.
     passing: ClassVar[frozenset[str]] = PASSING_HEADERS
-    #: column name -> function from a batch to its column: an Arrow array, a :class:`DictionaryColumn`, or a list of
-    #: values: str, int, bool, a list of (str, str or None) pairs for `properties`, microseconds since 1970 for
-    #: timestamps, or None. `messageId`, `body` and `destination` come from elsewhere. All other columns are null.
+    #: column name -> function that returns this column of a batch. The column is an Arrow array, a
+    #: :class:`DictionaryColumn`, or a list of values. A value is a str, int, bool or None. A timestamp is in
+    #: microseconds since 1970, and a value of `properties` is a list of (str, str or None) pairs. `messageId`, `body`
+    #: and `destination` come from elsewhere. All other columns are null.
     columns: ClassVar[Mapping[str, Column]]
 
     @classmethod
     def gather(cls, items: Sequence[Any], bytes_max: int) -> Iterator[DeliveryBatch]:
-        """Yield the items of an inbox as batches to make blocks from, in order.
+        """Merge the items of an inbox into batches, and yield the batches in order. Blocks are made from these batches.
 
         Args:
             bytes_max: the most bytes to merge.
@@ -176,7 +178,7 @@ class DeliveryBatch(ABC):
 
     @classmethod
     def size_of(cls, item: Any) -> int:
-        """Return the bytes of an item as received, including headers."""
+        """Return the number of bytes in an item as received, including headers."""
         return int(item.sizes.sum()) if isinstance(item, DeliveryBatch) else cls.size(item)
 
     @classmethod
@@ -187,7 +189,7 @@ class DeliveryBatch(ABC):
     @classmethod
     @abstractmethod
     def size(cls, raw: Any) -> int:
-        """Return the bytes of a single delivery, including headers."""
+        """Return the number of bytes in a single delivery, including headers."""
 
     def __len__(self) -> int:
         return len(self.tags)
@@ -197,21 +199,21 @@ class DeliveryBatch(ABC):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the deliveries as received, including headers, and `ROW_BYTES` more for each."""
+        """Number of bytes in all deliveries as received, including headers, plus `ROW_BYTES` for each delivery."""
         return int(self.sizes.sum()) + ROW_BYTES * len(self)
 
     @abstractmethod
     def taken(self, places: Any) -> Self:
-        """Return some of the deliveries, by an array of their places in ascending order."""
+        """Return the deliveries at these places, an integer array in ascending order."""
 
     @property
     @abstractmethod
     def sizes(self) -> Any:
-        """Bytes of each delivery as received, including headers."""
+        """Number of bytes in each delivery as received, including headers."""
 
     @property
     def redelivered(self) -> Any:
-        """Whether the broker has flagged each delivery as redelivered, an array."""
+        """Whether the broker has flagged each delivery as redelivered, as an array."""
         flags = array_of(self.columns["redelivered"](self), pa.bool_())
         return flags.fill_null(False).to_numpy(zero_copy_only=False)
 
@@ -221,12 +223,12 @@ class DeliveryBatch(ABC):
 
     @abstractmethod
     def ids(self, source: IdSource) -> Sequence[object]:
-        """Return each message's ID from this source; None if the message has none."""
+        """Return each message's ID from this source, or None if the message has no ID there."""
 
     def digests(self) -> list[bytes]:
         """Return a 16-byte digest of each message as the producer sent it: properties, headers and body.
 
-        Every delivery of a message has the same digest. It excludes delivery counts, routes, times to live, and
+        Every delivery of a message has the same digest. The digest excludes delivery counts, routes, times to live, and
         dead-letter headers.
         """
         others = zip(self.given(), *(listed(self.columns[name](self)) for name in _CONTENT), strict=True)
@@ -246,7 +248,7 @@ class DeliveryBatch(ABC):
 
     @abstractmethod
     def not_redelivered(self) -> list[bool]:
-        """Whether each delivery has neither the mark of an earlier delivery nor that of a dead letter."""
+        """Whether each delivery has neither the mark of an earlier delivery nor the mark of a dead letter."""
 
     def hidden(self) -> list[str]:
         """Return the producers' values that hide the broker's IDs; usually there are none."""

@@ -1,6 +1,7 @@
 """Spans of one piece of memory as Arrow arrays, without an object for each span.
 
-Start and end offsets turn the memory into an Arrow array; odd elements are gaps.
+Start and end offsets turn the memory into an Arrow array, in which spans alternate with the gaps between them. The
+elements with odd numbers are gaps.
 """
 
 from __future__ import annotations
@@ -19,24 +20,27 @@ _INT32_MAX = 2**31 - 1
 
 
 class Views:
-    """Big-endian integers at any places of a piece of memory."""
+    """Reader of big-endian integers at any places of a piece of memory."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self._all = {size: np.ndarray((len(data) - size + 1,), f">u{size}", data, 0, (1,)) for size in (1, 2, 4, 8)}
 
     def at(self, places: Any, size: int) -> Any:
-        """Return the integers of this many bytes that begin at these places; beyond the end they are arbitrary."""
+        """Return the integer that begins at each of these places, each `size` bytes long.
+
+        An integer that reaches beyond the end of the memory has an arbitrary value.
+        """
         found = self._all[size]
         return found[np.minimum(places, len(found) - 1)].astype(f"u{size}", copy=False)
 
 
 def binary(data: bytes | memoryview, begins: Any, ends: Any, valid: Any | None = None) -> pa.Array:
-    """Return spans in ascending order as bytes.
+    """Return the bytes of each span.
 
     Args:
         data: the memory, less than 2 GiB.
-        begins, ends: bounds of each span, integer arrays.
-        valid: which spans are valid; the other elements are null. None if all are valid.
+        begins, ends: bounds of each span, integer arrays. The spans are in ascending order.
+        valid: whether each span is valid; other spans become null. None if all spans are valid.
     """
     if valid is None or valid.all():
         return _pieces(data, begins, ends).take(pa.array(np.arange(0, 2 * len(begins), 2)))
@@ -49,7 +53,7 @@ def binary(data: bytes | memoryview, begins: Any, ends: Any, valid: Any | None =
 
 
 def _pieces(data: bytes | memoryview, begins: Any, ends: Any) -> pa.Array:
-    """Return spans, and the gaps between them."""
+    """Return an array in which spans alternate with the gaps between them."""
     _check_size(len(data))
     bounds = np.empty(2 * len(begins), np.int32)
     bounds[0::2], bounds[1::2] = begins, ends
@@ -57,7 +61,7 @@ def _pieces(data: bytes | memoryview, begins: Any, ends: Any) -> pa.Array:
 
 
 def joined(values: Sequence[bytes]) -> pa.Array:
-    """Return values as an array without spare memory; a builder would double its memory each time it is full."""
+    """Return values as an array without spare memory. Arrow's builder would double its memory each time it is full."""
     ends = np.cumsum([0, *map(len, values)])
     _check_size(int(ends[-1]))
     buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(values))]
@@ -70,22 +74,22 @@ def _check_size(size: int) -> None:
 
 
 def text(found: pa.Array) -> pa.Array:
-    """Return bytes as text.
+    """Return an array of bytes as an array of text.
 
     Raises:
-        ValueError: one of the values is not UTF-8.
+        ValueError: a value is not UTF-8.
     """
     return found.view(pa.string()) if is_ascii(found) else found.cast(pa.string())
 
 
 def is_ascii(found: pa.Array) -> bool:
-    """Whether all bytes are ASCII; nulls have no bytes and do not count."""
+    """Whether the bytes of all values are ASCII. Nulls have no bytes, and do not count."""
     content = found.buffers()[2]
     return content is None or content.size == 0 or int(np.frombuffer(content, np.uint8).max()) < 0x80
 
 
 def numbers(values: Any, valid: Any | None = None) -> pa.Array:
-    """Return an array of numbers, null where they are not valid."""
+    """Return numbers as an Arrow array. A number that is not valid becomes null."""
     return pa.array(values, mask=None if valid is None else ~valid)
 
 
@@ -96,7 +100,7 @@ def distinct(found: pa.Array) -> tuple[list[Any], Any]:
 
 
 def decimals(values: Any, valid: Any | None = None) -> pa.Array:
-    """Return integers as decimal text, null where they are not valid."""
+    """Return integers as decimal text. An integer that is not valid becomes null."""
     return numbers(values, valid).cast(pa.string())
 
 

@@ -1,6 +1,6 @@
-"""Batches of STOMP deliveries: most messages are decoded together, the others one by one.
+"""Batches of STOMP deliveries. Most messages are decoded together, and other messages are decoded one by one.
 
-Both forms return headers as columns; the meaning of headers is implemented once, for both forms.
+Both forms return headers as columns. The meaning of headers is implemented once, for both forms.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Raw: TypeAlias = "tuple[int, bytes, bytes, StompDialect]"
 
 #: Most digits of an unsigned 64-bit number.
 _NUMBER_DIGITS_MAX = 19
-#: The exchange of destinations that do not name one (RabbitMQ's documentation, "STOMP", "Destinations").
+#: The exchange of destinations that do not name an exchange (RabbitMQ's documentation, "STOMP", "Destinations").
 _EXCHANGES = {"queue": "", "topic": "amq.topic"}
 
-#: Headers of MESSAGE and SEND in the specification, and those with a column of their own.
+#: Headers of MESSAGE and SEND in the specification, and headers that have a column of their own.
 _NAMED = frozenset(
     {
         "ack", "content-length", "content-type", "correlation-id", "destination", "message-id", "priority",
@@ -77,7 +77,7 @@ class StompBatch(DeliveryBatch):
     @property
     @abstractmethod
     def parsed(self) -> ParsedBatch:
-        """The same deliveries, parsed one by one."""
+        """The deliveries of this batch, parsed one by one."""
 
     # -- questions about headers
 
@@ -87,23 +87,26 @@ class StompBatch(DeliveryBatch):
 
     @abstractmethod
     def values(self, name: str) -> list[str | None]:
-        """Return a header, with surrogates for bytes that are not UTF-8; None if missing."""
+        """Return each message's value of a header, or None if missing. Bytes that are not UTF-8 become surrogates."""
 
     @abstractmethod
     def text(self, name: str) -> pa.Array:
-        """Return a header as text; null if missing."""
+        """Return a header as a column of text. A missing header is null."""
 
     @abstractmethod
     def number(self, name: str, maximum: int, unit: int = 1) -> pa.Array:
-        """Return a header as an integer times `unit`; null if it is not a number, or the product exceeds `maximum`."""
+        """Return a header as a column of integers, each multiplied by `unit`.
+
+        A value is null if the header is not a number, or if the product exceeds `maximum`.
+        """
 
     @abstractmethod
     def has(self, name: str, value: str) -> pa.Array:
-        """Return whether each message has a header with this value."""
+        """Return whether the header has this value, for each message."""
 
     @abstractmethod
     def others(self, hidden: Collection[str], prefixes: tuple[str, ...]) -> Any:
-        """Return the other headers as a column of pairs.
+        """Return all headers as a column of pairs, except headers to leave out.
 
         Args:
             hidden: names to leave out.
@@ -113,9 +116,9 @@ class StompBatch(DeliveryBatch):
     # -- meanings of headers
 
     def ids(self, source: IdSource) -> list[object]:
-        """Return each message's ID: the broker's if it sets one, else the producer's.
+        """Return each message's ID: the broker's ID if the broker sets one, otherwise the producer's ID.
 
-        The ID is None if a property hides it.
+        The ID is None if a property hides the broker's ID.
         """
         dialect = self.dialect
         name = {"message-id": dialect.id_header, "correlation-id": "correlation-id"}.get(source.kind, source.name)
@@ -130,7 +133,10 @@ class StompBatch(DeliveryBatch):
         return ids
 
     def given(self) -> list[object]:
-        """Return the producer's ID, if it has a header apart from the broker's ID, and the raw timestamp."""
+        """Return each message's producer ID and raw timestamp.
+
+        The producer ID is None if the message has no separate header for the producer ID.
+        """
         is_the_brokers = self.dialect.id_header == "message-id"
         ids = [None] * len(self) if is_the_brokers else self.ids(MESSAGE_ID)
         return [*zip(ids, self.values("timestamp"), strict=True)]
@@ -169,7 +175,8 @@ class StompBatch(DeliveryBatch):
     def persistent(self) -> pa.Array:
         """Return which messages are persistent.
 
-        Without the header a message is transient; in an unreadable message the header may be in the missing part.
+        A message without the header is transient. If such a message is unreadable, the result is null, because the
+        header may be in the missing part.
         """
         found = self.has("persistent", "true")
         if not self.unreadable:
@@ -225,7 +232,7 @@ class StompBatch(DeliveryBatch):
 
 
 class ParsedBatch(StompBatch):
-    """Deliveries whose headers are parsed one by one; at least one."""
+    """Deliveries whose headers are parsed one by one. There is at least one delivery."""
 
     def __init__(self, raws: Sequence[Raw]) -> None:
         self.raws = raws
@@ -286,7 +293,7 @@ class FramesBatch(StompBatch):
 
     Args:
         frames: the frames as received.
-        tags: their numbers in the session.
+        tags: the numbers of the deliveries in the session.
         dialect: the broker's dialect.
     """
 
@@ -355,12 +362,12 @@ class FramesBatch(StompBatch):
     # -- read from the memory
 
     def _written(self, name: str) -> pa.Array:
-        """Return a header as written, null if missing."""
+        """Return a header as written. A missing header is null."""
         field = self.frames.fields.get(name)
         return pa.nulls(len(self), pa.binary()) if field is None else binary(self.frames.data, *field)
 
     def _text(self, name: str) -> pa.Array | None:
-        """Return a header as text; None if a value is not UTF-8, or has escapes other than that of the colon."""
+        """Return a header as text, or None if a value is not UTF-8 or has an escape of any character but the colon."""
         try:
             found = text(self._written(name))
         except ValueError:
@@ -374,7 +381,7 @@ class FramesBatch(StompBatch):
         return pc.replace_substring(found, "\\c", ":") if escapes == written.count(b"\\c") else None
 
     def _number(self, name: str, maximum: int, unit: int = 1) -> pa.Array | None:
-        """Return a header as :meth:`number` does; None if a value must be read separately."""
+        """Return a header as :meth:`number` does, or None if the values must be read separately."""
         found = self._written(name)
         if found.null_count == len(found):
             return pa.nulls(len(found), pa.int64())

@@ -1,13 +1,13 @@
 """STOMP messages in one piece of memory, split into frames all at once.
 
-Messages from one producer have the same headers in the same order. So NumPy compares the first message's header names
-with those of all others, line by line. The comparison gives the spans of all values, and columns are built from these
-spans on demand.
+Messages from one producer have the same headers in the same order. So NumPy compares the header names of the first
+message with the header names of all other messages, line by line. The comparison gives the spans of all values, and
+columns are built from these spans on demand.
 
-This module accepts a subset of what :mod:`pyspark_mq.sources.stomp.frames` accepts: consecutive complete MESSAGE
-frames, each after one line feed, with a matching content-length, or with text without NUL that another frame follows;
-headers with short ASCII names; no carriage return before the body. The other module handles all other frames, so this
-module never decides that a frame or a message is broken.
+This module accepts a subset of what :mod:`pyspark_mq.sources.stomp.frames` accepts. The frames must be consecutive,
+complete MESSAGE frames, each after one line feed. Each frame must have a matching content-length, or its body must be
+text without NUL, followed by another frame. Header names must be short and ASCII, and no carriage return may precede
+the body. The other module handles all other frames, so this module never decides that a frame or a message is broken.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 __all__ = ["Frames", "find_frames"]
 
 _COMMAND = b"MESSAGE"
-#: The bytes from the end of a frame's body to the headers of the next frame, which begins at the third byte.
+#: The bytes between the body of a frame and the headers of the next frame. The next frame begins at the third byte.
 _BETWEEN = b"\0\nMESSAGE\n"
 _LAST = b"\0\n"
 _EOL, _RETURN = b"\n\r"
@@ -29,9 +29,9 @@ _LENGTH = "content-length"
 _DIGITS_MAX = 9
 #: Frames larger than this on average are not worth another copy.
 _FRAME_BYTES_MAX = 10 << 10
-#: Most header layouts to look for, and the share of the frames that each layout must cover: one in this many.
+#: Most header layouts to look for. Each layout must cover at least one in `_SHARE_MIN` frames.
 _LAYOUTS_MAX, _SHARE_MIN = 3, 8
-#: Most headers of a layout, and most bytes of a name: that many bytes are copied for each message.
+#: Most headers of a layout, and most bytes of a name. Comparing a name copies as many bytes for each message.
 _HEADERS_MAX, _NAME_BYTES_MAX = 64, 256
 
 
@@ -49,7 +49,7 @@ class Field(NamedTuple):
 
     @classmethod
     def of(cls, count: int, parts: Sequence[tuple[Any, Field]]) -> Field:
-        """Merge parts, each with the places of its messages, into a header of `count` messages."""
+        """Merge parts into a header of `count` messages. Each part comes with the places of the part's messages."""
         begins, ends, present = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, bool)
         for places, part in parts:
             begins[places], ends[places], present[places] = part
@@ -62,8 +62,8 @@ class Frames(NamedTuple):
     Attributes:
         data: the memory.
         spans: four rows: starts and ends of header blocks (see :mod:`pyspark_mq.decode.stomp_headers`) and of bodies.
-        layouts: header names, in order.
-        kinds: each frame's layout, as its index.
+        layouts: the header names of each layout, in order.
+        kinds: the index of each frame's layout.
         fields: headers by name.
     """
 
@@ -74,7 +74,7 @@ class Frames(NamedTuple):
     fields: Mapping[str, Field]
 
     def taken(self, places: Any) -> Frames:
-        """Return some of the frames."""
+        """Return the frames at these places."""
         fields = {name: Field(*(part[places] for part in field)) for name, field in self.fields.items()}
         return Frames(self.data, self.spans[:, places], self.layouts, self.kinds[places], fields)
 
@@ -85,7 +85,7 @@ class Frames(NamedTuple):
             yield data[a:b], data[c:d]
 
     def values(self, name: str) -> list[bytes]:
-        """Return a header as written, empty if missing."""
+        """Return the value of a header in each frame, as written. A missing value is empty."""
         field = self.fields.get(name)
         if field is None:
             return [b""] * len(self.kinds)
@@ -127,7 +127,8 @@ def find_frames(data: bytes | bytearray, least: int, most: int, last: str) -> tu
     """Find consecutive complete MESSAGE frames with few layouts.
 
     Args:
-        data: the bytes read, beginning with the first frame. The frames end after `len(frames.data)` bytes, with a NUL.
+        data: the bytes read, beginning with the first frame. The last returned frame ends after `len(frames.data)`
+            bytes, with a NUL.
         least, most: bounds for the number of frames to examine, to limit the time.
         last: the header whose last entry counts; empty for none.
 
@@ -152,14 +153,14 @@ def find_frames(data: bytes | bytearray, least: int, most: int, last: str) -> tu
 
 
 class _Finder:
-    """Finder of frames in a piece of memory, given where each would begin and where its NUL would be."""
+    """Finder of frames in a piece of memory, given the places where frames may begin and where their NULs may be."""
 
     def __init__(self, data: bytes, begins: Any, ends: Any, last: str, *, ends_here: bool) -> None:
         self._data, self._ends = data, ends
         self._last, self._ends_here = last, ends_here
         frames = zip(begins.tolist(), ends.tolist(), strict=True)
         heads = [data[begin : data.find(b"\n\n", begin, end) + 2] for begin, end in frames]
-        #: Frames up to their bodies, concatenated: nothing else is searched.
+        #: The part of each frame before its body, concatenated. Only these parts are searched.
         self._heads = b"".join(heads)
         bounds = np.cumsum([0, *map(len, heads)])
         self._begins, self._bodies = bounds[:-1], bounds[1:]
@@ -167,7 +168,7 @@ class _Finder:
         self._shift = begins - self._begins
         self._octets = np.frombuffer(self._heads, np.uint8)
         self._lines = np.flatnonzero(self._octets == _EOL)
-        #: For each frame, the index of the end of its first line.
+        #: For each frame, the index in `_lines` of the end of the frame's first line.
         self._first = np.searchsorted(self._lines, self._begins + len(_COMMAND))
         self._returns = np.flatnonzero(self._octets == _RETURN)
 
@@ -200,7 +201,7 @@ class _Finder:
         """Return all headers by name.
 
         Args:
-            groups: layouts, each with the rows that have that layout, and the ends of those rows' lines.
+            groups: layouts, each with the rows that have the layout, and the ends of the lines in these rows.
         """
         found: dict[str, list[tuple[Any, Field]]] = {}
         for layout, rows, bounds in groups:
@@ -215,7 +216,7 @@ class _Finder:
         return {name: Field.of(len(self._ends), parts) for name, parts in found.items()}
 
     def _layout(self, row: int) -> tuple[str, ...] | None:
-        """Return the names of a frame's headers; None if the frame must be parsed alone."""
+        """Return the names of a frame's headers, or None if the frame must be parsed alone."""
         begin, end = int(self._begins[row]) + len(_COMMAND) + 1, int(self._bodies[row]) - 2
         lines = self._heads[begin:end].split(b"\n") if end > begin else []
         names = [line.partition(b":")[0] for line in lines if b":" in line]
@@ -231,7 +232,7 @@ class _Finder:
         """Compare frames with a layout.
 
         Returns:
-            where the lines of all rows end, from the first to the empty one; and whether each row has the layout.
+            where the lines of each row end, from the first line to the empty line; and whether each row has the layout.
         """
         first, last = self._first[rows], len(self._lines) - 1
         bounds = self._lines[np.minimum(first + np.arange(len(layout) + 2)[:, None], last)]
@@ -253,7 +254,7 @@ class _Finder:
         return bounds, good
 
     def _starts(self, places: Any, name: bytes) -> Any:
-        """Return whether each place begins with these bytes."""
+        """Return, for each place, whether the bytes `name` begin there."""
         size = len(name)
         most = len(self._heads) - size
         if most < 0:
@@ -262,7 +263,7 @@ class _Finder:
         return (windows[np.minimum(places, most)] == name) & (places <= most)
 
     def _sizes(self, begins: Any, ends: Any) -> tuple[Any, Any]:
-        """Parse decimal numbers; return them, and which of them are valid and short enough."""
+        """Parse decimal numbers. Return the numbers, and whether each number is valid and short enough."""
         lengths = ends - begins
         good = (lengths >= 1) & (lengths <= _DIGITS_MAX)
         sizes = np.zeros(len(begins), np.int64)

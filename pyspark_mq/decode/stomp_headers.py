@@ -20,7 +20,7 @@ _MEANINGS = {"\\r": "\r", "\\n": "\n", "\\c": ":", "\\\\": "\\"}
 
 
 class UnreadableHeaders(bytes):
-    """The header block of a message with a misplaced end.
+    """The header block of a message whose frame ended in the wrong place.
 
     Attributes:
         error: why the message is unreadable.
@@ -35,7 +35,7 @@ def parse(block: bytes, last: str = "", *, escaped: bool = True) -> dict[str, st
     Args:
         block: as in the module's docstring.
         last: the header whose last entry counts; empty for none.
-        escaped: whether headers are escaped; all but those of CONNECTED are (section "Value Encoding").
+        escaped: whether headers are escaped, as in all frames except CONNECTED (section "Value Encoding").
     """
     text = block.decode("utf-8", "surrogateescape")
     lines = text[1:-1].split("\n") if len(text) > 1 else []
@@ -54,7 +54,7 @@ def parse(block: bytes, last: str = "", *, escaped: bool = True) -> dict[str, st
 
 
 def value(block: bytes, name: str, last: str = "") -> bytes | None:
-    """Return one header as written, including escapes; None if missing.
+    """Return one header as written, including escapes, or None if the header is missing.
 
     Args:
         block: as in the module's docstring.
@@ -66,7 +66,7 @@ def value(block: bytes, name: str, last: str = "") -> bytes | None:
 
 
 def as_text(value: str | None) -> str | None:
-    """Return a header for a string column; bytes that are not UTF-8 are shown as escapes."""
+    """Return a header's value as text for a string column. Bytes that are not UTF-8 become escapes."""
     if value is None or value.isascii():
         return value
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

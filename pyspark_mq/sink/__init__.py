@@ -1,1 +1,1 @@
-"""Writing to queues: rows become messages with stable IDs, and the broker confirms each one."""
+"""Writing to queues: rows become messages with stable IDs, and the broker confirms each message."""

@@ -1,4 +1,4 @@
-"""Publishing over AMQP 0-9-1 by pika, with confirms and `mandatory`.
+"""Publishing over AMQP 0-9-1 with pika, publisher confirms and the flag `mandatory`.
 
 pika's callback connection is driven directly, because pika's blocking connection waits for the confirmation of each
 message. RabbitMQ returns an unroutable message and then confirms it all the same, in this order (`rabbit_channel.erl`),
@@ -88,7 +88,7 @@ class Amqp091Publisher(Publisher):
         self.window.block(str(frame.method.reason) or "no reason given")
 
     def _check(self, destination: Destination, deadline: float) -> None:
-        """Look up the destination on a separate channel: if it does not exist, the broker closes the channel."""
+        """Look up the destination on a separate channel, which the broker closes if the destination does not exist."""
         closed: list[Any] = []
         done: list[Any] = []
 
@@ -147,7 +147,7 @@ class Amqp091Publisher(Publisher):
         self._loop.stop()
 
     def _until(self, done: Callable[[], bool], deadline: float) -> bool:
-        """Run the loop until `done()`; return False if the connection ends or time runs out first."""
+        """Run the loop until `done()`. Return False if the connection ends or time runs out first."""
         while not done():
             left_s = deadline - time.monotonic()
             if self._end is not None or left_s <= 0:
@@ -249,7 +249,7 @@ class Amqp091Publisher(Publisher):
         self._loop.stop()
 
     def _end_error(self, text: str) -> MqError:
-        """Return the error for the end of the connection or channel; if neither has ended, an error with this text."""
+        """Return the error for the end of the connection or channel. If neither has ended, the error has this text."""
         if self._end is None:
             return BrokerUnavailableError(f"{self.url}: {text}")
         reason = reason_of(self._end)

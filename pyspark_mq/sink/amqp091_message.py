@@ -13,7 +13,8 @@ from pyspark_mq.sink.settings import Destination, Message, ttl_ms
 
 __all__ = ["content", "properties_of", "publish_frame"]
 
-#: A name is a short string (AMQP 0-9-1, 4.2.5.3), and all headers must fit in one frame (4.2.3), by default of 128 KiB.
+#: A name is a short string (AMQP 0-9-1, 4.2.5.3). All headers must fit in one frame (4.2.3), which has 128 KiB by
+#: default.
 _SHORT_BYTES, _HEADERS_BYTES = 255, 120 << 10
 _MICROSECONDS = 1_000_000
 #: RabbitMQ's longest time to live (`?MAX_EXPIRY_TIMER`).
@@ -31,7 +32,7 @@ _PROPERTIES = (
 
 
 def publish_frame(destination: Destination, channel: int) -> bytes:
-    """Return the method frame of a message to a destination.
+    """Return the method frame that publishes a message to a destination.
 
     Raises:
         RowError: a name is too long.
@@ -43,7 +44,7 @@ def publish_frame(destination: Destination, channel: int) -> bytes:
 
 
 def content(message: Message, channel: int, frame_bytes: int) -> bytes:
-    """Return the frames after the method: properties and body.
+    """Return the frames that follow a message's method frame: properties and body.
 
     Args:
         frame_bytes: the most body bytes in a frame.

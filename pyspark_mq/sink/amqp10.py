@@ -1,9 +1,10 @@
-"""Publishing over AMQP 1.0 with proton's engine; as in the source, socket and loop are ours.
+"""Publishing over AMQP 1.0 with proton's engine. As in the source, socket and loop are ours.
 
-A message is confirmed when the broker has accepted it (AMQP 1.0, 3.4.2). RabbitMQ 4 releases unroutable messages, and
-rejects messages that a full queue refuses; both ActiveMQs reject such messages or end the link. Each destination has a
-link. If the broker creates missing addresses, the link requests a queue (capability `queue`): otherwise Artemis creates
-an address that keeps no messages.
+A message is confirmed when the broker has accepted the message (AMQP 1.0, 3.4.2). RabbitMQ 4 releases unroutable
+messages, and rejects messages that a full queue refuses. Both ActiveMQ brokers reject such messages or end the link.
+
+Each destination has a link. If the broker creates missing addresses, the link requests a queue (capability `queue`),
+because otherwise Artemis creates an address that keeps no messages.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Amqp10Publisher(Publisher):
         self._link(destination, deadline)
 
     def _link(self, destination: Destination, deadline: float) -> Any:
-        """Return an attached link to a destination; raise an error if the broker refuses the link."""
+        """Return an attached link to a destination. Raise an error if the broker refuses the link."""
         link = self._links.get(destination)
         if link is not None:
             return link
@@ -216,7 +217,10 @@ class Amqp10Publisher(Publisher):
             self._failed = self._end_error()
 
     def _take_outcomes(self, *, first: bool) -> int:
-        """Take all outcomes, or with `first` those up to the first missing one; return how many were `accepted`."""
+        """Take the outcomes of sent messages. Return how many outcomes were `accepted`.
+
+        With `first`, stop at the first message that has no outcome yet.
+        """
         accepted = []
         for tag, (delivery, _, _) in self._sent.items():
             state = delivery.remote_state
@@ -309,7 +313,7 @@ class Amqp10Publisher(Publisher):
         return True
 
     def _turn(self, timeout_s: float) -> None:
-        """Send, wait, receive."""
+        """Take a turn of the connection: send, wait, receive."""
         transport = self._transport
         if self._end:
             return

@@ -21,9 +21,10 @@ _HEADER, _PROPERTIES, _APPLICATION, _DATA, _VALUE = (b"\x00\x53" + bytes((code,)
 def encoded(message: Message, broker: str) -> bytes:
     """Encode a message for a broker.
 
-    RabbitMQ gets the ID as `message-id`, Artemis also as a property. ActiveMQ Classic gets the ID only as a property:
-    it cannot settle a message with a foreign `message-id` over STOMP. Artemis is not asked to drop duplicates
-    (`_AMQ_DUPL_ID`): it also remembers refused messages, and would mistake the next attempt for a duplicate.
+    RabbitMQ gets the ID as `message-id`. Artemis gets the ID as `message-id` and as a property. ActiveMQ Classic gets
+    the ID only as a property, because it cannot settle a message with a foreign `message-id` over STOMP. Artemis is not
+    asked to drop duplicates (`_AMQ_DUPL_ID`), because it also remembers refused messages, and would mistake the next
+    attempt for a duplicate.
 
     Args:
         broker: value of option `broker`.

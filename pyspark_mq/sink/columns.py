@@ -27,7 +27,7 @@ class _WriteColumn(NamedTuple):
     """A column.
 
     Attributes:
-        code: code of the column's field in a digest; 0 if it has none. Codes never change.
+        code: code of the column's field in a digest; 0 if the column has no field there. Codes never change.
         kinds: accepted types, by Spark's names.
         text: the column's meaning in a message, for docs/sink.md, as Markdown.
     """
@@ -60,7 +60,7 @@ COLUMNS: Mapping[str, _WriteColumn] = {
     "exchange": _WriteColumn(0, (_TEXT,), "RabbitMQ only: the exchange for this row, if no option names a destination"),
     "routingKey": _WriteColumn(0, (_TEXT,), "RabbitMQ only: the routing key for this row, unless an option sets one"),
 }  # fmt: skip
-#: Codes of the other fields: a body in bytes, the destination, and an ID from the row.
+#: Codes of further fields in a digest: a body in bytes, the destination, and an ID from the row.
 _BYTES_BODY, _DESTINATION, _GIVEN = 2, 20, 21
 #: Source columns about a delivery, or about a position in a stream.
 LEFT_OUT = frozenset(
@@ -161,11 +161,11 @@ def _check(name: str, kind: str) -> None:
 
 
 class RowReader:
-    """Messages of the rows of one task.
+    """Reader of the rows of one task, as messages.
 
     Args:
         plan: the checked columns.
-        identity: makes the IDs of rows that have none.
+        identity: creates an ID for a row that has no ID.
         reserved_properties: property names that this protocol cannot carry, each with the reason.
     """
 
@@ -209,7 +209,7 @@ class RowReader:
             )
 
     def _draft(self, row: dict[str, Any], *, is_text: bool) -> tuple[Message, bytes]:
-        """Return a row as a message, without an ID if the row has none; and the fields to digest."""
+        """Return a row as a message, and the fields to digest. The message has no ID if the row has no ID."""
         destination = self._plan.destination(row)
         properties = self._properties(row)
         _check_numbers(row)
@@ -223,7 +223,11 @@ class RowReader:
         return message, _fields(message, persistent)
 
     def _properties(self, row: dict[str, Any]) -> tuple[tuple[str, str | None], ...]:
-        """Return the properties to write. A property that has its own column fills that column if the row does not."""
+        """Return the properties to write.
+
+        A property that has a column of its own is left out. If the row has null in that column, the property's value is
+        used for the column.
+        """
         entries = row.get("properties")
         if not entries:
             return ()
@@ -259,7 +263,7 @@ def _destination_field(destination: Destination) -> bytes:
     return b"".join(field(_DESTINATION, part.encode()) for part in destination)
 
 
-#: The optional columns of a row that has only a body, as most do.
+#: The optional columns of a row that has only a body, as most rows do.
 _NOTHING = (None,) * 10
 
 

@@ -4,12 +4,12 @@ An ID is a digest of the writer (a query and its batch, or the ID of a write), t
 row's columns, combined with the row's number among equal rows of the partition. **The format is frozen** by the vectors
 in tests/unit/test_sink_ids.py: a retry after an upgrade must give the same IDs.
 
-Each field is a code, its length in four bytes, and its bytes; nulls are left out, so null differs from empty, and a
-column of nulls changes nothing. Map entries are sorted. Expiration is excluded, because in many jobs it depends on the
-time of the run.
+A field is encoded as a code, the length of the field in four bytes, and the bytes of the field. Nulls are left out, so
+null differs from empty, and a column of nulls changes nothing. Map entries are sorted. Expiration is excluded, because
+in many jobs it depends on the time of the run.
 
-Equal rows are counted by 64 bits of their digests in sorted arrays, 12 bytes a row. If two different rows share these
-64 bits, they only share a count.
+Equal rows are counted by 64 bits of their digests, in sorted arrays that take 12 bytes a row. If two different rows
+share these 64 bits, they only share a count.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Identity:
         self._base = blake2b(context, digest_size=16, person=_PERSON)
 
     def digest(self, row: bytes) -> bytes:
-        """Return the digest of a row, given as its fields in the order of their codes."""
+        """Return the digest of a row. `row` has the row's encoded fields in the order of their codes."""
         found = self._base.copy()
         found.update(row)
         return found.digest()
@@ -83,7 +83,7 @@ def keys_of(digests: Iterable[bytes]) -> np.ndarray[Any, Any]:
 
 
 class Seen:
-    """Keys that a task has seen, each with a value, in sorted arrays of growing length: 12 or 16 bytes a key.
+    """Keys that a task has seen, each with a value. Sorted arrays of growing length take 12 or 16 bytes a key.
 
     Args:
         rows_max: the most keys to keep.
@@ -123,9 +123,9 @@ class Seen:
         return [int(number) for number in numbers]
 
     def differing(self, names: Sequence[bytes], contents: Sequence[bytes]) -> int | None:
-        """Return the place of the first name that was seen before with other contents; None if there is none.
+        """Return the place of the first name that was seen before with other contents, or None.
 
-        Names beyond the `rows_max` kept ones are not recognised.
+        At most `rows_max` names are kept, and further names are not recognised.
         """
         keys, values = keys_of(names), keys_of(contents)
         order = np.argsort(keys, kind="stable")

@@ -1,7 +1,8 @@
-"""The contract of a publisher, which is one connection for one task, and how a task writes with it.
+"""The contract of publishers, and how a task writes with a publisher. A publisher is one connection for one task.
 
-A publisher sends messages and returns once the broker has confirmed all of them. It never reconnects: an unconfirmed
-message may or may not be in the queue, so the task fails, Spark retries it, and the copies have equal IDs.
+A publisher sends messages and returns once the broker has confirmed all of them. A publisher never reconnects: after
+the end of a connection an unconfirmed message may or may not be in the queue. So the task fails, Spark retries the
+task, and the copies of a message have equal IDs.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ PUBLISHERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 
 
 class SendWindow:
-    """Sent messages without a confirmation.
+    """Sent messages that are not confirmed yet.
 
     Args:
         where: the broker's URL, for errors.
@@ -79,12 +80,12 @@ class SendWindow:
         self.bytes += size
 
     def confirmed(self, key: Any) -> None:
-        """Record a confirmation; an unknown key changes no count."""
+        """Record a confirmation. An unknown key changes no count."""
         self.bytes -= self.unconfirmed.pop(key, 0)
         self._moved()
 
     def block(self, reason: str) -> None:
-        """Record that the broker blocks the connection, or, if the reason is empty, that it no longer does."""
+        """Record that the broker blocks the connection. An empty reason means that the broker no longer blocks."""
         if reason != self.blocked:
             self.blocked = reason
             self._moved()
@@ -96,7 +97,7 @@ class SendWindow:
         """Check for a timeout while messages are unconfirmed.
 
         Raises:
-            WriteError: nothing was confirmed for too long, and the broker does not report that it blocks.
+            WriteError: no message was confirmed for too long, and the broker does not report that it blocks.
         """
         waited_s = self._now_s() - self._moved_s
         if self.blocked and waited_s >= _BLOCKED_S and not self._warned:
@@ -118,7 +119,7 @@ class Publisher(ABC):
     """One connection that publishes.
 
     Args:
-        attempt: failed attempts at this URL so far; see :attr:`.SessionOptions.attempt`.
+        attempt: number of failed attempts at this URL so far; see :attr:`.SessionOptions.attempt`.
     """
 
     #: Property names reserved by the protocol, each with the reason.
@@ -142,7 +143,8 @@ class Publisher(ABC):
     def probe(self, destination: Destination, deadline: float) -> None:
         """Check whether this user may write to a destination, without a message that consumers can see.
 
-        A broker that creates missing destinations creates this one. The publisher cannot send anything afterwards.
+        A broker that creates missing destinations creates this destination if it is missing. The publisher cannot send
+        anything afterwards.
 
         Raises:
             DestinationError: the destination is missing, or this user may not access it.
@@ -188,10 +190,10 @@ def publisher_class(protocol: str) -> type[Publisher]:
 def connect(settings: SinkSettings) -> Publisher:
     """Return an open publisher at the first URL that answers within `connectTimeout`.
 
-    A silent address, such as one of a host without power, takes only its share of that time.
+    A silent address, such as the address of a host without power, takes only its share of that time.
 
     Raises:
-        BrokerUnavailableError: no URL has answered; this is the error of the last URL.
+        BrokerUnavailableError: no URL has answered. The error is that of the last URL.
     """
     kind, urls = publisher_class(settings.endpoint.protocol), settings.endpoint.urls
     deadline = time.monotonic() + settings.endpoint.connect_timeout_s
@@ -223,9 +225,10 @@ def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def write_rows(batches: Iterable[pa.RecordBatch], settings: SinkSettings, plan: ColumnPlan, identity: Identity) -> int:
-    """Publish the rows of one task; return their number once all are confirmed.
+    """Publish the rows of one task. Return the number of rows once all messages are confirmed.
 
-    The connection is opened for the first row, and closed at the end. Each batch is confirmed before the next is sent.
+    The connection is opened for the first row, and closed at the end. Each batch is confirmed before the next batch is
+    sent.
     """
     kind = publisher_class(settings.endpoint.protocol)
     reader = RowReader(plan, identity, {**kind.reserved_properties, **settings.endpoint.broker.header_properties})

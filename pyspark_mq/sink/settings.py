@@ -10,7 +10,7 @@ from pyspark_mq.sources.endpoint import Endpoint
 
 __all__ = ["MQ_ID", "Destination", "Message", "SinkSettings", "ttl_ms"]
 
-#: Property that carries the ID on both ActiveMQs: their own header cannot do so over every protocol.
+#: Property that carries the ID on both ActiveMQ brokers. Their own header cannot carry an ID over every protocol.
 MQ_ID = "mq_id"
 
 
@@ -37,7 +37,7 @@ class Message(NamedTuple):
     Attributes:
         is_text: True for a text message, whose body is UTF-8; False for a bytes message.
         timestamp_us, expiration_us: microseconds since 1970.
-        properties: names and values, without those that brokers add.
+        properties: names and values, without properties that brokers add.
     """
 
     destination: Destination
@@ -64,7 +64,7 @@ class SinkSettings:
     """The typed options of a write. They are sent to the tasks, including the password.
 
     Attributes:
-        queue, topic, exchange, routing_key: None if columns of the rows decide.
+        queue, topic, exchange, routing_key: where all rows go. None if columns of the rows decide.
         send_timeout_s: longest wait for a confirmation, unless the broker reports that it blocks.
         write_id: name of a write that may be rerun with the same IDs; None to give each write an ID of its own.
     """
@@ -90,5 +90,5 @@ class SinkSettings:
 
 
 def ttl_ms(expiration_us: int) -> int:
-    """Return the milliseconds until an expiration, at least 1: an expired message is written and expires at once."""
+    """Return the milliseconds until an expiration, at least 1. An expired message is written, and expires at once."""
     return max(1, expiration_us // 1000 - time.time_ns() // 1_000_000)

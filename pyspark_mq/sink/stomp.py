@@ -1,8 +1,8 @@
-"""Publishing over STOMP 1.2 to both ActiveMQs, each message with a receipt.
+"""Publishing over STOMP 1.2 to both ActiveMQ brokers, each message with a receipt.
 
-stomp.py writes the frames; the socket is ours. It escapes header values but not names, so names are escaped before it
-sees them: a line feed in a name could inject any header. RabbitMQ's receipts do not tell whether a message was routed,
-so RabbitMQ is not supported here.
+stomp.py writes the frames; the socket is ours. stomp.py escapes header values but not names. So this module escapes
+names before stomp.py sees them, because a line feed in a name could inject any header. RabbitMQ's receipts do not tell
+whether a message was routed, so RabbitMQ is not supported here.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class StompPublisher(Publisher):
     # -- the connection
 
     def _turn(self, timeout_s: float) -> None:
-        """Send, wait, receive."""
+        """Take a turn of the connection: send, wait, receive."""
         now = time.monotonic()
         if now - self._socket.sent_s >= self._send_every_s and not self._socket.outgoing:
             self._socket.outgoing += b"\n"
@@ -227,9 +227,9 @@ class StompPublisher(Publisher):
 
 
 def frame_headers(message: Message, broker: str) -> dict[str, str]:
-    """Return the headers of a message's SEND without destination and receipt; names are escaped, values are not.
+    """Return the headers of a message's SEND, without `destination` and `receipt`. Only names are escaped.
 
-    A text message has no content-length; brokers tell text and bytes messages apart by this.
+    A text message has no content-length, and a bytes message has one. So brokers tell the two kinds apart.
 
     Raises:
         RowError: STOMP cannot carry the message.

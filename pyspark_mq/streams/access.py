@@ -17,7 +17,7 @@ __all__ = ["Access", "make_access"]
 
 @dataclass(frozen=True)
 class Access:
-    """URLs, login, TLS and times, with the contents of all files, as read by the driver. Times are seconds.
+    """URLs, login, TLS settings, times, and the contents of all files as read by the driver. Times are seconds.
 
     Attributes:
         ca, certificate: contents of PEM files; the client's certificate includes its key.
@@ -52,7 +52,7 @@ class Access:
 
 
 def make_access(endpoint: Endpoint) -> Access:
-    """Read the files that the options name; raise an OptionError if a file cannot be read."""
+    """Return the access that the options describe. Raise an OptionError if a file named there cannot be read."""
     url = endpoint.urls[0]
     username, password = endpoint.credentials(url)
     tls = endpoint.tls

@@ -1,8 +1,8 @@
-"""Chunks, the units of a stream, from their bytes (``osiris_log.erl``, ``PROTOCOL.adoc``). Uses no socket and no clock.
+"""Decoder of chunks, the units of a stream (``osiris_log.erl``, ``PROTOCOL.adoc``). Uses no socket and no clock.
 
-A chunk is written once and is the same on all replicas. Its header has the offset of its first record and the number
-of its records; its CRC covers the data. Sizes are trusted only within the chunk's own bytes, and packed entries are
-unpacked only up to their stated size.
+A chunk is written once and is the same on all replicas. A chunk's header has the offset of the first record and the
+number of records. The chunk's CRC covers the data. Sizes are trusted only within the chunk's own bytes, and packed
+entries are unpacked only up to their stated size.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["HEADER_BYTES", "Chunk", "ChunkError", "ChunkIdentity", "Entry", "rea
 _HEADER = struct.Struct(">BBHIqqqIIII")
 HEADER_BYTES = _HEADER.size
 _MAGIC = 0x50
-#: Kinds of chunks; all but user chunks hold the broker's own records.
+#: Kinds of chunks. All chunks but user chunks hold the broker's own records.
 _USER, _KINDS = 0, 3
 #: Largest offset, and largest time in microseconds.
 _NUMBER_MAX = 2**63 - 2**32
 #: The first bit marks an entry with several records. Kind of compression, number of records and sizes follow.
 _SUB_ENTRY = struct.Struct(">BHII")
-#: Most bytes of an unpacked batch. Producers pack frames, of 1 MiB unless the broker allows more.
+#: Most bytes of an unpacked batch. Producers pack frames of up to 1 MiB, unless the broker allows more.
 _PLAIN_BYTES_MAX = 64 << 20
 
 
@@ -35,7 +35,7 @@ class ChunkError(Exception):
 
 
 class ChunkIdentity(NamedTuple):
-    """Identity of a chunk; distinguishes it from chunks at the same offset in other streams with the same name."""
+    """Identity of a chunk. Chunks at the same offset in other streams with the same name have other identities."""
 
     chunk: int
     timestamp_ms: int
@@ -47,11 +47,11 @@ class Chunk(NamedTuple):
     """A chunk as delivered.
 
     Attributes:
-        first: offset of its first record.
-        records: number of its records, which is the number of offsets it takes.
-        entries: number of entries in its data.
-        user: whether it has messages. Other chunks have the broker's own records, which take offsets, too.
-        data: its entries, as bytes.
+        first: offset of the chunk's first record.
+        records: number of records in the chunk, which is the number of offsets that the chunk takes.
+        entries: number of entries in the data.
+        user: whether the chunk has messages. Other chunks have the broker's own records, which take offsets, too.
+        data: the chunk's entries, as bytes.
     """
 
     first: int
@@ -75,7 +75,7 @@ class Chunk(NamedTuple):
         """Check the CRC and the number of entries, without unpacking any entry.
 
         Raises:
-            ChunkError: its bytes or its header are damaged.
+            ChunkError: the chunk's bytes or header are damaged.
         """
         if zlib.crc32(self.data) != self.crc:
             text = f"has CRC {zlib.crc32(self.data):08x}, but was written with {self.crc:08x}"
@@ -89,7 +89,7 @@ class Chunk(NamedTuple):
     def _entries(self) -> Iterator[Entry]:
         data, size = self.data, len(self.data)
         if self.entries == self.records:
-            # A packed entry may hold just one record; read as a simple entry, it would be longer than any chunk.
+            # A packed entry may hold just one record. Read as a simple entry, such an entry is longer than any chunk.
             with suppress(ChunkError):
                 begins = _begins(data, self.records)
                 if len(begins) == self.records + 1:
@@ -120,7 +120,7 @@ class Entry(NamedTuple):
     """A packed entry, or consecutive simple entries.
 
     Attributes:
-        records: number of its records, which is the number of offsets it takes.
+        records: number of records in the entry, which is the number of offsets that the entry takes.
         data: bytes as stored.
         begins: starts of simple records, as :meth:`unpacked` returns them; None for a packed entry.
     """
@@ -130,11 +130,11 @@ class Entry(NamedTuple):
     begins: list[int] | None = None
 
     def unpacked(self) -> tuple[bytes, list[int]]:
-        """Unpack its records, up to its stated count and size.
+        """Unpack the records of this entry, up to the count and the size that the entry states.
 
         Returns:
-            bytes in which each record follows its size in four bytes; and the starts of the records, with one more at
-            the end: record `n` is from `begins[n]` to `begins[n + 1] - 4`.
+            bytes in which the size of each record, in four bytes, precedes the record; and the starts of the records,
+            followed by one more number. Record `n` extends from `begins[n]` to `begins[n + 1] - 4`.
 
         Raises:
             ChunkError: the entry cannot be unpacked, or does not match its header.
@@ -160,7 +160,7 @@ def _simple(data: bytes) -> Entry:
 
 
 def _begins(data: bytes, count: int | None = None) -> list[int]:
-    """Return the starts of records, as in :meth:`Entry.unpacked`; not many more than `count` of them."""
+    """Return the starts of records, as :meth:`Entry.unpacked` does. With `count`, not many more starts are returned."""
     return _equal(data, count or 0) or _walked(data, count)
 
 
@@ -191,7 +191,7 @@ def _walked(data: bytes, count: int | None) -> list[int]:
 
 
 def _decompressed(kind: int, packed: bytes, plain_size: int) -> bytes:
-    """Unpack an entry, but stop one byte after the stated size: that byte shows that the stated size is wrong."""
+    """Unpack an entry, but stop one byte after the stated size. A byte there shows that the stated size is wrong."""
     if kind == 0:
         return packed
     if kind == 1:
@@ -205,7 +205,7 @@ def _decompressed(kind: int, packed: bytes, plain_size: int) -> bytes:
 
 
 def _snappy_blocks(packed: bytes, plain_size: int) -> Iterator[bytes]:
-    """Split Snappy's framing format into blocks, unpacked; unframed bytes are one block."""
+    """Split Snappy's framing format into blocks, and yield the unpacked blocks. Unframed bytes are one block."""
     if packed[:4] != b"\xff\x06\x00\x00":
         yield _snappy(packed, plain_size)
         return
@@ -235,7 +235,7 @@ def _snappy(block: bytes, maximum: int) -> bytes:
 
 
 def read_chunk(data: bytes, at: int = 0) -> Chunk:
-    """Read the chunk that begins at this byte and extends to the end of a frame.
+    """Read the chunk that begins at byte `at` and extends to the end of a frame.
 
     Raises:
         ChunkError: the bytes are not a chunk, or the chunk is cut off.

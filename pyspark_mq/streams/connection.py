@@ -1,7 +1,8 @@
 """One connection of the stream protocol: blocking, for one thread, without reconnects.
 
-However the connection ends, it raises :class:`StreamLost` and cannot be used afterwards; permanent refusals are errors
-of the package. The version in the broker's greeting is checked, because an unknown command would end the connection.
+If the connection ends, for whatever reason, :class:`StreamLost` is raised and the connection cannot be used afterwards.
+Permanent refusals raise errors of the package. The version in the broker's greeting is checked, because an unknown
+command would end the connection.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pyspark_mq.streams.frames import FieldReader, StreamFrameError, StreamLost
 __all__ = ["NO_STREAM", "Member", "NoStream", "StreamConnection", "StreamLost", "Subscription"]
 
 _RECEIVE_BYTES = 256 << 10
-#: Size of the rest of the frame, command and version.
+#: Head of a frame: the size of the rest, the command, and the version.
 _HEAD = struct.Struct(">IHH")
 #: Largest accepted chunk; the protocol has no limit. All other frames are small.
 _CHUNK_BYTES_MAX, _FRAME_BYTES_MAX = 1 << 30, 1 << 20
@@ -54,7 +55,11 @@ class Member(NamedTuple):
 
 
 class NoStream(Exception):  # noqa: N818
-    """The stream does not exist (code 2), or has no member on this node (code 6). `member` is the reporting node."""
+    """The stream does not exist (code 2), or has no member on this node (code 6).
+
+    Attributes:
+        member: the node that reports this.
+    """
 
     def __init__(self, stream: str, code: int, member: Member) -> None:
         self.stream, self.code, self.member = stream, code, member
@@ -77,7 +82,8 @@ class StreamConnection:
 
     def __init__(self, access: Access, member: Member, url: BrokerUrl) -> None:
         self._access, self._url = access, url
-        #: The node, as the broker reports it at login; behind a load balancer this may not be the requested node.
+        #: The requested node, and the node that answers (`advertised`), as the broker reports it at login. Behind a
+        #: load balancer these may be two nodes.
         self.member = self.advertised = member
         self._socket: socket.socket | None = None
         self._buffer, self._at = b"", 0
@@ -147,7 +153,7 @@ class StreamConnection:
     # -- requests
 
     def request(self, command: int, content: bytes, stream: str = "") -> FieldReader:
-        """Send a request and wait for its answer; return a reader positioned after the answer's response code.
+        """Send a request and wait for the answer. Return a reader positioned after the answer's response code.
 
         Raises:
             NoStream: the request's `stream` does not exist, or has no member on this node.
@@ -176,7 +182,7 @@ class StreamConnection:
         raise StreamLost(f"{self.place} refused command {command}: {reason}")
 
     def stats(self, stream: str) -> dict[str, int]:
-        """Return a stream's statistics, such as `first_chunk_id` and `committed_chunk_id`; -1 means no chunk yet."""
+        """Return a stream's statistics, such as `first_chunk_id` and `committed_chunk_id`. -1 means no chunk yet."""
         answer = self.request(frames.STREAM_STATS, frames.text(stream), stream)
         found = dict(answer.array(lambda: (answer.text(), answer.i64())))
         if lacking := sorted(_NUMBERS - found.keys()):
@@ -184,7 +190,7 @@ class StreamConnection:
         return found
 
     def partitions(self, super_stream: str) -> list[str]:
-        """Return the partitions of a super stream in order; an empty list if it is not a super stream."""
+        """Return the partitions of a super stream in order. The list is empty if the stream is not a super stream."""
         try:
             answer = self.request(frames.PARTITIONS, frames.text(super_stream))
         except NoStream:
@@ -192,7 +198,7 @@ class StreamConnection:
         return answer.array(answer.text)
 
     def members(self, stream: str) -> list[Member]:
-        """Return the nodes of a stream, the leader first; an empty list if it has no leader and no replicas."""
+        """Return the nodes of a stream, the leader first. The list is empty if there is no leader and no replica."""
         answer = self.request(frames.METADATA, frames.array([frames.text(stream)]))
         nodes = dict(answer.array(lambda: (answer.u16(), Member(answer.text(), answer.u32()))))
         found: list[Member] = []
@@ -208,7 +214,9 @@ class StreamConnection:
 
     @contextmanager
     def subscribed(self, stream: str, offset: int | None = None, since_ms: int = 0) -> Iterator[Subscription]:
-        """Subscribe with one credit, at an offset or, without it, at a time. After an error the connection is useless.
+        """Subscribe with one credit, from an offset on. Without an offset, subscribe from a time on.
+
+        After an error the connection is useless.
 
         Raises:
             NoStream: the stream does not exist, or has no member on this node.
@@ -245,7 +253,7 @@ class StreamConnection:
             raise StreamLost(f"{self.place} does not speak the stream protocol: {wrong}") from None
 
     def receive(self, deadline: float) -> tuple[int, FieldReader]:
-        """Return the next frame, after passing frames of the subscription to it.
+        """Return the next frame. If the frame belongs to the subscription, the subscription takes the frame first.
 
         Raises:
             TimeoutError: no frame arrived in time.
@@ -273,7 +281,7 @@ class StreamConnection:
         return command, reader
 
     def _take(self, size: int, deadline: float, *, started: bool = False) -> bytes:
-        """Read exactly this many bytes, sending heartbeats meanwhile."""
+        """Read exactly `size` bytes, and send heartbeats meanwhile."""
         parts, missing = [], size
         while True:
             parts.append(self._buffer[self._at : self._at + missing])
@@ -337,7 +345,10 @@ class Subscription:
         self.ended = False
 
     def take(self, delivery: bytes) -> None:
-        """Queue a chunk, unless it is for an earlier subscription; raise a StreamFrameError if no credit was left."""
+        """Queue a chunk, unless the chunk is for an earlier subscription.
+
+        Raise a StreamFrameError if no credit was left.
+        """
         if delivery[:1] == frames.u8(self._number):
             if len(self._chunks) == self._open:
                 raise StreamFrameError("the broker sent more chunks than credit allows")
@@ -361,7 +372,7 @@ class Subscription:
         return read_chunk(self._chunks.popleft(), 1)
 
     def want(self, chunks: int) -> None:
-        """Allow this many chunks to be in flight."""
+        """Allow up to `chunks` chunks to be in flight."""
         if self._open <= chunks // 2:
             self._connection.credit(self._number, chunks - self._open)
             self._open = chunks

@@ -1,6 +1,6 @@
 """Writing and reading frames of the RabbitMQ stream protocol (``PROTOCOL.adoc`` of rabbitmq_stream). Pure.
 
-A frame is its size in four bytes, a command, the command's version, and fields without names.
+A frame consists of its size in four bytes, a command, the command's version, and fields without names.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StreamFrameError(StreamLost):
 # -- writing
 
 
-#: Unsigned integers, by their number of bits.
+#: Functions that encode unsigned integers, named by the number of bits.
 u8, u16, u32, u64 = (struct.Struct(f">{size}").pack for size in "BHIQ")
 
 
@@ -81,7 +81,7 @@ class FieldReader:
         self._data, self._at = data, 0
 
     def raw(self, size: int) -> bytes:
-        """Take this many bytes; raise a StreamFrameError if the frame has fewer."""
+        """Take the next `size` bytes. Raise a StreamFrameError if fewer bytes are left in the frame."""
         end = self._at + size
         if end > len(self._data):
             raise StreamFrameError(
@@ -103,7 +103,7 @@ class FieldReader:
         return self._number(8, signed=True)
 
     def text(self) -> str:
-        """Read a string; null counts as empty."""
+        """Read a string. A null string counts as empty."""
         size = self._number(2, signed=True)
         return self.raw(size).decode("utf-8", "backslashreplace") if size > 0 else ""
 

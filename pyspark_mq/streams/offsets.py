@@ -1,10 +1,10 @@
 """The offset of a stream query in Spark's log, and positions in options.
 
 An offset is one JSON object: ``{"v": 1, "of": "streams 'orders' in virtual host '/'", "at": {"orders-0": {"next": 500,
-"last": [480, timestamp, epoch, crc], "first": [0, …]}}}``. ``next`` is the offset after the last record read, ``last``
-is the identity of the chunk with that record, and ``first`` is the identity of the stream's first chunk at that time.
-No other stream of this name has these chunks. ``last`` and ``first`` are null if there was no chunk. Partitions are
-sorted by name, because Spark compares offsets as text.
+"last": [480, timestamp, epoch, crc], "first": [0, …]}}}``. ``next`` is the offset after the last record read. ``last``
+is the identity of the chunk with that record. ``first`` is the identity of the chunk that was the stream's first chunk
+when the offset was recorded. No other stream of this name has these chunks. ``last`` and ``first`` are null if there
+was no chunk. Partitions are sorted by name, because Spark compares offsets as text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StreamPosition:
     Attributes:
         next: offset of the record after the position.
         last: the chunk with the record before the position; None if unknown.
-        first: the stream's first chunk when the position was recorded; None if there was none.
+        first: the stream's first chunk when the position was recorded; None if the stream had no chunk.
     """
 
     next: int

@@ -1,8 +1,8 @@
-"""The driver's side: starts and ends of epochs, and the ranges of their tasks. No payload passes through here.
+"""The driver's side: starts and ends of epochs, and the ranges that tasks read. No payload passes through here.
 
-A *place* is a position in one partition: the start of an epoch, its logged end, or the bound of a run. :func:`.resume`
-decides what has become of a place since it was read. An epoch ends at the end of a committed chunk; the epoch's offset
-has the chunk's identity, and the tasks compare the chunk they read with that identity.
+A *place* is a position in one partition: the start or the logged end of an epoch, or the bound of a run.
+:func:`.resume` decides what has become of a place since it was read. An epoch ends at the end of a committed chunk. The
+epoch's offset has the chunk's identity, and tasks compare the chunk that they read with that identity.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _TOPOLOGY_S = 1.0
 _SOON_S = 10.0
 #: Planning attempts if a stream disappears meanwhile.
 _TRIES = 3
-#: Log lines about a place. {0} is the offset to continue from, {1} the offset before that, {2} the place's offset.
+#: Log lines about a place. {0} is the offset at which reading continues, {1} the offset before {0}, {2} the place's
+#: offset.
 _TEXTS = {
     Outcome.GONE: "offsets {2} to {1} are gone: retention removed them before they were read",
     Outcome.OTHER: "it was read up to offset {2}, but has been deleted and recreated since then: the new stream begins "
@@ -57,11 +58,11 @@ class _Partition:
     Attributes:
         of: name of the stream or of its super stream.
         there: whether the partition existed at the last refresh.
-        seen: the place examined since the last refresh, the stream's end, and the place's fate. (A re-created stream
-            may have the same end as before.)
-        planned: the last planned epoch: its start, the offset at which it begins, and its end.
-        furthest: the furthest place of this process.
-        reported: losses reported so far, and for each the offset up to which it was counted.
+        seen: the place examined since the last refresh, the stream's end, and the place's fate. A refresh discards
+            these three, because a re-created stream may have the same end as before.
+        planned: the last planned epoch: the start place, the offset at which the epoch begins, and the end place.
+        furthest: the furthest place that this process has used.
+        reported: losses reported so far, and the offset up to which each loss was counted.
         bound: end of a run of `Trigger.AvailableNow`.
     """
 
@@ -78,7 +79,7 @@ class _Partition:
 
 
 class Planner:
-    """Plans the epochs of one query. For one thread; connects at the first call."""
+    """Plans the epochs of one query. A planner is for one thread, and connects at the first call."""
 
     def __init__(self, settings: StreamSettings) -> None:
         self._settings = settings
@@ -132,7 +133,7 @@ class Planner:
             ) from None
 
     def _steadily(self, plan: Callable[[], T]) -> T:
-        """Plan; if a stream disappears meanwhile, plan again."""
+        """Return the result of `plan`. If a stream disappears meanwhile, plan again."""
         for _ in range(_TRIES):
             self._look()
             try:
@@ -143,7 +144,7 @@ class Planner:
         raise loss(gone, text, fails=self._settings.fail_on_loss)
 
     def _ask(self, partition: _Partition, ask: Callable[[StreamConnection], T], limit_s: float | None = None) -> T:
-        """Ask the members of a partition in turn until one answers."""
+        """Ask the members of a partition in turn until a member answers."""
         assert self._access is not None
         return persistently(self._access, partition.members, ask, f"stream '{partition.name}'", limit_s=limit_s)
 
@@ -152,7 +153,7 @@ class Planner:
         return Copy(connection, partition.name, known, patient=partition.furthest is None)
 
     def _see(self, partition: _Partition, place: StreamPosition) -> Found:
-        """Find the fate of a place: from one member if the place is unchanged there, otherwise from all members."""
+        """Find the fate of a place. Ask one member, and ask all members unless that member has the place unchanged."""
 
         def look(connection: StreamConnection) -> Found:
             assert self._access is not None
@@ -175,7 +176,10 @@ class Planner:
         return found
 
     def _end(self, partition: _Partition) -> StreamPosition:
-        """Return the committed end of an unread partition; the furthest end if all members can be reached soon."""
+        """Return the committed end of an unread partition. If all members can be reached soon, the furthest end counts.
+
+        Otherwise the end that one member reports is returned.
+        """
 
         def furthest(connection: StreamConnection) -> StreamPosition:
             assert self._access is not None
@@ -191,7 +195,7 @@ class Planner:
     # -- starts
 
     def initial(self) -> dict[str, Any]:
-        """Return the offset of a new query."""
+        """Return the offset at which a new query starts."""
         places = self._steadily(lambda: self._resolved("startingOffsets", self._settings.starting))
         for name, place in places.items():
             self._at(name).furthest = place
@@ -301,7 +305,7 @@ class Planner:
         return encode(self._settings.of, before | after)
 
     def _bound_of(self, partition: _Partition, found: Found) -> StreamPosition:
-        """Return the end of a bounded run. A bound that the stream no longer has is replaced first."""
+        """Return the end of a bounded run. If the stream no longer has the bound, the bound is replaced first."""
         assert partition.bound is not None
         is_kept = found.outcome in {Outcome.SAME, Outcome.NOT_YET}
         if is_kept and partition.bound.next < found.end.next:
@@ -328,11 +332,13 @@ class Planner:
     def _judged(
         self, partition: _Partition, place: StreamPosition, found: Found, end: int | None = None, gone: int = 0
     ) -> int:
-        """Report the fate of a place, with a DataLossError unless loss is accepted; return the offset to continue from.
+        """Report the fate of a place, and return the offset at which reading continues.
+
+        A loss raises a DataLossError unless the options accept loss.
 
         Args:
-            end: end of an epoch; losses to retention after it count with the next epoch.
-            gone: planned offsets before the place that are gone.
+            end: end of an epoch. Messages after this end that retention removed count with the next epoch.
+            gone: how many planned offsets before the place are gone.
         """
         begin, outcome = found.begin, found.outcome
         if outcome in _TEXTS and (begin > place.next or outcome is not Outcome.GONE):
@@ -349,7 +355,7 @@ class Planner:
         begin: int,
         gone: int = 0,
     ) -> None:
-        """Report a loss once for each place; count only losses to retention that were not counted before."""
+        """Report a loss once for each place. If a loss to retention grows, report and count the further messages."""
         counted = partition.reported.get((place, outcome))
         if outcome is Outcome.GONE:
             gone = max(0, begin - (place.next if counted is None else counted))
@@ -417,7 +423,7 @@ class Planner:
         return found
 
     def report(self) -> dict[str, Any]:
-        """Return the counters for the query's progress, named as those of queues."""
+        """Return the counters for the query's progress, with the names that the counters of queues have."""
         backlog = {partition.name: partition.backlog for partition in self._there()}
         return {
             "reads": self._settings.of,

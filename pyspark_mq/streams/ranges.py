@@ -3,10 +3,11 @@
 A task emits exactly the records of its range, so a retry emits the same records. Four rules ensure this:
 
 1. The task subscribes to chunks of all kinds. They must follow each other without a gap, with valid headers and CRCs.
-2. A gap or a broken chunk is accepted only after each member in Metadata has shown it three times, on separate
-   connections, because each member has its own retention.
-3. No chunk may have a later epoch than the chunk at the end of the range, and that chunk must be the planned one. A
-   re-created stream never turns back into the old one, so everything read before is from the same stream.
+2. A gap or a broken chunk is accepted only after each member in Metadata has shown the gap or the chunk three times, on
+   separate connections, because each member has its own retention.
+3. No chunk may have a later epoch than the chunk at the end of the range, and this end chunk must be the planned chunk.
+   A re-created stream never turns back into the old stream, so everything read before the end chunk is from the same
+   stream.
 4. If a connection is lost between two chunks, another connection, perhaps to another member, continues at the next
    offset.
 
@@ -79,7 +80,8 @@ def loss(stream: str, text: str, *, fails: bool = True) -> DataLossError:
     """Return the error for messages missing from a stream.
 
     Args:
-        fails: whether `failOnDataLoss` is on. If it is off, a restarted query resumes with the remaining messages.
+        fails: whether `failOnDataLoss` is on. If the option is off, a restarted query resumes with the remaining
+            messages.
     """
     advice = "Restart the query: it then reads the messages that the stream has now"
     if fails:
@@ -91,7 +93,7 @@ def read_range(wanted: Range) -> Iterator[Part]:
     """Read a range, over as many connections as needed.
 
     Raises:
-        DataLossError: records are missing, or differ from the planned ones.
+        DataLossError: records are missing, or differ from the planned records.
         RefusedError: nodes have refused the login, or TLS, for `reconnectTimeout`.
         BrokerUnavailableError: there was no progress for `reconnectTimeout`.
     """
@@ -104,7 +106,7 @@ class _RangeReader:
         self._proved = wanted.proof is None
         what = lambda: f"{wanted}: no progress at offset {self._next}"  # noqa: E731
         self._attempts = Attempts(wanted.access, wanted.members, what, turn=wanted.turn)
-        #: For each member that lacks the next offset: the offsets at which it continues instead, with the reasons.
+        #: For each member that lacks the next offset: the offsets at which that member continues, with the reasons.
         self._lacking: dict[Member, list[tuple[int, str]]] = defaultdict(list)
         self._others = 0
         self._get_to(wanted.begin)
@@ -140,7 +142,7 @@ class _RangeReader:
                     after = chunk.end
                     entries = self._checked(chunk)
                 except ChunkError as wrong:
-                    # The next chunk shows where the broken one ends.
+                    # The next chunk shows where the broken chunk ends.
                     broken = broken or f"no member has a good chunk for offset {self._next}: {wrong}"
                     self._wait(begun, broken)
                     subscription.want(1)
@@ -178,7 +180,7 @@ class _RangeReader:
         return chunk.check()
 
     def _wait(self, since_s: float, text: str) -> None:
-        """Leave a member that has sent no useful chunk for too long; the next member may take longer."""
+        """Leave a member that has sent no useful chunk for too long. The next member is given more time."""
         if time.monotonic() - since_s > self._wait_s:
             self._wait_s = max(_WAIT_S, min(2 * self._wait_s, self._attempts.left_s))
             raise StreamLost(
@@ -191,7 +193,10 @@ class _RangeReader:
         return f"no member has them, and all have offset {chunk.first}"
 
     def _lacks(self, connection: StreamConnection, after: int, reason: str) -> NoReturn:
-        """Record that a member lacks the next offset, and where the member continues; skip offsets that all lack."""
+        """Record that a member lacks the next offset, and at which offset the member continues.
+
+        If all members lack the next offset, skip the missing offsets.
+        """
         self._lacking[connection.advertised].append((after, reason))
         named = connection.members(self._wanted.stream)
         if named and all(len(self._lacking[member]) >= _TRIES for member in named):
@@ -199,7 +204,7 @@ class _RangeReader:
         raise StreamLost(f"{connection.place} continues at offset {after}: {reason}")
 
     def _skip(self, after: int, reason: str) -> None:
-        """Skip the offsets before `after` as lost; raise a DataLossError unless the options accept that."""
+        """Skip the offsets before `after` as lost. Raise a DataLossError unless the options accept the loss."""
         wanted, end = self._wanted, min(after, self._wanted.end)
         text = f"offsets {self._next} to {end - 1} are gone: {reason}"
         if self._next >= wanted.end:
@@ -213,7 +218,7 @@ class _RangeReader:
         self._proved = self._proved or wanted.proof is None or wanted.proof.chunk < after
 
     def _prove(self, connection: StreamConnection, chunk: Chunk, proof: ChunkIdentity) -> None:
-        """Compare the chunk at the end with the planned one."""
+        """Compare the chunk at the end of the range with the planned chunk."""
         if chunk.first > proof.chunk:
             self._lacks(connection, chunk.first, "retention removed the end")
         if chunk.identity != proof:
@@ -221,7 +226,7 @@ class _RangeReader:
         self._proved = True
 
     def _differs(self, text: str) -> NoReturn:
-        """Have a differing chunk read again; raise a DataLossError if it keeps differing."""
+        """Have a differing chunk read again. Raise a DataLossError if the chunk keeps differing."""
         self._others += 1
         if self._others >= _TRIES * max(1, len(self._wanted.members)):
             text = f"a chunk from offset {self._next} on is not the planned chunk: it {text}"

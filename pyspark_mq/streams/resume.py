@@ -1,10 +1,11 @@
-"""The rule for resuming a stream: the fate of a position, from the members' copies. Pure.
+"""The rule for resuming a stream. It derives the fate of a position from the members' copies of the stream. Pure.
 
-Only chunk identities prove a loss, never a time or a lower end: after an election a leader correctly reports a lower
-end until replicas have acknowledged again (``osiris_writer:handle_continue``), and replicas lag. Epochs never decrease
-along a log and increase with each election; but a restored backup repeats epoch numbers, and clocks differ. So a chunk
-is newer than another if its epoch or its time is later. If its epoch is earlier, its time must be later by more than
-clocks may differ.
+Only chunk identities prove a loss. A time or a lower end proves nothing: after an election a leader correctly reports
+a lower end until replicas have acknowledged again (``osiris_writer:handle_continue``), and replicas lag.
+
+Epochs never decrease along a log, and increase with each election. But a restored backup repeats epoch numbers, and
+clocks differ. So chunk B is newer than chunk A if B's epoch or B's time is later. If B's epoch is earlier, B's time
+must be later by more than clocks may differ.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Outcome(Enum):
     GONE = auto()
     #: Another stream has this name now.
     OTHER = auto()
-    #: Chunks before the position were replaced: from a known offset on (CUT), or from an unknown one (AGAIN).
+    #: Chunks before the position were replaced, from a known offset on (CUT) or from an unknown offset on (AGAIN).
     CUT, AGAIN = auto(), auto()
     #: No member has reached the position. Lag and truncation look alike until the next publish.
     NOT_YET = auto()
@@ -44,9 +45,9 @@ class Found(NamedTuple):
 
     Attributes:
         begin: offset to resume at.
-        end: position after the last chunk; the position itself if there is nothing to read.
-        stop: new end of an epoch that was logged to end at the position. This end is before the replaced chunks, which
-            the next epoch reads.
+        end: position after the stream's last chunk; the examined position if there is nothing to read.
+        stop: new end for an epoch whose logged end is the examined position. The new end is before the replaced chunks,
+            and the next epoch reads those chunks.
     """
 
     outcome: Outcome
@@ -56,7 +57,10 @@ class Found(NamedTuple):
 
 
 def unchanged(place: StreamPosition, view: Copy) -> Found | None:
-    """Return the fate of a position if a member has the same chunk before it (or the same first chunk); else None."""
+    """Return the fate `SAME` if a member's copy still has the chunk before a position. Otherwise return None.
+
+    If the chunk before the position is unknown, the stream's first chunk decides instead.
+    """
     mark = place.last or place.first
     if mark is None:
         same = view.low <= place.next
@@ -88,7 +92,7 @@ def resume(place: StreamPosition, views: Sequence[Copy]) -> Found:
 
 
 def _replaced(place: StreamPosition, mark: ChunkIdentity, ranked: Sequence[Copy]) -> Found:
-    """Find the offset from which a stream differs, if no member has the position unchanged."""
+    """Find the offset from which a stream differs from what was read. No member has the position unchanged."""
     view, head = ranked[0], ranked[0].chunk(0)
     # Each member has its own retention, so other members may have more of the same stream.
     alike = [one for one in ranked if one.end.next > head.first and one.chunk(head.first) == head]
@@ -114,7 +118,7 @@ def _replaced(place: StreamPosition, mark: ChunkIdentity, ranked: Sequence[Copy]
 
 
 def _first_of(chunk_at: Callable[[int], Chunk], low: int, high: int, is_newer: Callable[[Chunk], bool]) -> int:
-    """Return the start of the first newer chunk; `high` if there is none before that offset."""
+    """Return the start of the first newer chunk, or `high` if there is no newer chunk before offset `high`."""
     while low < high:
         chunk = chunk_at((low + high) // 2)
         if is_newer(chunk):
@@ -129,6 +133,6 @@ def _found(outcome: Outcome, place: StreamPosition, begin: int, view: Copy) -> F
     if outcome in {Outcome.CUT, Outcome.AGAIN} and begin > 0:
         before = view.chunk(begin - 1)
         stop = StreamPosition(begin, before.identity if before.first < begin else None) if begin < place.next else place
-    # Another stream's first chunk says nothing about this one's.
+    # The first chunk of another stream says nothing about the first chunk of this stream.
     first = place.first if outcome is Outcome.SAME else None
     return Found(outcome, begin, view.end_after(first) if view.end.next > begin else place, stop)

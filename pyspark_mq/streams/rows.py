@@ -45,7 +45,7 @@ class _Piece(NamedTuple):
 
     Attributes:
         first: offset of the first record.
-        broken: why a packed entry is unreadable; empty otherwise.
+        broken: why a packed entry is unreadable; empty for readable records.
     """
 
     first: int
@@ -75,7 +75,7 @@ def _pieces(part: Part) -> Iterator[_Piece]:
 
 
 def _together(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    """Yield the pieces of each batch; a broken piece is a batch of its own."""
+    """Group pieces into batches, and yield the pieces of each batch. A broken piece is a batch of its own."""
     held: list[_Piece] = []
     size = records = 0
     for piece in pieces:

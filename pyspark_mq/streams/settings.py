@@ -12,12 +12,13 @@ __all__ = ["StreamSettings", "Where"]
 
 @dataclass(frozen=True)
 class Where:
-    """Where to begin or to end: an offset for all partitions, offsets or times by partition, or a time for all.
+    """Place to begin or to end: an offset for all partitions, offsets or times by partition, or a time for all.
 
     Attributes:
         offset: `EARLIEST` or `LATEST`, for all partitions.
         offsets, times_ms: offsets or times by partition; `offset` applies to the other partitions.
-        since_ms: a time for all partitions; stands for the first chunk that is not older, or the end.
+        since_ms: a time for all partitions. It stands for the first chunk that is not older, or for the end if there is
+            no such chunk.
     """
 
     offset: int
@@ -36,7 +37,7 @@ class StreamSettings:
         max_offsets, min_offsets: limits of an epoch; None for no limit. The maximum is rounded up to the end of a
             chunk.
         max_delay_s: how long to wait for the minimum.
-        min_partitions, max_records: bounds for splitting ranges among tasks; None for one task for each range.
+        min_partitions, max_records: bounds for splitting ranges among tasks. If both are None, each range has one task.
         unreadable: what to do with an unreadable message: `fail`, `row` or `reject`.
     """
 

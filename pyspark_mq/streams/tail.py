@@ -1,7 +1,8 @@
 """One member's copy of a stream: its start, its end, and the chunk at an offset.
 
-The copy ends with the last *committed* chunk, whose first offset StreamStats reports (3.11 and later): later chunks may
-vanish with a leader. -1 means that the stream is empty, or, for a second after a restart, that the end is unknown.
+The copy ends with the last *committed* chunk, because later chunks may vanish with a leader. StreamStats reports the
+first offset of that chunk (3.11 and later). -1 means that the stream is empty. For a second after a restart, -1 may
+also mean that the end is unknown.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ class Copy:
 
     Args:
         connection: a connection to the member.
-        known: the last known end; if it is unchanged, nothing is read.
-        patient: whether to wait for a node that has just started or was elected.
+        known: the last known end. If the end is unchanged, no chunk is read.
+        patient: whether to wait for a node that has just started or has just been elected.
 
     Attributes:
-        low: the lowest offset that the member reports; only a delivered chunk proves that it has this offset.
-        end: the position after the copy's last chunk. The position has no chunk if the member has no chunk or knows
-            none.
+        low: the lowest offset that the member reports. Only a delivered chunk proves that the member has this offset.
+        end: the position after the copy's last chunk. The position has no chunk if the member has no chunk or knows of
+            no chunk.
         is_cut: whether a damaged chunk follows the end and was left out.
 
     Raises:
@@ -57,11 +58,14 @@ class Copy:
                 self.end = StreamPosition(chunk.end, chunk.identity)
 
     def chunk(self, offset: int) -> Chunk:
-        """Return the chunk with an offset below the end, or the first remaining chunk. Its data may be damaged."""
+        """Return the chunk with an offset that is below the end. The chunk's data may be damaged.
+
+        If the copy no longer has the offset, return the first remaining chunk.
+        """
         return chunk_with(self._connection, self._stream, offset)
 
     def end_after(self, first: ChunkIdentity | None) -> StreamPosition:
-        """Return the end together with the stream's first chunk, which is read unless it is still `first`."""
+        """Return the end together with the stream's first chunk. The first chunk is read unless it is still `first`."""
         if self.end.last is None:
             return self.end
         if first is None or first.chunk != self.low:
@@ -70,7 +74,10 @@ class Copy:
 
 
 def _settled(connection: StreamConnection, stream: str) -> dict[str, int]:
-    """Return a stream's statistics once its committed end has reached its initial last chunk, or after some seconds."""
+    """Wait until the committed end has reached the chunk that was last at the first look, or for some seconds.
+
+    Return the stream's statistics after the wait.
+    """
     began, goal = time.monotonic(), -1
     while True:
         numbers = connection.stats(stream)
@@ -82,10 +89,11 @@ def _settled(connection: StreamConnection, stream: str) -> dict[str, int]:
 
 
 def chunk_with(connection: StreamConnection, stream: str, offset: int | None = None, since_ms: int = 0) -> Chunk:
-    """Return the chunk with a committed offset, or the first chunk if retention has removed it.
+    """Return the chunk with a committed offset, or the first chunk if retention has removed that offset.
 
     Args:
-        since_ms: without an offset, return the first chunk that is not older than this. There must be such a chunk.
+        since_ms: a time, for calls without an offset: the first chunk that is not older is returned. There must be such
+            a chunk.
 
     Raises:
         StreamLost: the chunk does not arrive, or has a damaged header.
@@ -105,7 +113,9 @@ def chunk_with(connection: StreamConnection, stream: str, offset: int | None = N
 
 
 def sure_chunk(connection: StreamConnection, stream: str, offset: int, first: int = -1) -> Chunk:
-    """Read a chunk like :func:`chunk_with`; read it twice unless it is as expected: no CRC covers its header.
+    """Read a chunk like :func:`chunk_with`. Read the chunk twice unless it is intact and begins at offset `first`.
+
+    The second read is needed because no CRC covers the header of a chunk.
 
     Raises:
         StreamLost: two reads differ.

@@ -22,7 +22,7 @@ _log = logging.getLogger("pyspark_mq")
 #: Idle connections of this process: a task leaves its connection to the next task, which may find the connection dead.
 _KEPT: dict[tuple[Access, Member], list[StreamConnection]] = {}
 _KEPT_MAX = 16
-#: Addresses where an attempt timed out, and until when they are tried last.
+#: Addresses at which an attempt timed out, each with a time. Until that time the address is tried after all others.
 _AVOIDED: dict[Member, float] = {}
 _AVOIDED_S = 600.0
 #: How long a first refusal is retried: a starting node may refuse a login that it accepts later.
@@ -39,10 +39,10 @@ def forget_connections() -> None:
 
 
 def _candidates(access: Access, members: Sequence[Member], turn: int = 0) -> list[tuple[Member, BrokerUrl]]:
-    """List candidates for a stream: its members, beginning with a different one each turn, then the user's URLs.
+    """List candidates for a stream: the members of the stream, then the user's URLs.
 
-    Brokers may advertise addresses that do not resolve here; then only the URLs work, for example behind a load
-    balancer. Addresses with a recent timeout come last.
+    Each turn begins with a different member. Brokers may advertise addresses that do not resolve here, for example
+    behind a load balancer. Then only the URLs work. Addresses with a recent timeout come last.
     """
     begin = turn % len(members) if members else 0
     nodes = [(member, access.urls[0]) for member in (*members[begin:], *members[:begin])]
@@ -52,7 +52,10 @@ def _candidates(access: Access, members: Sequence[Member], turn: int = 0) -> lis
 
 @contextmanager
 def connected(access: Access, member: Member, url: BrokerUrl) -> Iterator[StreamConnection]:
-    """Use a connection to a node, pooled or new; return it to the pool unless it is lost. May raise StreamLost."""
+    """Lend a connection to a node, pooled or new. Afterwards the connection returns to the pool unless it is lost.
+
+    May raise StreamLost.
+    """
     kept, began = _KEPT.get((access, member)), time.monotonic()
     try:
         connection = kept.pop() if kept else StreamConnection(access, member, url)
@@ -81,7 +84,7 @@ def _keep(access: Access, member: Member, connection: StreamConnection) -> None:
 
 @contextmanager
 def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[StreamConnection]]:
-    """Connect to all of these members at once, distinguished by their advertised addresses.
+    """Connect to all of these members at once. Their advertised addresses tell which member a connection reached.
 
     Raises:
         StreamLost: a member was not reached, perhaps by chance behind a load balancer.
@@ -99,7 +102,7 @@ def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[Strea
 
 
 class Attempts(AbstractContextManager[object]):
-    """Candidates for a stream, in rounds, until one succeeds or all are given up.
+    """Candidates for a stream, in rounds, until an attempt succeeds or all candidates are given up.
 
     As a context manager, this object handles the failure of an attempt, and the loop continues with the next candidate.
 
@@ -112,7 +115,7 @@ class Attempts(AbstractContextManager[object]):
         absent: members that report that the stream is missing, and since when.
 
     Raises:
-        NoStream: all members (or, if none is known, any node) report that the stream is missing.
+        NoStream: all members (or any node, if no member is known) report that the stream is missing.
         RefusedError: a node refuses the login or the request.
         BrokerUnavailableError: no candidate succeeded.
     """
@@ -199,7 +202,7 @@ def persistently(
     limit_s: float | None = None,
     absent_s: float | None = None,
 ) -> T:
-    """Ask nodes in turn until one answers; for arguments and errors see :class:`Attempts`."""
+    """Ask nodes in turn until a node answers. For arguments and errors see :class:`Attempts`."""
     attempts = Attempts(access, members, lambda: what, limit_s=limit_s, absent_s=absent_s)
     for node in attempts:
         with attempts, connected(access, *node) as connection:

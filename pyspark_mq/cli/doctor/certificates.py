@@ -1,8 +1,10 @@
 """Certificates of brokers and clients, and when they expire.
 
-Python's `ssl` reports when a server's certificate expires only if it has verified the certificate, and does not report
-when a client's own certificate expires. So this module reads that field from the bytes (X.509, RFC 5280, 4.1: a
-SEQUENCE whose first element has the validity as its fifth element, or as its fourth if the version is left out).
+Python's `ssl` reports when a server's certificate expires only if `ssl` has verified the certificate, and does not
+report when a client's own certificate expires. So this module reads the time from the bytes of a certificate.
+
+A certificate (X.509, RFC 5280, 4.1) is a SEQUENCE. The first element of the SEQUENCE has the validity as its fifth
+element, or as its fourth element if the version is left out.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ def of_server(url: BrokerUrl, endpoint: Endpoint) -> datetime:
 
 
 def of_file(path: str) -> datetime:
-    """Return when the first certificate in a PEM file expires; raise a ValueError if there is none."""
+    """Return when the first certificate in a PEM file expires. Raise a ValueError if there is no certificate."""
     text = Path(path).read_text("ascii", errors="replace")
     start, end = text.find(ssl.PEM_HEADER), text.find(ssl.PEM_FOOTER)
     if start < 0 or end < 0:
@@ -93,7 +95,7 @@ def of_file(path: str) -> datetime:
 
 
 def valid_until(der: bytes) -> datetime:
-    """Return the field `notAfter`, in UTC; raise a ValueError if the bytes are not a certificate."""
+    """Return the field `notAfter`, in UTC. Raise a ValueError if the bytes are not a certificate."""
     try:
         _, certificate, _ = _element(der)
         _, rest, _ = _element(certificate)
@@ -112,7 +114,7 @@ def valid_until(der: bytes) -> datetime:
 
 
 def _element(data: bytes) -> tuple[int, bytes, bytes]:
-    """Split off the first element: its tag, its content, and the bytes after it (DER, X.690, 8.1)."""
+    """Return the tag and the content of the first element, and the bytes after that element (DER, X.690, 8.1)."""
     tag, size, start = data[0], data[1], 2
     if size & 0x80:
         start += size & 0x7F

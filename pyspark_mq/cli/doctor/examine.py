@@ -1,8 +1,8 @@
 """``pyspark-mq doctor``: find obstacles to late acknowledgement before a query meets them.
 
 The command examines this machine, each broker of `url`, the broker's management if `managementUrl` is set, and some
-messages of each queue. Nothing is acknowledged: messages are browsed if the broker supports that, else received and
-returned. :mod:`pyspark_mq.admin.checks` and :mod:`pyspark_mq.cli.doctor.machine` judge the results.
+messages of each queue. Nothing is acknowledged. Messages are browsed if the broker supports browsing; otherwise they
+are received and returned. :mod:`pyspark_mq.admin.checks` and :mod:`pyspark_mq.cli.doctor.machine` judge the results.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Secti
 
 
 def _management(management: Management) -> tuple[Finding, str]:
-    """Check that the management answers; return the finding, and the broker's name as the management reports it."""
+    """Check that the management answers. Return the finding, and the broker's name as reported by the management."""
     check = "management"
     try:
         names, server = management.names(), ask_server(management)
@@ -140,7 +140,10 @@ class _Broker:
 
 
 def _broker(url: BrokerUrl, settings: Settings, server: str, management: Management | None) -> _Broker:
-    """Log in to a broker; `server` is its name from the management, for a broker that does not report its version."""
+    """Log in to a broker.
+
+    `server` is the broker's name as reported by the management, for a broker that does not report its own version.
+    """
     endpoint = settings.endpoint
     findings = [*check_host(url, settings, asked=management is not None), *check_tls(url, endpoint)]
     if any(one.level is Level.PROBLEM for one in findings):
@@ -200,8 +203,8 @@ class _Look:
 
     Attributes:
         greeting: the broker's greeting; None if the session could not be opened.
-        sample: the messages; None if no messages were to be examined, or none could be.
-        problem: why no messages could be examined; empty if they could.
+        sample: the examined messages; None if no messages were to be examined or could be examined.
+        problem: why no messages could be examined; empty if messages could be examined.
         absent: whether the queue does not exist, or is not visible to this user.
     """
 
@@ -246,7 +249,7 @@ def _queue(
 
 
 def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts, str]:
-    """Return a queue's facts from the management, and advice on how to learn the facts that it does not report."""
+    """Return a queue's facts from the management, and advice on how to learn facts that are not reported."""
     if management is None:
         url = settings.endpoint.broker.listing.url
         to_know = f"set option 'managementUrl', for example to {url}, with a user who may read there"
@@ -259,7 +262,7 @@ def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts,
 
 
 def _look(settings: Settings, maximum: int, patience_s: float) -> _Look:
-    """Open a session like a query, and look at some messages."""
+    """Open a session as a query does, and look at some messages."""
     endpoint = settings.endpoint
     if maximum and endpoint.protocol in endpoint.broker.browsable_over:
         look = _session(settings, maximum, patience_s, browses=True)

@@ -1,4 +1,4 @@
-"""Findings that follow from a broker's provider. Pure: an address and settings in, findings out."""
+"""Findings that follow from a broker's cloud provider. Pure: an address and settings in, findings out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHECK = "hosting"
 
 
 def check_host(url: BrokerUrl, settings: Settings, *, asked: bool) -> Iterator[Finding]:
-    """Yield findings about a cloud provider's broker; `asked` says whether `managementUrl` is set."""
+    """Yield findings about a broker that a cloud provider runs. `asked` says whether `managementUrl` is set."""
     host, endpoint = hosted_by(url.host), settings.endpoint
     if not host:
         return

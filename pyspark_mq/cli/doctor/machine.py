@@ -1,6 +1,6 @@
 """Examine this machine: Python, the package, Spark and Java, for the driver and for Python workers.
 
-Each interpreter runs in its own process, as with Spark, so that it reports what Spark would find.
+Each interpreter runs in its own process, as with Spark, so that the interpreter reports what Spark would find.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ _REMEDIES = {_DRIVER_PYTHON: f'{_SET_IT}; and unset {_DRIVER_PYTHON}: os.environ
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A Python interpreter, as it describes itself.
+    """A Python interpreter, as the interpreter describes itself.
 
     Attributes:
-        name: the command that starts it: a name, or a path.
-        python: its version; empty if the interpreter did not answer.
-        executable: its path.
+        name: the command that starts the interpreter: a name, or a path.
+        python: the version of Python; empty if the interpreter did not answer.
+        executable: the interpreter's path.
         versions: versions of modules and distributions, by name.
         errors: errors of modules that cannot be imported, by name.
-        problem: why it did not answer.
+        problem: why the interpreter did not answer.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Machine:
     Attributes:
         driver: the Python that runs this command.
         worker: the Python that Spark would start for the source.
-        chosen: the environment variable that names the worker's Python; empty if none does.
+        chosen: the environment variable that names the worker's Python; empty if no variable does.
         java: the version line of `java -version`; empty if there is no Java.
     """
 
@@ -204,7 +204,7 @@ def _driver(machine: Machine, protocol: str) -> Finding:
 
 
 def _workers(machine: Machine) -> Finding:
-    """Check the Python of workers: unless configured, Spark does not use the interpreter that runs the program."""
+    """Check the Python of workers. Unless configured, Spark does not use the interpreter that runs the program."""
     check, worker, driver = "workers", machine.worker, machine.driver
     who = f"{machine.chosen} {worker.name!r}" if machine.chosen else f"{_PYTHON} is not set, and 'python3' on the PATH"
     remedy = _REMEDIES.get(machine.chosen, _SET_IT)

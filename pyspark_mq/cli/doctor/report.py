@@ -19,7 +19,7 @@ _INDENT = 10
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Findings about one thing.
+    """Findings about one subject.
 
     Attributes:
         about: this machine, a URL without credentials, or a queue.
@@ -70,7 +70,7 @@ def summary(sections: Sequence[Section]) -> str:
 
 
 def as_json(sections: Sequence[Section]) -> dict[str, Any]:
-    """Describe all sections; `level` is the worst level of their findings."""
+    """Describe all sections. `level` is the worst level of all findings."""
     findings = [
         {
             "about": section.about,

@@ -17,7 +17,7 @@ _UNIQUE_MIN = 3
 
 
 def sample_of(rows: Sequence[dict[str, Any]], how: str) -> Sample:
-    """Describe deliveries, given as rows by column; `how` is that of :class:`.Sample`."""
+    """Describe deliveries, which are given as rows by column. For `how` see :class:`.Sample`."""
     contents = Counter((row["body"], repr(sorted(row["properties"].items()))) for row in rows)
     return Sample(
         how,
@@ -39,7 +39,7 @@ def _unique(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _candidates(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each value of `messageIdFrom` that finds an ID in a message, with that ID."""
+    """Yield each value of `messageIdFrom` that gives the message an ID, with that ID."""
     if row["correlationId"]:
         yield "correlation-id", row["correlationId"]
     for name, value in row["properties"].items():

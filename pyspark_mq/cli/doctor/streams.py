@@ -75,7 +75,7 @@ def _node(access: Access, url: BrokerUrl, settings: StreamSettings) -> Iterator[
 
 
 def _advertised(members: Sequence[Member], access: Access, known: Member | None = None) -> Finding:
-    """Check whether this machine reaches the addresses that nodes advertise; it has already reached `known`."""
+    """Check whether this machine reaches the addresses that nodes advertise. `known` was already reached."""
     failed = [text for member in members if member != known and (text := _unreached(member, access.connect_timeout_s))]
     if not failed:
         places = ", ".join(place_of(*member) for member in members)

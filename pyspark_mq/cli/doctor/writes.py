@@ -1,7 +1,7 @@
 """Examine a write (`doctor --write`): the login, the destination, and the right to write to it.
 
-Nothing is published or created. ActiveMQ Classic and Artemis create a queue when a client asks to write to it, so
-there the command probes only queues that the management at `managementUrl` lists.
+Nothing is published or created. ActiveMQ Classic and Artemis create a queue when a client asks to write to that queue.
+So on these brokers the command probes only queues that the management at `managementUrl` lists.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _opened(settings: SinkSettings, url: BrokerUrl) -> Publisher:
 
 
 def _unsaid(settings: SinkSettings, destination: Destination, management: Management | None) -> Finding | None:
-    """Return a finding if the destination must not be probed; None if it may be."""
+    """Return a finding if the destination must not be probed, or None if the destination may be probed."""
     broker = settings.endpoint.broker
     if broker.virtual_hosts:
         return None
