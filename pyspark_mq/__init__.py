@@ -6,8 +6,8 @@ promise that newer versions can resume a checkpoint. Everything else is private.
 details.
 
 Importing this module imports neither Spark nor any broker client. Spark looks for a class called
-``DefaultSource`` in every importable module named ``pyspark_*`` and registers the class under its name, ``mq``. This
-attribute, like the others, is made on first access.
+``DefaultSource`` in every importable module named ``pyspark_*`` and registers the class under its name, ``mq``. The
+attributes ``DefaultSource``, ``QueueListener`` and ``readings`` are created on first access.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["DefaultSource", "QueueListener", "__version__", "readings"]
 __version__ = "0.1.0"
 
 
-#: Modules and names of the attributes that are made lazily.
+#: Attribute that is created on first access -> its module, and its name in that module.
 _LAZY = {
     "DefaultSource": ("datasource", "MqDataSource"),
     "QueueListener": ("listener", "QueueListener"),

@@ -28,23 +28,28 @@ __all__ = [
 ]  # fmt: skip
 
 
-#: The last way out of an unusable checkpoint. Spark's file sink skips batch numbers that its folder already has.
+#: Advice in errors, as the last way out of an unusable checkpoint. A file sink needs a new folder, because Spark's file
+#: sink skips batch numbers that are already in the folder.
 START_ANEW = "start with a new checkpointLocation, and a new output folder for a file sink"
 
 
 def shown(text: object) -> str:
-    """Make a string from elsewhere safe for a terminal, a log line or an error: one printable line.
+    """Return a string from elsewhere as one printable line that is safe for a terminal, a log or an error.
 
     IDs come from producers; queue names and reasons come from brokers. Unescaped, such strings could move a cursor, add
-    lines to a log, or reverse the writing direction. Such characters (``str.isprintable``) are escaped the way ``repr``
-    does it, here and nowhere else.
+    lines to a log, or reverse the writing direction. This function escapes every character that is not printable
+    (``str.isprintable``), as ``repr`` does. No other code escapes such characters.
     """
     plain = str(text)
     return plain if plain.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in plain)
 
 
 def hide_in(error: BaseException, hide: Callable[[str], str]) -> None:
-    """Remove secrets, with the function `hide`, from an error and from its causes, which are printed too."""
+    """Remove secrets from an error and from the error's causes, because Python prints the causes, too.
+
+    Args:
+        hide: returns a text without the secrets.
+    """
     found: list[BaseException] = []
     one: BaseException | None = error
     while one is not None and one not in found:
@@ -59,7 +64,8 @@ class MqError(Exception):
     """Root of all errors this package raises on purpose.
 
     Attributes:
-        short_name: the class's texts begin with ``[mq:<short name>]``; docs/errors.md has a section for it.
+        short_name: name of the class in its texts, which begin with ``[mq:<short name>]``. docs/errors.md has a section
+            for each short name.
     """
 
     short_name: ClassVar[str] = "error"
@@ -70,7 +76,7 @@ class MqError(Exception):
         return shown(super().__str__())
 
     def __str__(self) -> str:
-        """The text after the short name."""
+        """The short name in brackets, followed by the text."""
         return f"[mq:{self.short_name}] {self.text}"
 
 
@@ -85,7 +91,7 @@ class OptionError(ConfigurationError):
 
     Attributes:
         option: the option's documented name.
-        problem: what is wrong with it.
+        problem: what is wrong with the option.
     """
 
     short_name = "option"
@@ -160,7 +166,7 @@ class RowError(MqError):
 
 
 class MessageError(MqError):
-    """A message cannot be received. It stays unacknowledged in its queue."""
+    """A message cannot be received. The message stays unacknowledged in its queue."""
 
     short_name = "message"
 
@@ -175,7 +181,7 @@ class DataLossError(MqError):
     """Messages planned before a restart were not redelivered in `replayTimeout` (rule 9), or a stream lost messages.
 
     Attributes:
-        queue: the queue or stream that the messages were read from.
+        queue: the queue or stream from which the messages were read.
         epoch: number of the epoch for which the messages were planned; 0 for a stream.
         missing: the IDs of messages that were not redelivered, in planned order; empty for a stream.
     """

@@ -1,4 +1,4 @@
-"""Log lines: text of producers and brokers is escaped before a handler sees it."""
+"""Filters of log lines. They escape text from producers and brokers, and leave out lines of client libraries."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pyspark_mq.errors import shown
 
 __all__ = ["LOGGERS", "escape_log_lines", "leave_out_own_lines"]
 
-#: All that this package writes to.
+#: Names of all loggers that this package writes to.
 LOGGERS = ("pyspark_mq", "pyspark_mq.listener")
-#: Attribute of a thread that belongs to the command line.
+#: Name of the attribute that marks a thread as one of the command `pyspark-mq`.
 COMMAND = "pyspark_mq_command"
 _formatter = logging.Formatter()
 
 
 def escape_log_lines() -> None:
-    """Install the filter. Repeated calls change nothing."""
+    """Install the filter that escapes the package's log lines. Repeated calls change nothing."""
     for name in LOGGERS:
         logger = logging.getLogger(name)
         if _escape not in logger.filters:
@@ -25,9 +25,10 @@ def escape_log_lines() -> None:
 
 
 def leave_out_own_lines(library: str) -> None:
-    """Silence a client library's log lines about its work for us. Its work for others in this process is still logged.
+    """Silence the log lines that a client library writes while it works for this package.
 
-    To be called by the module that imports the library, after the import: the library's loggers exist by then.
+    The library's work for other users in this process is still logged. Call this function in the module that imports
+    the library, after the import, because the library's loggers exist by then.
     """
     names = [name for name in logging.root.manager.loggerDict if name == library or name.startswith(f"{library}.")]
     for name in [library, *names]:

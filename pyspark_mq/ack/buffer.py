@@ -20,7 +20,7 @@ __all__ = ["RUN_MIN", "SPREAD_MAX", "Buffer", "MessageRun", "joined", "lowest_ta
 #: Fewest messages in a run, unless many others are buffered.
 RUN_MIN = 64
 #: A small block becomes single messages, and spreads all runs, as long as fewer than `SPREAD_MAX * RUN_MIN` messages
-#: are buffered: each small run has a fixed cost.
+#: are buffered. The reason is the fixed cost of each run, however small.
 SPREAD_MAX = 16
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
@@ -29,7 +29,7 @@ P = TypeVar("P")  #: payload: the object that the caller gets back when the mess
 
 @dataclass(eq=False)
 class MessageRun(Generic[K, P]):
-    """Messages of one session, each with one delivery.
+    """Messages that one session received, each with a single delivery.
 
     Attributes:
         tags: the deliveries' tags, ascending.
@@ -60,7 +60,7 @@ class MessageRun(Generic[K, P]):
 
 
 def joined(parts: Sequence[Sequence[K]]) -> Sequence[K]:
-    """Join sequences of keys into one, with the `joined` method of their class if it has one."""
+    """Join sequences of keys into one sequence. If all are of one class that has a method `joined`, use this method."""
     kinds = {*map(type, parts)}
     how = getattr(type(parts[0]), "joined", None) if len(kinds) == 1 else None
     joined_: Sequence[K] = list(chain.from_iterable(parts)) if how is None else how(parts)
@@ -132,7 +132,7 @@ class Buffer(Generic[K, P]):
         self.runs = joined_
 
     def front(self, count: int) -> list[MessageRun[K, P]]:
-        """Return runs with exactly the oldest `count` messages; split the last run if needed."""
+        """Return the runs that make up the oldest `count` messages. Split the last of these runs if needed."""
         runs: list[MessageRun[K, P]] = []
         for run in self.runs:
             if count <= 0:
@@ -147,7 +147,7 @@ class Buffer(Generic[K, P]):
         return runs
 
     def spread(self, count: int) -> list[MessageRun[K, P]]:
-        """Spread the oldest runs until `count` messages are single; return the spread runs, with keys as lists."""
+        """Spread the oldest runs until at least `count` messages are single; return these runs, with keys as lists."""
         spread: list[MessageRun[K, P]] = []
         while self.runs and len(self.order) < count:
             run = self.take_run()

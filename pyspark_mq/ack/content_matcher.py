@@ -8,17 +8,17 @@ dead-lettered. A set flag proves nothing, because unread messages may be flagged
 messages have had this content; the memory records the contents that repeat. The first rule that fits says what a
 delivery is:
 
-1. a planned message with its content and without a handle;
-2. a new message, if that is proved;
-3. a committed message that had no handle to acknowledge: dropped;
-4. a message that was left open, if its content does not repeat: dropped. If the content repeats, the delivery is new,
-   and counted as ambiguous;
-5. a message that was proved new and that another session holds or is acknowledging, if its content does not repeat:
-   the delivery is a redelivery, because the broker has given up that session;
+1. a planned message that has the delivery's content and no handle;
+2. a new message, if the missing flag proves that the message is new;
+3. a committed message that had no handle to acknowledge. The delivery is dropped;
+4. a message that was left open, if its content does not repeat. The delivery is dropped. If the content repeats, the
+   delivery is a new message, and is counted as ambiguous;
+5. a message that was proved new and that another session holds or is acknowledging, if its content does not repeat.
+   The delivery is a redelivery, because the broker has given up that session;
 6. a new message.
 
-A session never delivers a message twice: after a match by rules 3 to 5, another delivery of the content in that session
-is new. A message that was left open remains so until its own acknowledgement is settled.
+A session never delivers a message twice. So after a match by rules 3 to 5, a further delivery of that content in the
+same session is a new message. A message that was left open counts as left open until its acknowledgement is settled.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from pyspark_mq.ack.table import State
 
 __all__ = ["ContentMatcher", "Lookup"]
 
-#: Bytes of a digest and of a key; the ordinal of the first message with each content.
+#: Bytes of a digest, bytes of a key, and the ordinal in the key of the first message with each content.
 _DIGEST, _KEY = 16, 24
 _FIRST = bytes(_KEY - _DIGEST)
-#: Stands for the digest of messages without an identity.
+#: Takes the place of the digest in the keys of messages without an identity.
 _NAMELESS = bytes(_DIGEST)
-#: Notes about forgotten messages are dropped only if there are more notes than this.
+#: :meth:`ContentMatcher.sweep` drops notes only if there are more notes than this.
 _NOTED_MIN = 4_096
 
 
@@ -50,10 +50,10 @@ class Lookup(Protocol):
         """Whether none of these keys is known."""
 
     def states(self, keys: Collection[Any]) -> Callable[[Any], State]:
-        """Return a function that returns the state of any of these keys. It is valid until the next change."""
+        """Return a function that returns the state of any of these keys. The table's next change makes it invalid."""
 
     def in_other_sessions(self, session: int, keys: Collection[Any]) -> set[Any]:
-        """Return the keys that another session holds, or has acknowledged while this is not settled."""
+        """Return the keys for which another session has an open delivery or an unsettled acknowledgement."""
 
 
 class ContentMatcher:
@@ -72,11 +72,11 @@ class ContentMatcher:
         self._ordinals = count(1)
         #: Planned messages without a handle: digest -> keys, oldest first.
         self._waiting: dict[bytes, dict[bytes, None]] = {}
-        #: Number of messages that were committed without a handle and will be redelivered, by digest.
+        #: Digest -> number of messages that were committed without a handle and will be redelivered.
         self._coming: Counter[Any] = Counter()
-        #: Digest of a redelivered message -> the session that received it.
+        #: Digest of a redelivered message -> the session that received the redelivery.
         self._again: dict[bytes, int] = {}
-        #: Messages that were not proved new.
+        #: Keys of messages that were not proved new.
         self._unproved: set[bytes] = set()
         self._noted_max = _NOTED_MIN
         self.ambiguous = 0
@@ -92,7 +92,7 @@ class ContentMatcher:
             not_redelivered: for each delivery, whether it is neither flagged as redelivered nor a dead letter.
 
         Returns:
-            the deliveries' keys; and the set of those keys that are committed.
+            the deliveries' keys, and the set of those keys whose messages are committed.
         """
         first = [digest + _FIRST for digest in digests]
         every = set(first)
@@ -153,11 +153,17 @@ class ContentMatcher:
     def _is_there(
         self, session: int, digest: bytes, key: bytes, repeats: Collection[Any], elsewhere: Collection[Any]
     ) -> bool:
-        """Whether a delivery is a message held by another session. Then the broker has given up that session."""
+        """Whether a delivery is a redelivery of a message that another session holds or is acknowledging.
+
+        If so, the broker has given up that session.
+        """
         return key in elsewhere and self._is_proved(key) and self._may_be(session, digest, key, repeats)
 
     def _may_be(self, session: int, digest: bytes, key: bytes, repeats: Collection[Any]) -> bool:
-        """Whether a delivery may be the only message with its content, which a session delivers only once."""
+        """Whether a delivery may be the only known message with this content.
+
+        It is a different message if the content repeats, or if this session has already delivered the known message.
+        """
         return key not in repeats and self._again.get(digest) != session
 
     def _is_proved(self, key: bytes) -> bool:
@@ -199,7 +205,7 @@ class ContentMatcher:
             self._waiting.setdefault(key[:_DIGEST], {})[key] = None
 
     def expect(self, keys: Iterable[Any]) -> None:
-        """Record that messages were committed without a handle: they will be redelivered."""
+        """Record that messages were committed without a handle, so that the broker will redeliver them."""
         for key in _contents(keys):
             waiting = self._waiting.get(key[:_DIGEST], {})
             waiting.pop(key, None)
@@ -208,10 +214,10 @@ class ContentMatcher:
             self._coming[key[:_DIGEST]] += 1
 
     def restore(self, keys: Sequence[Any], lookup: Lookup) -> list[Any]:
-        """Return keys of this process for the contents of an epoch that a former process planned.
+        """Return this process's keys for the messages of an epoch that a former process planned.
 
         Args:
-            keys: keys in the epoch's file.
+            keys: the keys in the epoch's file, in which contents have no ordinal.
         """
         digests = {key for key in keys if type(key) is bytes and len(key) == _DIGEST}
         known, _, repeats = self._memory.contents_among(digests)
@@ -276,5 +282,5 @@ class ContentMatcher:
 
 
 def _contents(keys: Iterable[Any]) -> Iterator[bytes]:
-    """Select the keys that stand for contents, in the form of this process or of files."""
+    """Select the keys that stand for contents: with an ordinal, as in this process, or without, as in files."""
     return (key for key in keys if type(key) is bytes and len(key) in {_DIGEST, _KEY} and not key.startswith(_NAMELESS))

@@ -76,7 +76,7 @@ class Counters:
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Counters:
-        """Parse reported counters; missing ones are 0 or unknown."""
+        """Parse reported counters. A counter that is missing from the report is 0."""
         found = {one.name: report[name] for one in fields(cls) if (name := _documented(one.name)) in report}
         return cls(**found)
 

@@ -1,4 +1,4 @@
-"""Groups of messages in one state that meet an event together: one class for each kind of data of an event. Pure."""
+"""Groups of messages in one state that meet an event together: one class for each kind of data in an event. Pure."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ class Acknowledgements:
 class Handles(Generic[K]):
     """The open deliveries of one session, in the order of their tags.
 
-    Tags and keys are two parallel lists with a start index, not a dict: epochs are cut from the front, and Python
-    rescans a dict that keeps losing its front from the beginning each time.
+    Tags and keys are two parallel lists with a start index, not a dict. Epochs are cut from the front, and Python would
+    scan a dict that has lost its front entries from the beginning, again for each epoch.
 
     Attributes:
         cumulative_below: only tags below this tag may be acknowledged cumulatively, because some deliveries with higher
@@ -76,7 +76,7 @@ class Handles(Generic[K]):
         return held if self.cumulative_below is None else min(held, self.cumulative_below)
 
     def hold(self, tags: Sequence[int], keys: Iterable[K]) -> None:
-        """Add deliveries in ascending order of tags. Of those already held, only the last few may have higher tags."""
+        """Add deliveries in ascending order of tags. Only the last few deliveries held before may have higher tags."""
         at = bisect_left(self._tags, tags[0], self._start)
         if at == len(self._tags):
             self._tags.extend(tags)
@@ -90,11 +90,11 @@ class Handles(Generic[K]):
     def take_front(self, wanted: Collection[K], below: float) -> tuple[Sequence[K], int]:
         """Take deliveries from the front.
 
-        Stop at a delivery of another message, or with a tag of `cumulative_below` or higher.
+        Stop at the first delivery whose message is not wanted, or whose tag is `cumulative_below` or higher.
 
         Args:
             wanted: the messages whose deliveries to take.
-            below: take only tags below this one.
+            below: take only deliveries with a lower tag than this.
 
         Returns:
             the messages of the deliveries taken, and the last tag; 0 for none.
@@ -128,9 +128,10 @@ class Handles(Generic[K]):
         return list(compress(keys, goes)), tuple(compress(tags, goes))
 
     def split(self, tags: Sequence[int], below: float = math.inf) -> tuple[int, tuple[int, ...]]:
-        """Split tags that are not held at a bound: the lowest of the first held tag, `cumulative_below` and `below`.
+        """Split tags that are not held into the tags below a bound and the tags from the bound on.
 
-        Returns the last tag under that bound (0 if there is none), and a tuple of the tags after it.
+        The bound is the lowest of the first held tag, `cumulative_below` and `below`. Returns the last tag below the
+        bound (0 if there is none), and a tuple of the tags after that tag.
 
         Args:
             tags: ascending.
@@ -144,8 +145,8 @@ class OpenDeliveries(Generic[K]):
 
     def __init__(self) -> None:
         self._sessions: dict[int, Handles[K]] = {}
-        #: Number of handles beyond the first of each message. This is an upper bound, which lets a commit stop
-        #: searching early.
+        #: Message -> the most handles that it can have in addition to its first handle. This upper bound lets a commit
+        #: stop searching early.
         self._more: Counter[K] = Counter()
 
     def __len__(self) -> int:
@@ -169,7 +170,7 @@ class OpenDeliveries(Generic[K]):
         return {key for number, held in self._sessions.items() if number != except_session for key in held.messages()}
 
     def close(self, session: int) -> int:
-        """Forget a session; return how many handles it still had."""
+        """Forget a session; return the number of handles that the session still had."""
         left = len(self._sessions.pop(session))
         counts = Counter(key for held in self._sessions.values() for key in held.messages())
         self._more = Counter({key: count - 1 for key, count in counts.items() if count > 1})
@@ -179,7 +180,7 @@ class OpenDeliveries(Generic[K]):
         """Take every handle of these messages, in each session at the lowest cost (rule 3).
 
         Args:
-            below: session -> the lowest tag of its open deliveries that are in runs.
+            below: session -> the lowest tag of the session's open deliveries that are in runs.
 
         Returns:
             the acknowledgements due in each session, each with the messages that it acknowledges.

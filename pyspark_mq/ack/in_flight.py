@@ -78,7 +78,7 @@ class InFlightTable(Generic[K, P]):
         self.recalled = 0
         self._numbers = 0
         self._count: Counter[str] = Counter()
-        #: Action -> the group it needs, and its implementation.
+        #: Action -> the class of group that the action needs, and the method that executes the action.
         self._act: Mapping[Action, tuple[type[Group[K]], Callable[[Any], None]]] = {
             Action.NOTHING: (Group, lambda _: None),
             Action.KEEP: (DeliveredGroup, self._hold),
@@ -96,7 +96,7 @@ class InFlightTable(Generic[K, P]):
     # -- queries ---------------------------------------------------------------------------
 
     def states(self, keys: Collection[K]) -> Callable[[K], State]:
-        """Return a function that returns the state of any of these keys. It is valid until the next change."""
+        """Return a function that returns the state of any of these keys. The table's next change makes it invalid."""
         self._spread()
         known = frozenset() if self._memory is None else self._memory.among(keys)
 
@@ -146,7 +146,10 @@ class InFlightTable(Generic[K, P]):
 
     @property
     def expected(self) -> int:
-        """Messages that may be redelivered to a new session: planned, or acknowledged but not settled."""
+        """Number of messages that are planned, or acknowledged but not settled.
+
+        A new session may receive these messages again.
+        """
         return len(self.planned) + len(self.settling)
 
     # -- receiving -------------------------------------------------------------------------
@@ -167,7 +170,7 @@ class InFlightTable(Generic[K, P]):
 
         Args:
             tags: ascending, above all earlier tags of the session.
-            committed_elsewhere: keys unknown here that another query has committed.
+            committed_elsewhere: keys that this table does not know but another query has committed.
 
         Returns:
             acknowledgements of duplicates that are due at once (rule 4), or None.
@@ -207,7 +210,7 @@ class InFlightTable(Generic[K, P]):
     def pass_over(self, session: int, tag: int) -> None:
         """Leave a delivery open until the session ends.
 
-        This delivery and later ones are never acknowledged cumulatively.
+        This delivery and later deliveries of the session are never acknowledged cumulatively.
         """
         handles = self._open[session]
         bound = handles.cumulative_below
@@ -253,7 +256,7 @@ class InFlightTable(Generic[K, P]):
         """Cut the oldest `count` buffered messages into an epoch; return their IDs in order.
 
         Args:
-            epoch: number above all earlier ones.
+            epoch: number of the epoch, above all earlier numbers.
         """
         planned: Epoch[K, P] = Epoch(epoch)
         runs: Sequence[MessageRun[K, P]] = ()
@@ -272,7 +275,7 @@ class InFlightTable(Generic[K, P]):
         return keys
 
     def restore_planned(self, epoch: int, keys: Sequence[K]) -> None:
-        """Expect an epoch that a former process planned but Spark did not commit."""
+        """Expect the messages of an epoch that a former process planned but Spark did not commit."""
         planned: Epoch[K, P] = Epoch(epoch)
         if self._matcher is not None:
             keys = self._matcher.restore(keys, self)
@@ -343,7 +346,7 @@ class InFlightTable(Generic[K, P]):
         self._by_themselves(self.planned.spread() + self.received.spread(len(self.received)))
 
     def _by_themselves(self, spread: Sequence[MessageRun[K, P]]) -> None:
-        """Hold the handles of runs that were spread."""
+        """Add the handles of runs that were spread to the open deliveries, as handles of single messages."""
         for run in spread:
             self._open[run.session].hold(run.tags, run.keys)
         if spread:
@@ -362,7 +365,7 @@ class InFlightTable(Generic[K, P]):
         """Apply an event to groups of messages, each in one state.
 
         Args:
-            epoch: the epoch that the event commits; None if it commits none.
+            epoch: the epoch that the event commits; None if the event is not a commit.
         """
         # Look up all transitions first, so that an illegal event changes nothing.
         rows = [(state, group, *step(state, event)) for state, group in groups.items() if group.keys]
@@ -412,7 +415,10 @@ class InFlightTable(Generic[K, P]):
             self._memory.leave(group.keys)
 
     def _acknowledge(self, due: Sequence[tuple[Group[K], Taken[P]]], epoch: int | None) -> Acknowledgements | None:
-        """Make every handle of these messages due: cumulatively as far as rule 3 allows, the others one by one."""
+        """Make acknowledgements of every handle of these messages due.
+
+        Handles are acknowledged cumulatively as far as rule 3 allows, and one by one beyond that.
+        """
         group = due[0][0]
         keys: Collection[K]
         if isinstance(group, DeliveredGroup):
@@ -433,7 +439,7 @@ class InFlightTable(Generic[K, P]):
     def _take_handles(
         self, due: Sequence[tuple[Group[K], Taken[P]]]
     ) -> tuple[Collection[K], list[tuple[SessionAcks, Collection[K]]]]:
-        """Take every handle of these messages; those without one are left until they are redelivered."""
+        """Take every handle of these messages. Record messages without a handle as left open."""
         group = due[0][0]
         if isinstance(group, Whole) and group.epoch.runs:
             return group.keys, self._open.take_runs(group.epoch.runs, lowest_tags(self._runs))

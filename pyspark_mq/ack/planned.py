@@ -41,7 +41,7 @@ class Taken(Generic[P]):
     """Payloads that leave a container with their messages.
 
     Attributes:
-        payloads: the payloads; None for each missing one.
+        payloads: the payloads; None for each missing payload.
         size_bytes: bytes of the payloads that are not missing.
         missing: number of missing payloads.
         unbound: whether some messages may have no handle.
@@ -78,14 +78,14 @@ class Planned(Generic[K, P]):
         return sum(epoch.size_bytes for epoch in self.epochs.values())
 
     def keys(self, epoch: int) -> Sequence[K]:
-        """Return the messages of an epoch in order; none if it is committed or unknown."""
+        """Return the messages of an epoch in order; none if the epoch is committed or unknown."""
         found = self.epochs.get(epoch)
         if found is None:
             return ()
         return joined([run.keys for run in found.runs]) if found.runs else tuple(found.payloads)
 
     def parts(self, epoch: int) -> list[Sequence[P]]:
-        """Return the payloads that an epoch emits, in planned order: a part for each run, or else one part."""
+        """Return the payloads that an epoch emits, in planned order: one part for each run, or one part in all."""
         found = self.epochs[epoch]
         if found.runs:
             return [run.payloads for run in found.runs]
@@ -150,7 +150,7 @@ class Planned(Generic[K, P]):
             del self._epoch_of[key]
 
     def fill(self, keys: Iterable[K], payloads: Iterable[P]) -> list[K]:
-        """Add missing payloads; return the keys that are not planned or already have a payload."""
+        """Add the payloads that planned messages lack; return the keys that were not planned or had a payload."""
         filled: dict[int, list[P]] = {}
         others: list[K] = []
         for key, payload in zip(keys, payloads, strict=True):

@@ -1,4 +1,4 @@
-"""The memory of a query, as an in-flight table uses it."""
+"""The interface through which an in-flight table uses the memory of a query."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ class Remembered(Protocol[K]):
         """Return the keys whose messages were left open when a session or process ended."""
 
     def hold(self, keys: Collection[K]) -> Any:
-        """Hold the IDs of received messages; return their digests, or None if one of the IDs was known or held."""
+        """Hold the IDs of received messages, so that a later delivery with one of these IDs is noticed.
+
+        Returns:
+            the digests of the IDs; None if any ID was already known or held.
+        """
 
     def hold_only(self, digests: Sequence[Any]) -> None:
-        """Hold only these IDs from now on."""
+        """Hold only the IDs with these digests from now on."""
 
     def committed(self, epoch: int, keys: Collection[K], digests: Sequence[Any] = ()) -> None:
-        """Record that messages of an epoch are committed; `digests` are their digests, if known."""
+        """Record that messages of an epoch are committed; `digests` has the digests of all keys, if known."""
 
     def leave(self, keys: Collection[K]) -> None:
         """Record that committed messages were left open and may be redelivered."""
@@ -34,13 +38,17 @@ class Remembered(Protocol[K]):
     # -- messages without an ID
 
     def contents_among(self, keys: Collection[Any]) -> tuple[set[Any], set[Any], set[Any]]:
-        """Return three sets: keys whose content is known, keys left open, and keys whose content repeats."""
+        """Return three sets: the keys whose content is known, was left open, and repeats, respectively."""
 
     def repeat(self, key: Any) -> None:
         """Record that the content of a message repeats."""
 
     def emit_again(self, key: Any) -> bool:
-        """Record the emission of a message that may have been left open; return whether its content was left open."""
+        """Record that a message is emitted although it may have been left open before.
+
+        Returns:
+            whether a message with this content was left open.
+        """
 
     def settle_again(self, keys: Collection[Any]) -> None:
         """Record that messages that were left open have been redelivered and settled."""

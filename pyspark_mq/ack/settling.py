@@ -41,13 +41,13 @@ class Settling(Generic[K]):
     """All unsettled acknowledgements, by number and session.
 
     Args:
-        grace_s: `settleGrace`; None if a confirmation settles.
+        grace_s: `settleGrace`; None if a confirmation alone settles an acknowledgement.
     """
 
     def __init__(self, grace_s: float | None) -> None:
         self._grace_s = grace_s
         self._batches: dict[tuple[int, int], _Batch[K]] = {}
-        #: Number and session -> time of the request.
+        #: Number and session of a request -> time at which the request was sent.
         self._asked: dict[tuple[int, int], float] = {}
         self._again: list[K] = []
 
@@ -58,7 +58,7 @@ class Settling(Generic[K]):
     # -- queries
 
     def unconfirmed(self, number: int | None = None) -> bool:
-        """Whether the acknowledgements with this number, or any acknowledgements if it is None, are unconfirmed."""
+        """Whether acknowledgements with this number are unconfirmed. None means acknowledgements with any number."""
         return any(
             batch.answer_s == math.inf
             for (asked, _), batch in self._batches.items()
@@ -98,12 +98,12 @@ class Settling(Generic[K]):
             self._batches[number, acks.session] = _Batch(keys, acks.deliveries, epoch)
 
     def asked(self, number: int, sessions: Iterable[int], now_s: float) -> None:
-        """Record that a request was sent in these sessions. Each is answered after all earlier requests."""
+        """Record that a request was sent in these sessions. A session answers requests in the order of sending."""
         for session in sessions:
             self._asked[number, session] = now_s
 
     def confirm(self, number: int, session: int, now_s: float) -> int:
-        """Process an answer of a session; return how many deliveries it confirms."""
+        """Process a session's answer to a request; return the number of deliveries that the answer confirms."""
         asked_s = self._asked.pop((number, session), None)
         batch = self._batches.get((number, session))
         confirmed = 0
@@ -124,7 +124,7 @@ class Settling(Generic[K]):
         return again
 
     def lose(self, session: int) -> list[K]:
-        """Process the end of a session; return the messages whose acknowledgement it cut off."""
+        """Process the end of a session; return the messages whose acknowledgements were cut off by this end."""
         for place in [place for place in self._asked if place[1] == session]:
             del self._asked[place]
         ended = [place for place in self._batches if place[1] == session]

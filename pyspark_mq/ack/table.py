@@ -31,7 +31,7 @@ The memory decides for many IDs at once how long they are remembered (:mod:`pysp
 messages do not decide this.
 
 Only one action acknowledges, and every row with this action leads to COMMITTED (rule 1). ``tests/unit/test_table.py``
-checks that in the table, and the in-flight table refuses a row that breaks the rule.
+checks every row of the table for this, and the in-flight table refuses a row that breaks the rule.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
@@ -52,19 +52,19 @@ class State(Enum):
 
     UNSEEN = "unseen"  #: never seen, or forgotten
     RECEIVED = "received"  #: in the buffer, unacknowledged
-    PLANNED = "planned"  #: its ID is in the file of an epoch that Spark has, or is about to have
-    COMMITTED = "committed"  #: its epoch is in the commit log
+    PLANNED = "planned"  #: the message's ID is in the file of an epoch that Spark has, or is about to have
+    COMMITTED = "committed"  #: the message's epoch is in the commit log
 
 
 class Event(Enum):
     """An event in the life of a message."""
 
-    DELIVER = "deliver"  #: a delivery with its ID arrives, the first or a later one
-    PLAN = "plan"  #: it is cut into an epoch
-    COMMIT = "commit"  #: Spark proves that its epoch is committed
-    LOSE = "lose"  #: its handle is gone with its session; a received message has no other handle
-    ABANDON = "abandon"  #: it was not redelivered for its replay (rule 9), and the query continues without it
-    RESTORE_PLANNED = "restore planned"  #: the file of an open epoch has it as planned
+    DELIVER = "deliver"  #: a delivery with the message's ID arrives, the first or a later one
+    PLAN = "plan"  #: the message is cut into an epoch
+    COMMIT = "commit"  #: Spark proves that the message's epoch is committed
+    LOSE = "lose"  #: a handle is gone with its session; a message that is only received has no other handle
+    ABANDON = "abandon"  #: the message was not redelivered for a replay (rule 9); the query continues without it
+    RESTORE_PLANNED = "restore planned"  #: the file of an open epoch names the message as planned
 
 
 class Action(Enum):
@@ -72,11 +72,11 @@ class Action(Enum):
 
     NOTHING = "nothing"
     KEEP = "keep"  #: hold payload and handle
-    BIND = "bind"  #: hold one more handle, and the payload if there is none yet
+    BIND = "bind"  #: hold one more handle, and the payload if none is held yet
     ACKNOWLEDGE = "acknowledge"  #: acknowledge every handle of the message
     UNBIND = "unbind"  #: drop the handle; keep the rest
-    LEAVE = "leave"  #: its acknowledgement was cut off by the end of the session; it may be redelivered
-    FORGET = "forget"  #: drop everything known
+    LEAVE = "leave"  #: record that the acknowledgement was cut off, so that the message may be redelivered
+    FORGET = "forget"  #: drop everything known about the message
 
 
 class IllegalEventError(InternalError):
@@ -114,7 +114,7 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, Action]] = MappingProxyTy
 
 
 def step(state: State, event: Event) -> tuple[State, Action]:
-    """Return the state after `event` and the action.
+    """Return the state after `event`, and the action to take.
 
     Raises:
         IllegalEventError: the table has no such pair.

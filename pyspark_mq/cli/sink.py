@@ -29,7 +29,7 @@ def check_sink(checkpoint: str | None, sink: str | None) -> list[Section]:
     if sink is None:
         return []
     if checkpoint is None:
-        raise OptionError("--sink", "needs option 'checkpointLocation', to compare the sink with")
+        raise OptionError("--sink", "needs option 'checkpointLocation', to compare the checkpoint with the sink")
     return [Section(shown_place(sink), [_compared(checkpoint, sink)])]
 
 

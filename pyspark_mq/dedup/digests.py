@@ -1,7 +1,7 @@
 """Digests: arrays with 16 bytes for each ID of a committed message. Pure.
 
 A digest covers the queue, the kind of the key, and the key itself, so the same ID in two queues has two digests. An
-ID's digest is the same in every process of a query: files keep remembered IDs as digests.
+ID's digest is the same in every process of a query, because files keep remembered IDs as digests.
 
 Digests are in numbered *batches*, such as one for an epoch or an ended session. A batch is a sorted array. A Bloom
 filter (Bloom, 1970; two places per ID, one byte per place) rules out most unknown digests before the batches are
@@ -25,8 +25,8 @@ __all__ = ["DIGEST_BYTES", "Batches", "Digester", "from_bytes"]
 DIGEST_BYTES = 16
 _HALF, _WORD = np.dtype("<u8"), np.dtype("<u4")
 _SUMS, _UPPER = 4, np.uint64(32)
-#: Words of the queue's name; and the most words of a key: the queue's words, one word for kind and length, and one
-#: word, that is four bytes, per character.
+#: Words of a queue's name, and the most words of an input. An input consists of the queue's words, one word for kind
+#: and length, and the words of the key, which are at most one word (four bytes) per character.
 _QUEUE_WORDS = 4
 _WORDS_MAX = _QUEUE_WORDS + 1 + ID_CHARS_MAX
 _TEXT, _BYTES = 0, 1
@@ -38,17 +38,17 @@ _SHIFT = np.uint64(31)
 
 
 class Digester:
-    """Makes digests of keys with a secret of the query: four multilinear hashes.
+    """Makes digests of keys with a secret of the query. A digest consists of four multilinear hashes.
 
-    Each of the four is the upper half of `c + sum(m[i] * word[i])` modulo 2**64, over 32-bit words of the queue, of the
-    kind and length of the key, and of the key. With secret random multipliers, two different inputs have an equal
-    half with a probability of 2**-32, whoever chose them (D. Lemire and O. Kaser, "Strongly universal string hashing is
-    fast", The Computer Journal 57, 2014), and an equal digest with a probability of 2**-128. Anybody who knows the
+    Each hash is the upper half of `c + sum(m[i] * word[i])` modulo 2**64, over 32-bit words of the queue, of the kind
+    and length of the key, and of the key. With secret random multipliers, two different inputs share a hash with a
+    probability of 2**-32, whoever chose the inputs (D. Lemire and O. Kaser, "Strongly universal string hashing is
+    fast", The Computer Journal 57, 2014), and share a digest with a probability of 2**-128. Anybody who knows the
     secret can construct collisions. The secret is in the checkpoint, like the IDs, and producers do not need access to
     the checkpoint.
 
     Args:
-        secret: random bytes. Every file of the journal has them, so that digests are the same in every process.
+        secret: random bytes. Every file of the journal has the secret, so that digests are the same in every process.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -63,7 +63,7 @@ class Digester:
         return self._constants + np.frombuffer(name, _WORD).astype(_HALF) @ self._multipliers[:_QUEUE_WORDS]
 
     def digests(self, begin: Any, keys: Collection[Key]) -> Any:
-        """Return the digests of keys of a queue, in order: an array with two halves per row.
+        """Return an array with the digest of each key, in order. A row has the two halves of a digest.
 
         Args:
             begin: the queue's initial sums.
@@ -109,12 +109,12 @@ def from_bytes(data: bytes) -> Any:
 
 
 class Batches:
-    """Batches by number. A missing batch counts as empty."""
+    """Batches of digests, by number. A missing batch counts as empty."""
 
     def __init__(self) -> None:
-        #: Batches, each sorted by the first halves of its digests.
+        #: Number -> batch, sorted by the first halves of the digests.
         self._sorted: dict[int, Any] = {}
-        #: Digests not sorted into their batch yet: the digests of an epoch are added queue by queue.
+        #: Number of a batch -> digests not sorted into the batch yet. The digests of an epoch are added queue by queue.
         self._added: dict[int, list[Any]] = {}
         self._filter: Any = np.zeros(1, bool)
         #: Number of digests in the filter.
@@ -146,7 +146,7 @@ class Batches:
         return np.concatenate([from_bytes(b""), *(batches[number] for number in numbers if number in batches)])
 
     def join(self, numbers: Sequence[int], into: int) -> Any:
-        """Join batches into one; return its digests."""
+        """Join batches into one batch; return the digests of the joined batch."""
         digests = self.get(numbers)
         for number in numbers:
             self._sorted.pop(number, None)
@@ -155,16 +155,16 @@ class Batches:
         return digests
 
     def forget(self, number: int) -> Any:
-        """Remove a batch; return its digests."""
+        """Remove a batch; return the digests of the batch."""
         digests = self._batches.pop(number, from_bytes(b""))
         if self._marked > 2 * len(self):
             self._make_filter()
         return digests
 
     def find(self, digests: Any, numbers: Collection[int] | None = None) -> Iterator[int]:
-        """Yield the places of the digests that are in these batches, or in any batch.
+        """Yield the position in `digests` of each digest that is in one of the batches `numbers`, or in any batch.
 
-        A place is yielded once for each batch that has its digest.
+        The position of a digest is yielded once for each batch that has the digest.
         """
         batches = self._batches
         if not batches or not len(digests):

@@ -17,14 +17,14 @@ ByQueue: TypeAlias = "Mapping[str, Sequence[Key]]"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A committed, unsettled epoch, or contents that were left together.
+    """A committed, unsettled epoch, or contents that were left open together.
 
     Attributes:
-        number: number of the epoch; for contents, the connected seconds at which they were left.
+        number: number of the epoch; for contents, the value of `connected_s` when the contents were left open.
         contents: digests of contents.
         digests: digests of IDs.
         queues: number of messages of each queue.
-        so_far: number of messages left before these contents.
+        so_far: number of messages that were left open before these contents.
     """
 
     number: int
@@ -39,26 +39,28 @@ class EpochFile:
     """The content of an epoch's file. A file refers to itself by an empty name.
 
     Attributes:
-        epoch: its number.
+        epoch: number of the epoch.
         queues: names of the queues that were read.
         planned: keys of the epoch, in order.
         connected_s: seconds for which every connection of the query was up, over all its processes.
-        left_so_far: number of messages left, over all processes.
+        left_so_far: number of messages left open so far, over all processes.
         settled: epochs settled since the previous file.
-        left: digests of IDs left since the previous file.
-        left_contents: contents left since the previous file.
-        settled_again: contents that were left, and have been redelivered and settled since the previous file.
+        left: digests of the IDs left open since the previous file.
+        left_contents: contents left open since the previous file.
+        settled_again: contents that had been left open, and were redelivered and settled since the previous file.
         repeating: contents found to repeat since the previous file.
-        base: the newest file with `unsettled` and `contents`; `after` lists the files after it.
-        left_after: files with `left` after the newest of `left_parts`.
-        window_parts, left_parts: files with a part of the window and of the left IDs, oldest first.
-        window_part, left_part: such a part in this file, if any.
+        base: name of the newest file that has `unsettled` and `contents`; `after` lists the files that follow the base.
+        left_after: files that follow the newest of `left_parts` and have IDs in `left`.
+        window_parts, left_parts: files that have a part of the window, and files that have a part of the IDs left open.
+            Both lists begin with the oldest file.
+        window_part, left_part: the part of the window and the part of the IDs left open that this file has, if any.
         unsettled: epochs not settled when this file was written, oldest first.
-        contents: contents left by the time this file was written; `repeats`: contents known to repeat.
+        contents: contents that counted as left open when this file was written.
+        repeats: contents known to repeat when this file was written.
         gone: files no longer named, grouped by the last plan that named them, oldest first.
         state: state of Spark's log, in the first file of a process.
-        secret: secret of all digests (:class:`.Digester`), in hexadecimal. Files that name each other share it.
-        start: number of the epoch after which this epoch was planned; -1 if that is unknown.
+        secret: secret of all digests (:class:`.Digester`), in hexadecimal. Files that name each other have one secret.
+        start: number of the epoch after which this epoch was planned; -1 if that number is unknown.
     """
 
     epoch: int = 0
@@ -88,6 +90,6 @@ class EpochFile:
 
     @property
     def names(self) -> set[str]:
-        """Names of the other files that are read when this one is loaded."""
+        """Names of the other files that are read when this file is loaded."""
         every = {self.base or "", *self.after, *self.left_after, *self.window_parts, *self.left_parts}
         return every - {""}

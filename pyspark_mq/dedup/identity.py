@@ -1,12 +1,12 @@
 """Identity of messages: from a delivered value to one hashable key.
 
 A key is the ID itself if the ID is a short string, and otherwise a digest (``bytes``), because files should not hold an
-ID of a megabyte, and cannot hold an ID that is not text. A string never equals a digest, so a producer cannot use one
-to forge the other.
+ID of a megabyte, and cannot hold an ID that is not text. A string never equals a digest, so a producer cannot choose a
+string that is taken for the digest of another ID.
 
-A message without an ID is identified by its content, in files by a digest of :data:`CONTENT_DIGEST_BYTES` bytes. Within
-a process, :mod:`pyspark_mq.ack.content_matcher` appends an ordinal of eight bytes, which tells equal messages apart. No
-other keys have these lengths.
+A message without an ID is identified by its content. In files, its key is a digest of the content, which has
+:data:`CONTENT_DIGEST_BYTES` bytes. Within a process, :mod:`pyspark_mq.ack.content_matcher` appends an ordinal of eight
+bytes, which tells equal messages apart. No other keys have these lengths.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ID_CHARS_MAX = 255
 #: With 160 bits, the probability that two of 10**12 messages collide is below 10**-24.
 DIGEST_BYTES = 20
 
-#: Bytes of a content's digest, and of the key of a message without an ID: that digest and an ordinal.
+#: Bytes of a content's digest, and bytes of the key of a message without an ID, which is that digest and an ordinal.
 CONTENT_DIGEST_BYTES = 16
 CONTENT_BYTES = 24
 
@@ -98,7 +98,7 @@ class TextKeys(Sequence[str]):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Byte lengths of the shortest and the longest key. Cached, as a block needs them for keys and for texts."""
+        """Byte lengths of the shortest and the longest key. They are cached, because a block needs them twice."""
         if self._bounds is None:
             every = [pc.min_max(pc.binary_length(chunk)).values() for chunk in self.chunks if len(chunk)]
             sizes = [size.as_py() for some in every for size in some]
@@ -142,7 +142,7 @@ class TextKeys(Sequence[str]):
 
 
 def as_text_keys(keys: Iterable[Any]) -> TextKeys | None:
-    """Return keys as arrays, or None if one of them has no UTF-8 encoding."""
+    """Return keys as arrays of strings; None if a key is not a string or has no UTF-8 encoding."""
     if isinstance(keys, TextKeys):
         return keys
     every = [*keys]
@@ -155,7 +155,7 @@ def as_text_keys(keys: Iterable[Any]) -> TextKeys | None:
 
 
 def id_keys(values: Sequence[object] | TextKeys) -> Sequence[Key | None]:
-    """Return the keys of IDs as delivered: None for a missing or empty ID.
+    """Return the key of each delivered ID; None for a missing or empty ID.
 
     Text is used as is, including newlines and NUL; bytes that are not text and text longer than :data:`ID_CHARS_MAX`
     are digested; numbers become decimal text. If every ID is text that can be its own key, the keys are an array.

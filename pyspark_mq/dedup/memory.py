@@ -7,10 +7,11 @@ The oldest IDs are forgotten first, and only contents expire by time:
 *window*       the newest settled epochs, enough to hold `dedupWindow` IDs
 *left*         the newest `remember_left` distinct IDs whose acknowledgement was cut off by the end of a session or
                process, in the order in which they were first left. An ID that is left again keeps its place
-*contents*     the same for messages without an ID, by digest. A content leaves once it is redelivered and settled, or
-               else after half a million others, or an hour of being connected: the broker may have processed its
-               acknowledgement, and an equal message must not be dropped for ever. Settled contents are in the window
-*repeats*      the newest contents seen in two messages. A message with such a content is never taken for a left one
+*contents*     the same for messages without an ID, by digest. A content is removed once its message is redelivered and
+               settled. Otherwise it is removed after half a million other messages were left, or after an hour of
+               being connected, because the broker may have processed the acknowledgement, and an equal message must
+               not be dropped for ever. Settled contents are in the window
+*repeats*      the newest contents seen in two messages. A message with such a content never counts as redelivered
 =============  =======================================================================================================
 
 The file of an epoch has the changes since the previous file, and names the files that a load reads: *parts* of the
@@ -20,12 +21,12 @@ eighth of the IDs remembered. So a file names a bounded number of other files, a
 IDs are remembered. If two million IDs were in one base, each epoch of a trickle would write half a megabyte. A base has
 all contents, at most 8 MB.
 
-Epochs that are unsettled when a process ends are left, in order. The next file records this.
+When a process ends, its unsettled epochs are left, in order. The next file records this.
 
 The promise: an ID is recognised until `remember_left` distinct others have been left since it was *first* left, or, if
 it was settled, until `dedupWindow` newer IDs have been settled. (The promise cannot count from when the ID was *last*
-left: no file has a repeated acknowledgement that was under way when a process was killed.) IDs are forgotten in
-batches, such as the batch of one plan, so they may be remembered for longer.
+left. If a repeated acknowledgement was under way when a process was killed, no file records this acknowledgement.) IDs
+are forgotten in batches, such as the batch of one plan, so they may be remembered for longer.
 """
 
 from __future__ import annotations
@@ -45,12 +46,13 @@ from pyspark_mq.dedup.shelf import Shelf
 
 __all__ = ["KEPT_EPOCHS", "Memory", "parted"]
 
-#: Number of plans for which a file is kept after the last one that names it. Spark keeps a hundred offsets by
+#: Number of plans for which a file is kept after the last plan that names the file. Spark keeps a hundred offsets by
 #: default (`spark.sql.streaming.minBatchesToRetain`).
 KEPT_EPOCHS = 120
-#: Most files that follow a base or a part, and most messages in them.
+#: Most files that follow a base or a part, and most messages in the files that follow a base.
 FOLLOWING_MAX, _FOLLOWING_MESSAGES_MAX = 32, 500_000
-#: Left contents are forgotten after this many connected seconds, or when this many more messages have been left.
+#: Left contents are forgotten after `_CONTENTS_LEFT_S` connected seconds, or when more than `_CONTENTS_LEFT` further
+#: messages have been left.
 _CONTENTS_LEFT_S = 3_600.0
 _CONTENTS_LEFT = 500_000
 #: How many of the newest repeating contents are remembered.
@@ -62,7 +64,12 @@ _NAMELESS = bytes(CONTENT_DIGEST_BYTES)
 
 @dataclass(slots=True)
 class _Unsettled:
-    """A committed, unsettled epoch: its batches, and its number of messages in each queue."""
+    """A committed, unsettled epoch.
+
+    Attributes:
+        ids, contents: numbers of the batches that have the epoch's IDs and contents.
+        queues: queue -> number of the epoch's messages.
+    """
 
     ids: int
     contents: int
@@ -78,13 +85,13 @@ class Memory:
         secret: random bytes for digests, see :class:`.Digester`. A load replaces them by the secret of the files.
 
     Attributes:
-        digester: makes digests of keys. A load replaces it, because the secret changes.
+        digester: makes digests of keys. A load replaces the digester, because the secret changes.
         connected_s: seconds for which every connection of the query was up, over all its processes.
         forgotten: number of IDs forgotten although their messages may be redelivered.
-        contents: batches of left contents; for each, the connected second at which its contents were left, and the
-            number of messages left by then.
-        came: contents that were left, redelivered and settled; the next file removes them.
-        repeats: contents known to repeat, and how many messages with each content were left and not redelivered since.
+        contents: number of a batch of left contents -> the value of `connected_s` when these contents were left, and
+            the number of messages that had been left before.
+        came: contents that were left, redelivered and settled. The next file records their removal.
+        repeats: content known to repeat -> number of messages with this content that were left and not redelivered.
     """
 
     def __init__(self, window: int, most_left: int, secret: bytes) -> None:
@@ -101,11 +108,12 @@ class Memory:
         #: Batches of left IDs that are not in a file yet.
         self._new: list[int] = []
         self._new_contents, self._new_repeats = _NOTHING, _NOTHING
-        #: Repeating contents found before the first file, by queue and key: a load changes the secret of digests.
+        #: Repeating contents found before the first file. They are kept by queue and key, not by digest, because a load
+        #: changes the secret of digests.
         self._repeated: dict[tuple[str, Key], None] | None = {}
         self._left: dict[str, dict[Key, None]] | None = {}
         self._base: str | None = None
-        #: Files that follow the base -> number of messages in each.
+        #: File that follows the base -> number of messages in the file.
         self._after: dict[str, int] = {}
         self._left_after: list[str] = []
         self._gone: deque[Sequence[str]] = deque()
@@ -144,13 +152,13 @@ class Memory:
         self.ids.put(one.contents, contents)
 
     def _digests(self, queue: str, keys: Collection[Key]) -> tuple[Any, Any]:
-        """Return the digests of the IDs among the keys, and those of the contents."""
+        """Return two arrays: the digests of the IDs among the keys, and the digests of the contents."""
         begin = self.digester.begin(queue)
         ids, contents = parted(keys)
         return self.digester.digests(begin, ids), self.digester.digests(begin, contents)
 
     def settle(self, epochs: Iterable[int]) -> list[int]:
-        """Record that epochs are settled; return those that were not settled before."""
+        """Record that epochs are settled; return the epochs that were not settled before."""
         settled = [epoch for epoch in epochs if epoch in self._unsettled]
         for epoch in settled:
             its = self._unsettled.pop(epoch)
@@ -164,7 +172,7 @@ class Memory:
         return settled
 
     def leave(self, keys: Mapping[str, Collection[Key]]) -> None:
-        """Record that committed messages were left open. A message left before keeps its place in the order."""
+        """Record that committed messages were left open. A message left earlier keeps its place in the order."""
         for queue, some in keys.items():
             if self._left is not None:
                 self._left.setdefault(queue, {}).update(dict.fromkeys(some))
@@ -202,7 +210,7 @@ class Memory:
                     self.repeats[text] += 1
 
     def _take_out_came(self) -> Any:
-        """Remove the contents in `came` from those left; return their digests."""
+        """Remove the contents in `came` from the left contents; return the digests that were in `came`."""
         came, self.came = from_bytes(b"".join(self.came)), set()
         for number in self.contents if len(came) else ():
             there = self.ids.forget(number)
@@ -210,7 +218,7 @@ class Memory:
         return came
 
     def note_repeat(self, queue: str, key: Key) -> None:
-        """Record that a content repeats. Record its key, too, because a load may change the secret."""
+        """Record that a content repeats. Record the content's key, too, because a load may change the secret."""
         if self._repeated is not None and len(self._repeated) < _REPEATS_MAX:
             self._repeated[queue, key] = None
         self.repeat(self._digests(queue, [key])[1])
@@ -336,11 +344,11 @@ class Memory:
             self._left_after.append(name)
 
     def forget_files(self, before: Iterable[str], kept: Collection[str]) -> tuple[list[str], list[list[str]]]:
-        """Record a plan.
+        """Record that a plan names only the files `kept`, and find the files that are no longer needed.
 
         Args:
-            before: files named until now and not removed.
-            kept: files named from now on.
+            before: files that were named until now and are not removed yet.
+            kept: files that are named from now on.
 
         Returns:
             the files to remove now; and the files to remove later, by plan.
@@ -352,7 +360,7 @@ class Memory:
     # -- restart
 
     def load(self, name: str, read: Callable[[str], EpochFile], *, committed: bool) -> Counter[str]:
-        """Load the memory of a former process; only into an empty memory.
+        """Load the memory of a former process. This memory must be empty.
 
         Args:
             name: name of the newest file.
@@ -426,7 +434,7 @@ class Memory:
         self._joined = next(self._numbers)
 
     def _apply(self, file: EpochFile) -> None:
-        """Apply the changes in a file."""
+        """Apply the changes that a file records."""
         self.settle(file.settled)
         self._left_so_far = file.left_so_far - len(file.left_contents)
         self._leave_contents(file.left_contents, int(file.connected_s))
@@ -435,7 +443,7 @@ class Memory:
         self.repeat(file.repeating)
 
     def _plan(self, file: EpochFile) -> None:
-        """Commit the epoch of a file."""
+        """Record that the messages that a file plans are committed."""
         for queue, keys in file.planned.items():
             self.commit(file.epoch, queue, keys)
 
@@ -452,7 +460,7 @@ class Memory:
 
 
 def parted(keys: Collection[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
-    """Split keys into IDs, and contents in the form that files have."""
+    """Split keys into IDs and contents. Return the contents as files hold them, without ordinals."""
     if isinstance(keys, TextKeys):  # the usual case
         return keys, ()
     if bytes not in set(map(type, keys)):  # comparing types takes a tenth of the time

@@ -33,7 +33,7 @@ class QueueMemory:
         return self._found(keys, lambda digests: self._memory.ids.find(digests, self._memory.left.sizes.keys()))
 
     def contents_among(self, keys: Collection[Key]) -> tuple[set[Key], set[Key], set[Key]]:
-        """Return the contents that are known, those left open, and those that repeat."""
+        """Return three sets: the contents that are known, that were left open, and that repeat, respectively."""
         memory, every = self._memory, [*keys]
         if not every or not (len(memory) or memory.repeats):
             return set(), set(), set()
@@ -44,7 +44,7 @@ class QueueMemory:
         return known, left, {*self._repeating(every, digests)}
 
     def repeating(self, keys: Sequence[Key], but: Collection[bytes]) -> list[Key]:
-        """Select the contents that are known to repeat, except those with these digests."""
+        """Select the contents that are known to repeat, except contents whose digest is in `but`."""
         return self._repeating(keys, self._digests(keys), but)
 
     def _repeating(self, keys: Sequence[Key], digests: Any, but: Collection[bytes] = ()) -> list[Key]:
@@ -57,7 +57,11 @@ class QueueMemory:
         self._memory.note_repeat(self._queue, key)
 
     def emit_again(self, key: Key) -> bool:
-        """Record the emission of a message that may have been left open; return whether its content was left open."""
+        """Record that a message is emitted although it may have been left open before.
+
+        Returns:
+            whether a message with this content was left open.
+        """
         (text,) = map(bytes, self._digests([key]))
         repeats = self._memory.repeats
         if not repeats.get(text):
@@ -73,7 +77,8 @@ class QueueMemory:
         """Hold the IDs of received messages.
 
         Returns:
-            the IDs' digests; None if a key is known or held, is not an ID, or occurs twice: then nothing is held.
+            the digests of the IDs. None, and nothing is held, if a key is known or held already, is not an ID, or
+            occurs twice.
         """
         if parted(keys)[1]:
             return None
@@ -86,7 +91,7 @@ class QueueMemory:
         return digests
 
     def hold_only(self, digests: Sequence[Any]) -> None:
-        """Hold only these IDs from now on."""
+        """Hold only the IDs with these digests from now on."""
         self._held = Batches()
         self._held.pile(np.concatenate([from_bytes(b""), *digests]))
 

@@ -1,4 +1,4 @@
-"""Batches in order of arrival: which to forget next, and which to join into a part. Pure."""
+"""Batches in order of arrival, with the rules by which batches are forgotten and joined into parts. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 __all__ = ["Shelf"]
 
-#: A part absorbs earlier parts up to an eighth of the maximum, and up to this many digests, because one plan writes the
-#: part.
+#: A part absorbs earlier parts as long as it has at most an eighth of the maximum, and at most `_PART_MAX` digests. The
+#: size is limited because a single plan writes the part.
 _SHARE, _PART_MAX = 8, 262_144
 
 
@@ -15,9 +15,9 @@ class Shelf:
     """Batches in order of arrival, and their files.
 
     Attributes:
-        maximum: a batch is forgotten after this many newer digests.
+        maximum: a batch is forgotten once there are more newer digests than this.
         sizes: number of a batch -> number of its digests, oldest first.
-        parts: file and batch of each part, oldest first.
+        parts: each part's file and number of batch, oldest first.
     """
 
     def __init__(self, maximum: int) -> None:
@@ -42,9 +42,9 @@ class Shelf:
         return size
 
     def take_over(self) -> dict[int, int]:
-        """Remove the oldest batches, each only if more than `maximum` digests remain without it.
+        """Remove the oldest batch as long as more than `maximum` digests remain without this batch.
 
-        Return the removed batches' sizes, by number.
+        Return the sizes of the removed batches, by number.
         """
         over: dict[int, int] = {}
         while self.sizes:
@@ -56,7 +56,10 @@ class Shelf:
         return over
 
     def to_join(self) -> list[int]:
-        """Find the batches to join into a part: those after the last part, and small parts before them."""
+        """Return the batches to join into a new part: all batches after the last part, and small parts before them.
+
+        Remove these small parts from `parts`.
+        """
         there = {number for _, number in self.parts}
         joined = [number for number in self.sizes if number not in there]
         size = sum(self.sizes[number] for number in joined)

@@ -18,7 +18,8 @@ class SeenStore(ABC):
     """IDs of committed messages, shared by all users of the store.
 
     One thread calls the methods, once per epoch and never per message. An ID is remembered after the commit of its
-    epoch and before its acknowledgement, so the store never knows an ID whose message could still be lost.
+    epoch and before the acknowledgement of its message, so the store never knows an ID whose message could still be
+    lost.
     """
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """Batch sizing: how long to wait for messages, and how many the next epoch takes.
 
-An epoch takes what arrived while the one before ran, like Spark's Kafka source. Every trigger has a fixed cost, so
+An epoch takes what arrived while the epoch before ran, like Spark's Kafka source. Every trigger has a fixed cost, so
 while a backlog flows in at full speed an epoch may grow up to half of the window; a trickle is not delayed. After a
 short silence the epoch is planned as it is: brokers pause while they process the acknowledgement of an epoch, and
 waiting longer for half of a window cost 20 % of throughput on quorum queues. The first epoch of a process always waits:
@@ -50,7 +50,7 @@ class BatchSizing:
         self._ends: dict[QueueReader, EndOfRun] | None = None
         self._awaited = False
         self._planned_s = -math.inf
-        #: Rotates the queues, to decide which come first if an epoch has no room for all.
+        #: Number by which the queues are rotated, so that other queues come first if an epoch has no room for all.
         self._turn = 0
 
     def planned(self) -> None:
@@ -93,7 +93,7 @@ class BatchSizing:
             self._wait(self._timing.idle_s if step_s is None else step_s)
 
     def await_sessions(self) -> None:
-        """Wait until every supervisor is connected; if one gives up, raise its error."""
+        """Wait until every supervisor is connected. If a supervisor gives up, raise its error."""
         self._wait_while(lambda: not self._queues.complete, math.inf)
 
     def await_first_messages(self) -> None:
@@ -286,7 +286,7 @@ def _fitting(queue: QueueReader, maximum: int, max_bytes: int) -> int:
 def fair_shares(total: int, wants: Sequence[int]) -> list[int]:
     """Divide `total` so that no share is above its want, and no share below its want is smaller than another share.
 
-    If a remainder is too small to add one to each share below its want, it goes to the first of these shares. (Max-min
+    A remainder that is too small to add one to each share below its want goes to the first of these shares. (Max-min
     fairness: Bertsekas and Gallager, Data Networks, section 6.5.2.)
     """
     shares = [0] * len(wants)

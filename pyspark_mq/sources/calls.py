@@ -51,7 +51,7 @@ class Call(Enum):
     """A call of Spark."""
 
     BOUND = "bound"  #: `prepareForTriggerAvailableNow`
-    LATEST = "latest"  #: `latestOffset(start)`; in ``EPOCHS``, from the last epoch here
+    LATEST = "latest"  #: `latestOffset(start)`; in ``EPOCHS``, a call that continues from the last epoch here
     BEHIND = "latest, from an earlier epoch"
     BEYOND = "latest, from a later epoch"
     PAYLOAD = "payload"  #: `partitions(start, end)`
@@ -79,18 +79,18 @@ class EpochPlace(Enum):
     """The place of an epoch, as seen from this process."""
 
     ELSEWHERE = "elsewhere"  #: the epoch is a former process's, or acknowledged, or does not exist
-    PLANNED = "planned"  #: here, but Spark has not asked for its payload
-    BEGUN = "begun"  #: Spark has asked for its payload, and may do so again
+    PLANNED = "planned"  #: the epoch is planned here, but Spark has not asked for its payload
+    BEGUN = "begun"  #: Spark has asked for the payload of the epoch, and may ask again
 
 
 class Act(Enum):
     """What to do with the epoch that a call is about."""
 
-    NOTHING = "nothing"  #: repeat the previous answer: an epoch stays as it was written
+    NOTHING = "nothing"  #: repeat the previous answer, because an epoch stays as it was written
     PLAN = "plan"  #: plan the next epoch, if there are messages for it
     REPLAY = "replay"  #: begin the epoch as soon as its messages are here
-    BEGIN = "begin"  #: keep the rows it emits until it is committed
-    ACKNOWLEDGE = "acknowledge"  #: acknowledge the epoch, and all before it
+    BEGIN = "begin"  #: keep the rows that the epoch emits until the epoch is committed
+    ACKNOWLEDGE = "acknowledge"  #: acknowledge the epoch, and all epochs before it
 
 
 _BOTH = First.FIND | First.LEARN
@@ -117,7 +117,7 @@ SHOWING: Mapping[tuple[Call, Committed], tuple[First, Committed]] = MappingProxy
     }
 )
 
-#: (call, place of its epoch) -> the act. Pairs that are left out cannot occur.
+#: (call, place of the call's epoch) -> the act. Pairs that are left out cannot occur.
 EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
     {
         (Call.LATEST, EpochPlace.ELSEWHERE): Act.PLAN,
@@ -141,12 +141,12 @@ class IllegalCallError(InternalError):
 
 
 def latest_at(start: int, last: int) -> Call:
-    """Return the kind of a LATEST call, by the epoch that it continues from and the last epoch here."""
+    """Return the kind of a LATEST call that continues from epoch `start`, while `last` is the last epoch here."""
     return Call.LATEST if start == last else Call.BEHIND if start < last else Call.BEYOND
 
 
 def show(call: Call, shown: Committed) -> tuple[First, Committed]:
-    """Return the first steps of a call, and the knowledge of what is committed after them."""
+    """Return the first steps of a call, and what is known about the committed offset after these steps."""
     return SHOWING[call, shown]
 
 

@@ -27,7 +27,7 @@ class Tls:
     """Options `tls.*`.
 
     Attributes:
-        ca_file: PEM file of trusted authorities; None for the system's.
+        ca_file: PEM file of trusted authorities; None for the system's authorities.
         cert_file, key_file: PEM files of the client's own certificate and key.
         verify: whether to check the server's certificate and host name.
     """
@@ -109,7 +109,7 @@ class Endpoint:
     shared: bool = False
     #: The newest secrets read from `password_file` in this process.
     secrets_read: deque[str] = field(default_factory=lambda: deque(maxlen=_SECRETS_KEPT), compare=False, repr=False)
-    #: Users that a broker's management has refused over the protocol, so as not to ask again.
+    #: Users for whom a broker's management refused to answer over the protocol. They are kept so as not to ask again.
     refused: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @property

@@ -47,7 +47,7 @@ __all__ = ["EpochSource", "Position", "Run"]
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The arguments of a call: its start, the end of its epoch, and its limit."""
+    """The arguments of a call, such as the start and end of the epoch that the call is about."""
 
     start: Position
     end: Position
@@ -105,7 +105,7 @@ class EpochSource:
         self._last = Position(0)
         #: The highest epoch number so far.
         self._highest = 0
-        #: Uncommitted epochs whose payload Spark has asked for, with their queues in order.
+        #: Uncommitted epoch whose payload Spark has asked for -> names of the epoch's queues, in order.
         self._begun: dict[int, list[str]] = {}
         #: The newest epoch noted as synced.
         self._synced: int | None = None
@@ -133,7 +133,7 @@ class EpochSource:
         self._batch_sizing.bound()
 
     def latest(self, start: Position, limit: int | None, *, alone: bool = False) -> Position:
-        """Run phase two of the epoch that ends at `start`, then phase one of the next.
+        """Run phase two of the epoch that ends at `start`, then phase one of the next epoch.
 
         Args:
             start: the last committed position.
@@ -168,7 +168,7 @@ class EpochSource:
         return [Run(queue.name, rows) for queue in queues if (rows := queue.emitted(end.epoch))]
 
     def commit(self, end: Position) -> None:
-        """Run phase two of all epochs up to `end`: Spark has committed them."""
+        """Run phase two of all epochs up to `end`, which Spark has committed."""
         self._show(Call.COMMIT, end)
         self._do(Call.COMMIT, _Asked(end, end))
 
@@ -213,7 +213,7 @@ class EpochSource:
         self._queues.adopt(self._memory.adopt(start, open_), start.broker_id)
 
     def _check_power(self, newest: Position) -> None:
-        """Check for a loss of power, after which Spark's log of a later batch may exist without that of an earlier one.
+        """Check for a loss of power. After it, Spark's log may have an entry for a batch but none for an earlier batch.
 
         Args:
             newest: the last position that Spark has committed or logged.
@@ -316,14 +316,14 @@ class EpochSource:
         self._hold(end)
 
     def _hold(self, end: Position) -> None:
-        """Keep an epoch's rows until it is committed: Spark may ask for them again."""
+        """Keep an epoch's rows until the epoch is committed, because Spark may ask for the rows again."""
         queues = self._queues.with_ended()
         self._begun[end.epoch] = list(dict.fromkeys([*self._memory.queues(end), *(queue.name for queue in queues)]))
         for queue in queues:
             queue.hold(end.epoch)
 
     def _acknowledge(self, asked: _Asked) -> None:
-        """Acknowledge an epoch and those before it (phase two)."""
+        """Acknowledge an epoch and all epochs before it (phase two)."""
         self._sync(asked.end)  # acknowledge only messages that are committed and in the sink durably
         for epoch in sorted(epoch for epoch in self._begun if epoch <= asked.end.epoch):
             del self._begun[epoch]

@@ -25,8 +25,9 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: Bytes of the secret for digests.
 _SECRET_BYTES = 32
-#: Parts of an epoch next to its file: a note that the epoch is acknowledged; a note that a process plans, after this
-#: epoch, what may be the only epoch of its run; and numbered records of abandoned messages.
+#: Parts that may exist next to an epoch's file. The first notes that the epoch is acknowledged. The second notes that a
+#: process continues from this epoch and plans an epoch that may be the only epoch of its run. The third begins the
+#: names of numbered records of abandoned messages.
 _ACKNOWLEDGED, _ALONE, _ABANDONED = "acknowledged", "alone", "abandoned"
 
 
@@ -34,9 +35,9 @@ class LeftOpen(NamedTuple):
     """Messages that the end of a former process has left open.
 
     Attributes:
-        counts: how many, by queue.
-        keys: keys of the last committed epoch, by queue; the store of IDs may lack these.
-        coming: contents that will certainly be redelivered, because no process has acknowledged them.
+        counts: queue -> number of these messages.
+        keys: queue -> keys of the last committed epoch, which the store of IDs may lack.
+        coming: queue -> contents that will certainly be redelivered, because no process has acknowledged them.
     """
 
     counts: Mapping[str, int]
@@ -61,13 +62,16 @@ def file_of(files: JournalFiles, name: str) -> EpochFile:
 
 
 def _abandoned(files: JournalFiles, name: str, kept: Iterable[str]) -> ByQueue:
-    """Look up abandoned messages (rule 15). Each record includes all earlier ones."""
+    """Return the abandoned messages of an epoch (rule 15). The last record includes all earlier records."""
     records = [part for part in kept if part.startswith(_ABANDONED)]
     return files.read(name, records[-1]).planned if records else {}
 
 
 def _without(keys: Sequence[Key], gone: Mapping[Key, int]) -> list[Key]:
-    """Remove keys. Among equal contents, remove the last, because redeliveries take the first places."""
+    """Return `keys` without the keys in `gone`, each left out as often as `gone` counts it.
+
+    Of several equal keys, the last are left out, because redelivered messages with this content take the first places.
+    """
     counts = Counter(gone)
     kept: list[Key] = []
     for key in reversed(keys):
@@ -79,7 +83,7 @@ def _without(keys: Sequence[Key], gone: Mapping[Key, int]) -> list[Key]:
 
 
 def planned_in(files: JournalFiles, name: str) -> dict[str, list[Key]]:
-    """Read the keys of an epoch: queue -> keys in order, without the abandoned ones.
+    """Read the keys of an epoch: queue -> keys in order, without the keys of abandoned messages.
 
     Args:
         name: name of the epoch's file; empty for none.
@@ -93,7 +97,7 @@ def planned_in(files: JournalFiles, name: str) -> dict[str, list[Key]]:
 
 
 def remembered_in(files: JournalFiles, name: str) -> dict[str, int]:
-    """Count the IDs that are remembered in addition to those of an epoch, by kind.
+    """Count the IDs that an epoch's file remembers besides the IDs of the epoch itself: settled IDs, and left IDs.
 
     Args:
         name: name of the epoch's file; empty for none.
@@ -114,16 +118,16 @@ class Journal:
         self._destination = settings.destination
         self._files = files
         self.memory = Memory(settings.dedup_window, settings.remember_left, secrets.token_bytes(_SECRET_BYTES))
-        #: Epoch -> its file, until it is committed.
+        #: Uncommitted epoch -> name of its file.
         self._open: dict[int, str] = {}
-        #: Epochs that get a note once they are acknowledged.
+        #: Files of epochs for which a note is written once the epoch is committed.
         self._to_note: set[str] = set()
         #: Files that the last plan named, and the file of that plan.
         self._named: set[str] = set()
         self._seen_s: float | None = None
 
     def known(self, queue: str) -> QueueMemory:
-        """Return the memory of a queue, even of one that is not read now."""
+        """Return the memory of a queue, even of a queue that is not read now."""
         return QueueMemory(self.memory, queue)
 
     @property
@@ -173,12 +177,12 @@ class Journal:
         return name
 
     def begin_alone(self, start: Position) -> bool:
-        """Record that a process plans what may be the only epoch of its run.
+        """Record that this process plans an epoch that may be the only epoch of its run.
 
         Returns:
-            Whether windows may be wide for this epoch. They may not if a former process did the same from this
-            position, and Spark has logged nothing since: a job that crashes again and again must not use up the
-            delivery limit of its whole queue.
+            whether windows may be wide for this epoch. They must stay small if a former process made the same record at
+            this position, and Spark has logged nothing since. Otherwise a job that crashes again and again would use up
+            the delivery limit of its whole queue.
         """
         if not start.file:
             return True
@@ -188,12 +192,12 @@ class Journal:
         return True
 
     def end_alone(self, start: Position) -> None:
-        """Remove that record: there was nothing to plan."""
+        """Remove the record of :meth:`begin_alone`, because there was nothing to plan."""
         if start.file:
             self._files.remove([start.file], _ALONE)
 
     def check_start(self, start: Position, end: Position) -> None:
-        """Check that an epoch was planned from the position at which Spark says that it begins.
+        """Check that the position from which an epoch was planned is the start that Spark states for this epoch.
 
         Raises:
             CheckpointError: the epoch was planned from another position.
@@ -238,7 +242,7 @@ class Journal:
     # -- phase two
 
     def begin_commit(self, epoch: int) -> None:
-        """Record the commit of an epoch; its queues then record its messages and acknowledge them."""
+        """Record the commit of an epoch. Afterwards each queue records the epoch's messages and acknowledges them."""
         file = self._open.pop(epoch, "")
         if file in self._to_note:
             # The next process must know whether several equal messages may be redelivered.
@@ -248,7 +252,7 @@ class Journal:
     # -- restart
 
     def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:  # noqa: ARG002
-        """Read the keys of the epoch between two positions, by queue and in order, without the abandoned ones.
+        """Read the keys of the epoch between two positions, by queue and in order, without abandoned messages.
 
         Raises:
             CheckpointError: the keys cannot be read.
@@ -281,7 +285,7 @@ class Journal:
         return self.recall(open_.file, start, committed=False)
 
     def recall(self, name: str, start: Position, *, committed: bool) -> LeftOpen:
-        """Load the memory as of the plan, or the commit, of a file's epoch."""
+        """Load the memory from a file: as of the plan of the file's epoch, or, with `committed`, as of its commit."""
         if not name:
             return LeftOpen({}, {}, {})
         counts = self.memory.load(name, self._file, committed=committed)
@@ -320,7 +324,7 @@ class NoJournal:
     """The journal of a query without IDs, which remembers nothing.
 
     Args:
-        files: files that a raised guarantee would read; None without a place for them.
+        files: files that a later query with guarantee `exactly-once` would read; None if there is no place for files.
     """
 
     forgotten = remembered = 0
@@ -338,7 +342,10 @@ class NoJournal:
         return ""
 
     def begin_alone(self, start: Position) -> bool:  # noqa: ARG002
-        """Return whether windows may be wide: without files, a crash loop cannot be recognised."""
+        """Return whether windows may be wide.
+
+        Without files a crash loop cannot be recognised, so only guarantee `none` allows wide windows.
+        """
         return self._settings.guarantee.acknowledges_first
 
     def end_alone(self, start: Position) -> None:
@@ -351,9 +358,9 @@ class NoJournal:
         """Note nothing."""
 
     def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:
-        """Abandon all messages of an epoch, which runs empty; later epochs emit them.
+        """Record all messages of an epoch as abandoned. The epoch runs empty, and later epochs emit the messages.
 
-        Otherwise, if the guarantee is raised again, the epoch's file would count these messages as committed.
+        Without this record, a query with a raised guarantee would take the messages in the epoch's file for committed.
 
         Raises:
             CheckpointError: there is no place for the record.
@@ -373,10 +380,10 @@ class NoJournal:
         return {}
 
     def abandon(self, end: Position, keys: ByQueue) -> None:
-        """Write nothing: no epoch waits for messages."""
+        """Write nothing, because no epoch waits for messages."""
 
     def queues(self, position: Position) -> list[str]:  # noqa: ARG002
-        """Return an empty list: without IDs the queues of an epoch are unknown."""
+        """Return an empty list, because without IDs the queues of an epoch are unknown."""
         return []
 
     def adopt(self, start: Position, open_: Position | None) -> LeftOpen:  # noqa: ARG002

@@ -23,8 +23,8 @@ class Position:
     """The end of an epoch over all queues of a query.
 
     Attributes:
-        epoch: its number; 0 before the first epoch.
-        file: the name of its file in the journal; empty for a guarantee without IDs, and before the first epoch.
+        epoch: number of the epoch; 0 before the first epoch.
+        file: name of the epoch's file in the journal; empty for a guarantee without IDs, and before the first epoch.
         broker_id: a short form of the name of the broker that has the epoch's messages; empty while unknown.
         released: whether the epoch may be replayed without messages that are not redelivered. Set by
             `pyspark-mq release`, never by the source.
@@ -43,21 +43,24 @@ class JournalFiles(Protocol):
     """
 
     def put(self, content: EpochFile, of: str = "", part: str = "") -> str:
-        """Durably write an epoch's file, or, with `part`, a further file that belongs to one; return the file's name.
+        """Durably write the file of an epoch, or, with `part`, a part of an epoch. Return the name of the written file.
 
         Args:
-            of: the epoch's file that the part belongs to. File names include a digest of the content.
+            of: name of the file of the epoch to which the part belongs. File names include a digest of the content.
             part: name of the part. An existing part stays unchanged.
         """
 
     def read(self, file: str, part: str = "") -> EpochFile:
-        """Read the file of an epoch, or, with `part`, that part of it."""
+        """Read the file of an epoch, or, with `part`, only this part of the epoch."""
 
     def parts(self, file: str) -> Sequence[str]:
         """List the names of the parts of an epoch."""
 
     def remove(self, files: Collection[str], part: str = "") -> None:
-        """Remove files of epochs with all parts, or one part of each. A file that cannot be removed does no harm."""
+        """Remove files of epochs with all their parts, or, with `part`, only this part of each.
+
+        A file that cannot be removed does no harm.
+        """
 
     def left_by_crashes(self) -> list[str]:
         """List the files that no offset names and no process will name again. Each file is listed only once."""
@@ -66,7 +69,7 @@ class JournalFiles(Protocol):
         """Record durably that this machine's disks have everything up to the commit of an epoch."""
 
     def forget_synced(self) -> None:
-        """Remove the record, because epochs that it does not cover are acknowledged from now on."""
+        """Remove the record of :meth:`note_synced`, because it will not cover the epochs acknowledged from now on."""
 
     def lost_power(self, epoch: int) -> bool:
         """Whether the machine was restarted since the last record, and that record was for another epoch."""

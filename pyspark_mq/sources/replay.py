@@ -28,7 +28,7 @@ _WAYS_ON = (
     "'pyspark-mq release' with the checkpointLocation does so for this epoch alone, and 'failOnDataLoss' set to "
     "'false' does so for all epochs"
 )
-#: Missing IDs named in an error; the others are counted.
+#: Most missing IDs that an error names. Further missing IDs are only counted.
 _IDS_SHOWN = 10
 
 
@@ -63,7 +63,7 @@ class Replay:
                 one.queue.end_replay()
 
     def _check_all_are_read(self, end: Position, planned: Mapping[str, Sequence[Key]]) -> None:
-        """Refuse an open epoch with messages of a queue that is gone: it cannot be replayed."""
+        """Refuse an open epoch that has messages of a queue that is not read, unless it may run without them."""
         gone = {name: keys for name, keys in planned.items() if keys and self._queues.get(name) is None}
         if not gone:
             return

@@ -28,7 +28,7 @@ def begin_thread(name: str, work: Callable[[], None], died: Callable[[BaseExcept
     The thread's error reaches code that raises it in the query.
 
     Args:
-        died: called on the thread with the error that ended it.
+        died: called on the thread with the error that ended the thread.
     """
 
     def live() -> None:
@@ -46,7 +46,7 @@ class Task(ABC):
     """A background task.
 
     Attributes:
-        died: the error that ended it; None if it is running or has finished.
+        died: the error that ended the task; None if the task is running or has finished.
     """
 
     died: BaseException | None = None
@@ -84,7 +84,7 @@ class Runtime(ABC):
     def monotonic_s(self) -> float:
         """Return the seconds for which this process has run; the value never decreases.
 
-        The clock stands still while the process does (stopped, frozen, its machine paused): in that time the broker
+        The clock stands still while the process is stopped or frozen, or the machine is paused. In that time the broker
         could not deliver anything, so the time must not count towards any wait (rule 18).
         """
 
@@ -117,7 +117,7 @@ class Runtime(ABC):
         """Run `life` in the background until it is exhausted.
 
         Args:
-            life: yields the seconds to wait before it is resumed, and handles its own errors.
+            life: an iterator that yields the seconds to wait before the next step, and handles its own errors.
             interrupt: ends a wait early when set.
         """
 
@@ -135,7 +135,7 @@ class _Clock:
         self._lock = threading.Lock()
         self._run_s = 0.0
         self._seen_s = time.monotonic()
-        #: The error that ended its thread.
+        #: The error that ended the clock's thread.
         self.died: BaseException | None = None
         me = ref(self)
 

@@ -10,7 +10,7 @@ from pyspark_mq.sources.endpoint import Endpoint
 
 __all__ = ["CONNECTIONS_MAX", "PREFETCH_MIN", "Guarantee", "OnUnreadable", "Settings"]
 
-#: Most connections of a query: each has a thread and a socket.
+#: Most connections of a query, because each connection has a thread and a socket.
 CONNECTIONS_MAX = 256
 #: Smallest window of a queue, however many queues share the default `prefetch`.
 PREFETCH_MIN = 1_000
@@ -68,11 +68,11 @@ class Settings:
     remember_left: int = 2_000_000
     #: Most bytes of rows in a task.
     max_partition_bytes: int = 120 << 20
-    #: Names of several queues; the endpoint then has the option's text instead of a name.
+    #: Names of several queues. The endpoint then has the option's text instead of a name.
     queues: tuple[str, ...] = ()
     #: Regular expression for queue names, which are looked up at the broker.
     pattern: str | None = None
-    #: Interval of these look-ups.
+    #: Interval at which queue names are looked up.
     pattern_interval_s: float = 60.0
     #: Interval of depth requests to the broker's management.
     management_interval_s: float = 5.0
@@ -102,7 +102,7 @@ class Settings:
         return (self,) if self.pattern is None else ()
 
     def of_queue(self, name: str, among: int) -> Settings:
-        """Return the settings of one of `among` queues."""
+        """Return the settings of the queue `name`, for a query that reads `among` queues."""
         shared = max(min(self.prefetch, PREFETCH_MIN), self.prefetch // among)
         return replace(
             self,

@@ -1,4 +1,4 @@
-"""Every wait in Spark's calls that no option sets, in one place."""
+"""Every wait in Spark's calls that is not set by an option, in one place."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ class Timing:
     idle_s: float = 0.1
     #: Interval of requests for the depth.
     depth_s: float = 5.0
-    #: A bounded run checks an empty queue for this long: a queue without a leader reports itself empty.
+    #: A bounded run checks an empty queue for this long, because a queue without a leader reports itself empty.
     leader_s: float = 1.0
     #: Wait for the first messages of a queue that is not empty.
     first_s: float = 2.0
-    #: How long after the last epoch the next one is filled while a backlog flows in: five times an empty trigger on a
-    #: machine with spare cores. During a longer trigger the next epoch fills anyway.
+    #: While a backlog flows in, the next epoch is filled until this long after the last epoch. The value is five times
+    #: the duration of an empty trigger on a machine with spare cores. A longer trigger fills the next epoch anyway.
     fill_s: float = 1.25
-    #: How long the first epoch is filled: the processes that run it are still starting.
+    #: How long the first epoch is filled. The processes that run this epoch are still starting.
     first_fill_s: float = 3.0
-    #: Interval of polls meanwhile: each takes the interpreter from the receiving thread.
+    #: Interval of polls while an epoch is filled. Each poll takes the interpreter from the receiving thread.
     fill_step_s: float = 0.05
     #: A backlog flows in if one poll finds at least this many messages.
     fill_step_messages: int = 100
-    #: With nothing else to do: longest wait for confirmations, and interval of polls.
+    #: If there is nothing else to do: the longest wait for confirmations, and the interval of polls during this wait.
     confirm_s: float = 5.0
     confirm_step_s: float = 0.005
 
-    #: A bounded run: an emptied queue must stay empty for this long to count as read to its end ...
+    #: In a bounded run, an emptied queue counts as read to its end once the queue has stayed empty for this long.
     empty_s: float = 0.3
-    #: ... and without a depth from the broker: nothing may come for this long.
+    #: If the broker reports no depth, a queue counts as read to its end once nothing has arrived for this long.
     quiet_s: float = 3.0
     #: Longest wait for more messages in a run of one epoch.
     once_s: float = 10.0
     #: How long a queue at its end waits for confirmations without being read.
     bounded_confirm_s: float = 1.0
-    #: After this long, the run gives up messages that the broker reports but does not deliver: a paused queue, another
-    #: active consumer.
+    #: After this long, the run gives up messages that the broker reports but does not deliver, because the queue is
+    #: paused or another consumer is active.
     withheld_s: float = 60.0
-    #: Messages of unknown age no longer count as a backlog once fewer than this many per second arrived, for this
-    #: long, with room for more. A broker delivers a backlog faster.
+    #: Messages of unknown age no longer count as a backlog once fewer than `backlog_per_s` messages per second arrived
+    #: during `trickle_s` seconds, although there was room for more. A broker delivers a backlog faster.
     backlog_per_s: int = 100
     trickle_s: float = 30.0
     #: After this long a run takes no more messages of unknown age, however fast they arrive.
     unknown_age_s: float = 600.0
 
-    #: A replay doubles its windows when they have been full of other messages for this long, next time for twice as
-    #: long, and so on. The planned messages may follow any number of others (priorities) or be delayed, so the windows
+    #: A replay doubles its windows when they have been full of other messages for this long, the next time for twice as
+    #: long, and so on. Planned messages may be delayed, or follow any number of others (priorities), so the windows
     #: grow in proportion to the time waited.
     gap_s: float = 1.0
     #: Wait for the confirmation of a replayed epoch before its session may be ended.

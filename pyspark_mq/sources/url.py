@@ -56,14 +56,14 @@ _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 #: Host, port and path. Anything else may be part of a password.
 _PLACE = re.compile(r"(?:\[[\w.:%]*\]|[\w.-]*)(?::[0-9]+)?(?:/.*)?", re.DOTALL)
 
-#: Shorter secrets occur within ordinary words.
+#: A secret of fewer characters is hidden only as a whole word, because it may occur within ordinary words.
 _LONG_CHARACTERS = 4
 
 #: Separators between URLs.
 _BETWEEN = re.compile(r"[\s,]+")
-#: Python drops line feeds from URLs; in a login or a name they would become headers or commands.
+#: Control characters. Python drops line feeds from URLs. In a login or a name, they would become headers or commands.
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-#: The end of a scheme, from its last letter on, so that earlier text is scanned only once.
+#: The end of a scheme, from the last letter of the scheme on. So text before it is scanned only once.
 _END_OF_SCHEME = re.compile(r"[A-Za-z](?:(?![A-Za-z])[\w+.-])*://")
 
 #: Advice for characters with a meaning in URLs.
@@ -94,7 +94,7 @@ class BrokerUrl:
 
     @property
     def partner(self) -> str:
-        """The scheme to use if the port differs in its use of TLS."""
+        """The scheme to use if the port uses TLS and this URL does not, or the other way round."""
         return SCHEMES[self.scheme].partner
 
     def __str__(self) -> str:
@@ -129,7 +129,7 @@ def redact(text: str) -> str:
 
 
 def redact_in(text: str, url: str) -> str:
-    """Remove anything that may be a user name, password or parameter of a URL from a library's message about it."""
+    """Remove any user name, password or parameter that `url` may contain from a library's message about this URL."""
     user = url.partition("://")[2].rpartition("@")[0]
     password, parameters = user.partition(":")[2], url.partition("?")[2]
     values = [value for _, value in parse_qsl(parameters, keep_blank_values=True)]
@@ -145,7 +145,10 @@ def hide(text: str, secrets: Iterable[str]) -> str:
 
 @lru_cache
 def _spellings(secret: str) -> re.Pattern[str]:
-    """Return a pattern that matches a secret, each character plain or percent-encoded; a short one only as a word."""
+    """Return a pattern that matches a secret, with each character plain or percent-encoded.
+
+    A short secret matches only as a whole word.
+    """
     escapes = ["".join(f"%{byte:02x}" for byte in one.encode("utf-8", "surrogatepass")) for one in secret]
     patterns = [f"(?:{re.escape(one)}|(?i:{escape}))" for one, escape in zip(secret, escapes, strict=True)]
     text = "".join(patterns).replace(re.escape(" "), rf"(?:{re.escape(' ')}|\+)")

@@ -90,7 +90,10 @@ class MqDataSource(DataSource):
 
     @without_traceback
     def reader(self, schema: StructType) -> StreamBatchReader:
-        """Return the reader of a range of streams. Refuse queues: a batch query has no commit to acknowledge on."""
+        """Return the reader of a range of streams.
+
+        Refuse queues, because a batch query has no commit after which messages could be acknowledged.
+        """
         if is_stream(self.options):
             self._reader_made = True
             return StreamBatchReader(parse_stream_options(self.options).batch, schema)

@@ -24,7 +24,7 @@ ID_FOLDER = "mq-ids"
 #: Accepted places, for errors.
 PLACES = "an absolute path, or a URI that pyarrow.fs opens: s3://, s3a://, gs://, abfss://, hdfs://"
 
-#: Object stores write a whole file or none, and rename by copying.
+#: Names of object stores, which write a whole file or none, and rename by copying.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs", "azure"})
 #: Scheme -> class of `pyarrow.fs` that opens it.
 _SYSTEMS = {
@@ -116,7 +116,7 @@ def below(place: str, name: str) -> str:
 
 
 def above(place: str) -> str | None:
-    """Return the checkpoint that an ID folder (:data:`ID_FOLDER`) is in; None for any other folder."""
+    """Return the checkpoint that contains this ID folder (:data:`ID_FOLDER`); None for any other folder."""
     path, parameters = _split(place)
     root = path.removesuffix(f"/{ID_FOLDER}")
     return None if root == path else f"{root}{parameters}"

@@ -48,7 +48,7 @@ _PLAIN = (
 
 
 def encoded(file: EpochFile) -> bytes:
-    """Return the bytes of a file."""
+    """Return the bytes that encode the content of a file."""
     keys, are_bytes = _planned(file.planned)
     head = {name: value for name in _PLAIN if (value := getattr(file, name)) not in (None, False, [])}
     head["start"] = file.start  # written even if 0

@@ -6,10 +6,10 @@ digest. The file is durable before the offset is returned, is written once, and 
 
 A name begins with the process's random token and a number, so queries and sources that share a folder never conflict.
 A file is removed by its exact name, after the journal has stopped naming it. A crash may leave a file that no offset
-names, but the next process can find this file by its name. A process names its first file after the last file that
-Spark showed, or after the state of Spark's log if Spark showed no file. Later files have the next numbers. A first file
-also records the state of Spark's log. If two sources of a query wrote files in the same state, the next entry of
-Spark's log shows which of these files it names.
+names, but the next process can find this file by its name. The name of a process's first file refers to the last file
+that Spark showed, or to the state of Spark's log if Spark showed no file. Later files have the next numbers. A first
+file also records the state of Spark's log. If two sources of a query wrote files in the same state, the next entry of
+Spark's log shows which of these files an offset names.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from pyspark_mq.spark_source.offset_log import OffsetLog
 
 __all__ = ["IdLog"]
 
-#: The name of a process's first file has the token of the file before it and the next number, then the process's own
-#: token; the file counts as the process's number 1.
+#: Pattern of file names. The name of a process's first file begins with the token of the preceding file and the number
+#: after that file's number. Then comes the process's own token. The first file counts as number 1 of its process.
 _FILE = re.compile(
     r"(?P<stem>(?P<after>[0-9a-f]{16})-(?P<number>[0-9]{6,})(?:-(?P<token>[0-9a-f]{16}))?-[0-9a-f]{32})"
     r"(?:-[a-z0-9-]+)?\.arrow"
@@ -70,10 +70,10 @@ _WRITTEN = {
 class IdLog:
     """Files of one source, in a folder that other sources may share.
 
-    :class:`.JournalFiles` describes its methods.
+    :class:`.JournalFiles` describes the methods.
 
     Args:
-        place: the folder: an absolute path, or a URI that `pyarrow.fs` opens. Created with the first file.
+        place: the folder: an absolute path, or a URI that `pyarrow.fs` opens. The first file creates the folder.
         destination: the queue or topic as errors name it.
 
     Attributes:
@@ -112,7 +112,7 @@ class IdLog:
             self._left += self._unlogged(file, self.offsets)
 
     def _unlogged(self, file: str, offsets: OffsetLog) -> list[str]:
-        """Find files left by crashes: those written in the same state of Spark's log as `file`.
+        """Find the files that crashes have left, among the files written in the same state of Spark's log as `file`.
 
         `file` is the first file of its process.
 
@@ -136,7 +136,10 @@ class IdLog:
         return left
 
     def _after(self, file: str) -> list[str]:
-        """Return the files written after this file, by its process or by a process that continued from it."""
+        """Return the later files: those that this file's writer wrote after it, and those of processes resumed from it.
+
+        A process resumes from a file if its own first file refers to that file. This includes later such processes.
+        """
         every = [found for name in self._names if (found := _FILE.fullmatch(name.lstrip(".")))]
         after: set[str] = set()
         chains = [_place_of(file)]
@@ -328,7 +331,7 @@ def _stem(file: str) -> str:
 
 
 def _place_of(file: str) -> tuple[str, int]:
-    """Return the token of the process that wrote a file, and how many files it had written by then."""
+    """Return the token of the process that wrote a file, and the number of the file among this process's files."""
     found = _FILE.fullmatch(file)
     if found is None:
         return _digest(file.encode())[: 2 * _TOKEN_BYTES], 1

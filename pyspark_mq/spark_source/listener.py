@@ -56,10 +56,11 @@ class _Watched:
     said_s: float
     rows: int = 0
     triggers: int = 0
-    #: Newest progress of each source with its batch, and the counts since the last log line.
+    #: Source -> its newest reading, after the batch of the progress that had this reading.
     last: dict[int, tuple[int, Reading]] = field(default_factory=dict)
+    #: Source -> counts since the last log line.
     sums: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    #: (source, epoch) -> the span that the epoch's confirmation belongs to.
+    #: (source, epoch) -> the span to which the epoch's confirmation belongs.
     epochs: OrderedDict[tuple[int, int], Any] = field(default_factory=OrderedDict)
 
 
@@ -73,7 +74,7 @@ class QueueListener(StreamingQueryListener):
     global providers, OpenTelemetry drops the metrics and spans. The names of metrics and spans are in docs/monitor.md.
 
     Args:
-        log_every_s: seconds between log lines of a query; 0 for one per trigger, None for none.
+        log_every_s: seconds between log lines of a query; 0 for a line after each trigger, None for no lines.
         prometheus: ``host:port`` to serve Prometheus metrics on. Needs ``pip install 'pyspark-mq[otel]'``.
         meter_provider: for metrics; not together with `prometheus`.
         tracer_provider: for spans.
@@ -121,7 +122,10 @@ class QueueListener(StreamingQueryListener):
         self._say(run)
 
     def _take(self, run: _Watched, batch: int, found: Sequence[Reading]) -> None:
-        """Add readings, except old ones: Spark delivers progress late, so a reading taken while idle may be newer."""
+        """Add readings, but leave out readings that are older than those added before.
+
+        Spark delivers progress late, so a reading that was taken while the query was idle may be newer.
+        """
         alarms = []
         for now in found:
             last_batch, last = run.last.get(now.source, (-1, None))
@@ -184,7 +188,7 @@ def _label(name: str | None, query_id: Any) -> str:
 
 
 def _growth(before: Reading | None, now: Reading) -> dict[str, int]:
-    """Return the growth of counters since `before`. In one run it is negative only if `now` is older."""
+    """Return the growth of counters since `before`. Within a run, growth is negative only if `now` is older."""
     earlier = {} if before is None else before.counters.report()
     counts = {name: value for name, value in now.counters.report().items() if name not in GAUGES and value is not None}
     return {name: value - (earlier.get(name) or 0) for name, value in counts.items()}

@@ -34,7 +34,7 @@ _STEPS: Mapping[str, str] = {
 #: The bounds reach from one step of a nearly idle query to a batch on a busy cluster.
 _DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _PORT_MAX = 65_535
-#: Epochs whose confirmation may still be reported.
+#: Most epochs for which a confirmation is awaited.
 _EPOCHS_KEPT = 16
 
 
@@ -112,7 +112,10 @@ class Metrics:
 
 
 class Spans:
-    """A trace for each epoch: the steps of its trigger, and its confirmation. Without OpenTelemetry it does nothing."""
+    """Records a trace for each epoch: the steps of the epoch's trigger, and the wait for the epoch's confirmation.
+
+    Without OpenTelemetry this class does nothing.
+    """
 
     def __init__(self, provider: TracerProvider | None) -> None:
         self._tracer: Any = None

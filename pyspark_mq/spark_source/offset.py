@@ -10,7 +10,7 @@ One JSON object with a fixed key order (Spark compares offsets as text), always 
                empty for a guarantee without IDs
 ``identity``   the broker's permanent name for itself, empty if unknown
 ``epoch``      number of the epoch that ends here
-``file``       the name of its file in the journal, with the file's digest; empty if there is none
+``file``       the name of that epoch's file in the journal, with the file's digest; empty if there is no file
 ``released``   true if the epoch may be replayed without messages that do not return
                (``pyspark-mq release``), else absent
 ``crc``        CRC-32 of all fields above, so that an offset edited by hand is refused
@@ -51,7 +51,7 @@ class OffsetCodec:
         broker, source, ids: as in the module's table, but not shortened.
         destination: what the query reads, as errors name it.
         log: the files of the journal; None if there is no place for them.
-        queues: the queue names if the query reads several queues; None if it reads one.
+        queues: the queue names if the query reads several queues; None if the query reads a single queue.
         pattern: the pattern that queue names must match, if the queues are looked up.
         scope: the end of `source`, which is the same for all queues.
     """
@@ -67,7 +67,7 @@ class OffsetCodec:
 
     @classmethod
     def of(cls, settings: Settings, id_log: str | None = None) -> OffsetCodec:
-        """Return the codec for a query with these settings, and with its ID log in this folder."""
+        """Return the codec for a query with these settings, and with the folder `id_log` for its ID log."""
         endpoint = settings.endpoint
         host = endpoint.urls[0].virtual_host
         selected = "" if endpoint.selector is None else f" with selector {endpoint.selector!r}"
@@ -143,9 +143,9 @@ class OffsetCodec:
             )
 
     def _may_have_written(self, source: str) -> bool:
-        """Whether a query of these queues may resume from a checkpoint of that source.
+        """Whether a query that reads these queues may resume from a checkpoint whose offsets have this `source`.
 
-        The names of the source's queues are in the offset's file.
+        The names of the queues that the checkpoint's query read are in the offset's file.
         """
         if source in {shortened(self.source, _SOURCE_MAX), shortened(f"queues{self.scope}", _SOURCE_MAX)}:
             return True
@@ -173,7 +173,7 @@ def _ids(settings: Settings) -> str:
 
 
 def released(offset: Mapping[str, Any]) -> dict[str, Any]:
-    """Mark an offset: its epoch may be replayed without messages that do not return."""
+    """Mark an offset, so that its epoch may be replayed without messages that are not redelivered."""
     return _signed({**{name: value for name, value in offset.items() if name != "crc"}, "released": True})
 
 

@@ -16,13 +16,13 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_
 _SIZE = re.compile(r"(\d{1,18})\s*([kmg]?)(?:i?b)?")
 _BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _COUNT_MAX = 1_000_000_000
-#: Waiting for centuries overflows clocks.
+#: Longest accepted time. A wait of centuries would overflow clocks.
 _DURATION_MAX_S = 365 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind.
+    """A kind of option.
 
     Attributes:
         parse: returns the value of a lower-case text; None if the text is not accepted.
@@ -34,17 +34,17 @@ class Kind:
 
 
 def choice(values: Mapping[str, Any]) -> Kind:
-    """Accept one of several names."""
+    """Return a kind that accepts one of several names."""
     return Kind(values.get, f"are {', '.join(values)}")
 
 
 def member(kind: type[Enum]) -> Kind:
-    """Accept a member of an enumeration, by its value."""
+    """Return a kind that accepts a member of an enumeration, by the member's value."""
     return choice({one.value: one for one in kind})
 
 
 def count(min_count: int, max_count: int = _COUNT_MAX) -> Kind:
-    """Accept a whole number."""
+    """Return a kind that accepts a whole number."""
 
     def parse(text: str) -> int | None:
         # Python refuses to convert thousands of digits.
@@ -55,7 +55,7 @@ def count(min_count: int, max_count: int = _COUNT_MAX) -> Kind:
 
 
 def duration_s(min_s: float = 0.0, max_s: float = _DURATION_MAX_S) -> Kind:
-    """Accept a time with its unit; the value is in seconds."""
+    """Return a kind that accepts a time with a unit. The option's value is in seconds."""
 
     def parse(text: str) -> float | None:
         found = _DURATION.fullmatch(text)

@@ -19,7 +19,8 @@ __all__ = ["OptionParser", "check_characters", "check_short", "redacting"]
 
 #: Options whose values are never shown.
 _SECRET = frozenset({"password", "username"})
-#: STOMP's CONNECT frame escapes nothing, so a line feed in these would add headers (STOMP 1.2, "Value Encoding").
+#: Options whose values must be one line. STOMP's CONNECT frame escapes nothing, so a line feed in such a value would
+#: add headers (STOMP 1.2, "Value Encoding").
 _ON_ONE_LINE = frozenset({"password", "username", "subscription"})
 #: Options that may contain a password.
 _URLS = frozenset({"url", "managementUrl", "dedupStore", "idLog", "checkpointLocation"})
@@ -51,7 +52,7 @@ class OptionParser:
         OptionError: a name is unknown, or a value cannot be text.
     """
 
-    #: By name, as documented.
+    #: The options by name, as documented.
     TABLE: ClassVar[Mapping[str, Option]]
     #: What the options are for, in the words of errors.
     OF: ClassVar[str] = ""
@@ -93,7 +94,10 @@ class OptionParser:
         return value
 
     def _value(self, name: str, kind: Kind | None = None) -> Any:
-        """Return an option's value, parsed as `kind` or as the table's kind; None if it is unset and has no default."""
+        """Return the value of an option, parsed as `kind` or as the table's kind.
+
+        Return None if the option is unset and has no default.
+        """
         kind, text = kind or self.TABLE[name].kind, self._text(name)
         assert kind is not None, f"option '{name}' has no kind"
         if text is None:
@@ -116,7 +120,7 @@ class OptionParser:
         return urls
 
     def _protocol(self, broker: Broker, url: BrokerUrl) -> str:
-        """Return the protocol: option `protocol`, or the first that the URL's scheme stands for."""
+        """Return the protocol: option `protocol`, or the first protocol for which the URL's scheme stands."""
         spoken = broker.protocols.get(url.scheme, ())
         if not spoken:
             schemes = ", ".join(f"{scheme}://" for scheme in broker.protocols)
@@ -170,7 +174,7 @@ class OptionParser:
 
 @contextmanager
 def redacting(given: Mapping[str, str]) -> Iterator[None]:
-    """Remove passwords from option errors: a URL may have been given as any value, or even as a name."""
+    """Remove passwords from option errors, because a URL may have been given as any value, or even as a name."""
     try:
         yield
     except OptionError as wrong:

@@ -32,12 +32,12 @@ class Option:
 
     Attributes:
         name: in camelCase, as errors and documentation spell it.
-        section: heading of docs/options.md that its row is under.
-        text: its meaning, accepted values and limits.
+        section: heading in docs/options.md under which the option has its row.
+        text: meaning of the option, accepted values and limits.
         default: as a user would write it; None if an option that is left out has no value.
-        unset: what applies if the option is left out and has no `default`; empty if nothing does.
-        kind: how its text becomes a value, and which values are accepted; None if that depends on other options or
-            needs more than a kind.
+        unset: what applies if the option is left out and has no `default`; empty if nothing applies.
+        kind: how the option's text becomes a value, and which values are accepted; None if that depends on other
+            options or needs more than a kind.
         sets: the field of :class:`.Settings` or :class:`.Endpoint` that gets the value unchanged; empty if the field
             depends on other options.
     """
@@ -369,5 +369,5 @@ _TABLE = (
     Option("tls.verify", _CONNECTION, "`false` accepts any certificate and host name", default="true", kind=FLAG),
 )
 
-#: By name, in the order that error texts list them.
+#: Options of the source by name, in the order in which error texts list them.
 OPTIONS: Mapping[str, Option] = {option.name: option for option in _TABLE}

@@ -72,7 +72,8 @@ class Options:
     Attributes:
         num_partitions: input partitions of an epoch; None to let the source choose.
         dedup_store: ``checkpoint`` or a ``redis://`` URL; left out of the repr, because it may hold a password.
-        id_log: a folder, path or URI; None if no option names one. Left out of the repr, for the same reason.
+        id_log: folder of the ID log, a path or URI; None if no option names a folder. Left out of the repr, because it
+            may hold a password.
         management: where to query the broker's queues and their settings; None if not set.
         include_metadata: whether a query without a schema gets all columns.
     """
@@ -305,7 +306,7 @@ class _QueueOptionParser(OptionParser):
         raise OptionError("messageIdFrom", f"{text!r} is not accepted; accepted are {accepted}")
 
     def _id_log(self) -> str | None:
-        """Return the folder of the ID log: `idLog`, or one in the checkpoint that Spark does not touch."""
+        """Return the folder of the ID log: `idLog`, or a folder in the checkpoint that Spark does not touch."""
         checkpoint, log = self._place("checkpointLocation"), self._place("idLog")
         own = None if checkpoint is None else below(checkpoint, ID_FOLDER)
         if log is not None and log != own and above(log) is not None:

@@ -17,9 +17,9 @@ class Reading:
     """One `mq` source in a query's progress.
 
     Attributes:
-        source: its place in the query.
+        source: place of the source in the query.
         reads: the queues, the topic or the streams, as errors name them.
-        counters: the counters of the source's process since it started. For streams `planned`, `lost` and `backlog`.
+        counters: counts since the source's process started. For streams only `planned`, `lost` and `backlog` are set.
         partitions: offsets available but not planned, by partition; None for queues.
         planned: the last planned epoch: `epoch`, `messages`, `bytes`, `askedAtMs` (since 1970), `receiveMs`, `planMs`.
             None before the first epoch is planned.
@@ -39,7 +39,7 @@ def readings(progress: Any) -> list[Reading]:
     """Return the readings of the `mq` sources in a progress report.
 
     Args:
-        progress: a `StreamingQueryProgress`, or the mapping `query.lastProgress`; None before the first.
+        progress: a `StreamingQueryProgress`, or the mapping `query.lastProgress`; None before the first progress.
 
     Returns:
         one reading for each source that reports counters. Empty before Spark 4.2 and for a replayed batch.

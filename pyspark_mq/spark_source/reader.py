@@ -37,7 +37,7 @@ __all__ = ["MqStreamReader"]
 
 #: An epoch is not split into tasks with fewer rows than this, unless the user set `numPartitions`.
 _ROWS_PER_TASK_MIN = 2_000
-#: Start and end of the running epoch, and the end of the next.
+#: Number of offsets to keep: start and end of the running epoch, and the end of the next epoch.
 _OFFSETS_KNOWN = 3
 #: Most bytes in a partition: the data of a task is copied a dozen times.
 _PARTITION_BYTES_MAX = 32 << 20
@@ -57,10 +57,10 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._codec = OffsetCodec.of(options.settings, options.id_log)
         self._epochs: EpochSource | None = None
         self._worker: Worker | None = None
-        #: Offsets and their positions, newest last: Spark asks for each several times.
+        #: Offsets with their positions, newest last. They are kept because Spark asks for each offset several times.
         self._known: deque[tuple[dict[str, Any], Position]] = deque(maxlen=_OFFSETS_KNOWN)
         self._shown = ShownOffset(options.settings.destination)
-        #: Whether the first epoch of this process was asked for.
+        #: Whether Spark has asked for the first epoch of this process.
         self._asked = False
         self._partitions: tuple[int, list[InputPartition]] | None = None
         self._task_transport: TaskTransport | None = None
@@ -95,7 +95,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @without_traceback
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        """Acknowledge the epoch that ends at `start` and plan the next one."""
+        """Acknowledge the epoch that ends at `start`, and plan the next epoch."""
         if start is None:
             # Before Spark 4.2 a run of Trigger.AvailableNow has one epoch, so the first one may be the whole run.
             alone, self._asked = not self._asked, True
@@ -203,7 +203,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _cuts(sizes: Any, parts: int, maximum: int) -> list[tuple[int, int]]:
-    """Return ranges of about equally many rows, each below `maximum` bytes unless a single message exceeds it."""
+    """Return ranges of about equally many rows. A range has at most `maximum` bytes, unless one message is larger."""
     rows_max = -(-len(sizes) // parts)
     sums = np.append(0, np.cumsum(sizes))
     cuts: list[tuple[int, int]] = []

@@ -33,9 +33,9 @@ class _Column(NamedTuple):
     """A column.
 
     Attributes:
-        kind: its type.
-        text: its description in Markdown, from which `make docs` writes the table in docs/options.md.
-        asked_for: whether it is present only if a schema names it or `includeMetadata` is set.
+        kind: type of the column.
+        text: description of the column in Markdown, from which `make docs` writes the table in docs/options.md.
+        asked_for: whether the column is present only if a schema names it or `includeMetadata` is set.
     """
 
     kind: DataType
@@ -135,7 +135,7 @@ class BatchBuilder:
 
     @property
     def block_schema(self) -> pa.Schema:
-        """Columns of the blocks that batches are built from."""
+        """Columns of the blocks from which batches are built."""
         return block_schema(self._schema)
 
     def build(self, rows: BlockRows, destination: str) -> Iterator[pa.RecordBatch]:

@@ -37,7 +37,7 @@ _TABLE = (
            "is blocked, the write waits longer", default="2m", kind=duration_s(1)),
     Option("checkpointLocation", _SENDING, "Spark's own option for a streaming write; this package does not check it"),
 )  # fmt: skip
-#: By name.
+#: Options of a write, by name.
 SINK_OPTIONS: Mapping[str, Option] = {option.name: option for option in _TABLE} | {
     name: OPTIONS[name] for name in _SHARED
 }

@@ -40,7 +40,7 @@ _UNNAMED = (
     "a write within foreachBatch has no 'writeId'. If Spark reruns the batch, its messages get other IDs, and readers "
     "take them for new messages. Set 'writeId', for example to f'{query}/{batch}/name of the destination'"
 )
-#: From Spark 4.1 on; earlier versions pass rows one by one.
+#: Base classes of the writers. From Spark 4.1 on they get Arrow batches; earlier versions pass rows one by one.
 _OfBatch: Any = getattr(spark_api, "DataSourceArrowWriter", DataSourceWriter)
 _OfStream: Any = getattr(spark_api, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
 

@@ -42,7 +42,11 @@ def use_little_memory() -> None:
 
 
 def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tuple[EpochSource, Worker]:
-    """Return a query's source and the worker of its connections, without opening any. Blocks have this schema."""
+    """Return a query's source and the worker of its connections, without opening a connection.
+
+    Args:
+        schema: schema of the blocks that the worker makes.
+    """
     watch_parent()
     # Tens of thousands of deliveries are held at a time, none of them part of a cycle, so looking for
     # cycles among them finds nothing and costs a tenth of the throughput.

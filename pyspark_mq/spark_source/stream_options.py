@@ -74,7 +74,7 @@ _TABLE = (
            default="fail", kind=choice({name: name for name in ("fail", "row", "reject")}), sets="unreadable"),
 )  # fmt: skip
 
-#: By name.
+#: Options of a query of streams, by name.
 STREAM_OPTIONS: Mapping[str, Option] = {
     option.name: option for option in (*_TABLE, *(OPTIONS[name] for name in _SHARED))
 }

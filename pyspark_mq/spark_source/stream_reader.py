@@ -22,7 +22,7 @@ from pyspark_mq.streams.settings import StreamSettings
 
 __all__ = ["StreamBatchReader", "StreamReader", "arrow_schema", "stream_schema"]
 
-#: Columns that only streams have: the partition's stream, the offset in it, and when the broker wrote the chunk.
+#: Columns that only streams have: the partition's stream, the offset in this stream, and the time of the chunk.
 _OWN = {"partition": StringType(), "streamOffset": LongType(), "chunkTimestamp": TimestampType()}
 #: Columns that only deliveries from queues have.
 _OF_QUEUES = frozenset({"redelivered", "deliveryCount"})
@@ -69,7 +69,7 @@ class _RangePartition(InputPartition):
 
 
 class _Tasks:
-    """The part that runs in tasks, where a reader has only its columns and `onUnreadableMessage`."""
+    """The part of both readers that runs in tasks. There, a reader has only its columns and `onUnreadableMessage`."""
 
     def __init__(self, settings: StreamSettings, schema: StructType) -> None:
         self._schema = arrow_schema(schema)

@@ -1,8 +1,8 @@
 """Transport of a partition's rows to its task: inside the task, or in memory that both processes share.
 
 Rows inside a task are copied a dozen times: pickled, sent to the JVM, put into the task, serialized, taken out of it,
-sent to the worker, unpickled. If Spark runs in one JVM (local mode), the worker reads the memory that this process
-wrote them to (``memfd_create(2)``), and the task has only its path.
+sent to the worker, unpickled. If Spark runs in one JVM (local mode), this process writes the rows to memory that the
+worker reads, too (``memfd_create(2)``), and the task has only the path of this memory.
 
 This module does not guess whether there is one JVM: the first rows travel inside their tasks, with a *mark*. A worker
 that descends from this process's JVM, and finds the mark under its name, writes to the mark. On a cluster, or without
@@ -42,7 +42,8 @@ _FILES_MAX = 64
 class _Memory:
     """An in-memory file, identified by the path under which processes of the same user on the same machine find it.
 
-    The path names a process and one of its files. The file's name tells whether it is still the same file.
+    The path names a process and an open file of this process. The file's name tells whether the path still leads to
+    the same file.
     """
 
     def __init__(self, file: int, name: str) -> None:
@@ -155,7 +156,7 @@ class TaskTransport:
         return self._mark is not None and os.pread(self._mark.file, len(_CONFIRMED), 0) == _CONFIRMED
 
     def begin_epoch(self) -> Self:
-        """Begin another epoch: partitions of the previous one are no longer needed."""
+        """Begin another epoch, and free the memory of the previous epoch, whose partitions are no longer needed."""
         for memory in self._kept:
             memory.close()
         self._kept.clear()

@@ -38,7 +38,7 @@ class Loop(IOLoop):  # type: ignore[misc]
         self._late: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Run until stopped. Each time, pika creates a new poller and registers only the events that pika knows."""
+        """Run until stopped. pika creates a new poller for each run, so register our events again."""
         if self._holding:
             super().add_callback_threadsafe(self._watch)
         super().start()
@@ -106,7 +106,7 @@ class Answer:
 class PikaConnection(SelectConnection):  # type: ignore[misc]
     """pika's connection, with deliveries cut out of the bytes before pika sees them.
 
-    The names that this needs are private to pika, so `pyproject.toml` admits only versions that
+    This class uses names that are private to pika, so `pyproject.toml` admits only versions of pika that
     `tests/integration/test_pika_versions.py` has tried.
 
     Attributes:
@@ -121,7 +121,7 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
     bytes_received: int
 
     def read_deliveries(self, channel: int, deliver: Callable[[list[Raw] | Amqp091Batch], None]) -> None:
-        """Pass that channel's deliveries to `deliver` undecoded from now on."""
+        """From now on, pass the deliveries of this channel to `deliver`, without decoding them."""
         begun = self._frame_buffer
         self._reader = DeliveryReader(channel, self.params.frame_max, deliver, super()._on_data_available)
         self._pace, self._socket = ReadPace(), self._transport._sock  # noqa: SLF001 - it has no other name

@@ -25,7 +25,7 @@ __all__ = ["connect_error", "handshake_hint", "queue_error", "reason_of", "was_s
 
 #: AMQP 0-9-1, "reply-code": an operator intervened to close the connection.
 _CONNECTION_FORCED = 320
-#: pika's error for a connection that ended without a reason, as other errors quote it.
+#: Name of pika's error for a connection that ended without a reason. Other errors of pika quote this name.
 _LOST = StreamLostError.__name__
 _TLS_ALERT = re.compile(r"\[SSL: (\w*ALERT\w*)\]")
 
@@ -45,7 +45,7 @@ def _causes(error: object) -> list[BaseException]:
 
 
 def reason_of(error: object) -> str:
-    """Pick the most informative message among the causes."""
+    """Return the most informative message among the causes of an error."""
     causes = _causes(error)
     for cause in reversed(causes):
         if isinstance(cause, ConnectionClosedByBroker | ChannelClosedByBroker):

@@ -140,7 +140,7 @@ class DeliveryReader:
             self._deliver(found)
 
     def _cut(self, data: memoryview, at: int, size: int) -> int:
-        """Take whole frames; return the start of the first one that was not taken.
+        """Take whole frames; return the start of the first frame that was not taken.
 
         Args:
             at, size: start of the frames, and end of the received bytes.
@@ -223,7 +223,7 @@ class DeliveryReader:
         return begun
 
     def _take(self, kind: int, channel: int, frame: bytes) -> bool:
-        """Take a frame other than the first of a delivery; return True if it does not belong to a delivery."""
+        """Take any frame that does not begin a delivery; return True if the frame is not part of a delivery at all."""
         opened = self._open
         if channel != self._channel or opened is None:
             self._hand_over()
@@ -300,7 +300,7 @@ def _framed(views: Views, begins: Any, ends: Any, kind: int, channel: int) -> An
 
 
 def _starts(data: memoryview, at: int, size: int) -> tuple[list[int], int]:
-    """Return the starts of deliveries, assuming that all have the common form, and the end of the last one."""
+    """Return the start of each delivery, and the end of the last delivery, if all deliveries have the common form."""
     starts: list[int] = []
     append = starts.append
     method, lengths = 0, _lengths(0)
@@ -324,5 +324,5 @@ def _starts(data: memoryview, at: int, size: int) -> tuple[list[int], int]:
 
 @lru_cache(_METHOD_BYTES_MAX)
 def _lengths(method: int) -> Callable[[memoryview, int], tuple[Any, ...]]:
-    """Return a reader of the sizes of method, header and body, for methods of this size."""
+    """Return a function that reads the sizes of a delivery's method, header and body, if the method has this size."""
     return Struct(f">I{method + 4}xI4xQ").unpack_from

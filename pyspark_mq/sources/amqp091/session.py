@@ -153,7 +153,7 @@ class Amqp091Session(Session):
         return self._depth(self._call(deadline, self._channel.queue_declare, self._queue, passive=True), 0)
 
     def _bind_topic(self, topic: str, deadline: float) -> None:
-        """Bind a queue to the exchange that is the topic; a durable subscription is a durable queue."""
+        """Bind a queue to the exchange that stands for the topic. A durable subscription gets a durable queue."""
         name = self.endpoint.subscription
         kind = {"durable": name is not None, "exclusive": name is None, "auto_delete": name is None}
         self._call(deadline, self._channel.exchange_declare, topic, passive=True)
@@ -369,7 +369,7 @@ class Amqp091Session(Session):
             self._drop_socket(connection)
 
     def _drop_socket(self, connection: Any) -> None:
-        """Abort a connection that did not close in time: otherwise it would keep its messages."""
+        """Abort a connection that did not close in time, because it would otherwise keep its messages."""
         transport = getattr(connection, "_transport", None)
         if transport is not None and not connection.is_closed:
             with suppress(Exception):

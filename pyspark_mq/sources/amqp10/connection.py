@@ -98,7 +98,10 @@ class Amqp10Connection(Session):
     # -- errors
 
     def _condition(self) -> tuple[str, str] | None:
-        """Return the condition that ended the session, or None. Of several, return the one closest to the queue."""
+        """Return the condition that ended the session, or None.
+
+        If there are several conditions, return the condition of the part that is closest to the queue.
+        """
         places = [place for place in (self._link, self._session, self._proton) if place is not None]
         for place in places:
             try:
@@ -158,7 +161,7 @@ class Amqp10Connection(Session):
         self._look()
 
     def _receive(self) -> None:
-        """Read available bytes, up to a limit, so that requests need not wait."""
+        """Read the available bytes, but not more than a limit, so that requests do not have to wait."""
         transport = self._transport
         data = self._socket.read(_READ_BYTES) if transport.capacity() >= 0 else b""
         if data is None:

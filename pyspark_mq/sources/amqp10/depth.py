@@ -22,7 +22,8 @@ _ADDRESS = "/management"
 _NAME = "pyspark-mq-management"
 _CREDIT = 10
 _OK = "200"
-#: A section `amqp-value` with null (AMQP 1.0, 3.2.8 and 1.6.1): proton leaves it out, but the broker requires it.
+#: A section `amqp-value` with null (AMQP 1.0, 3.2.8 and 1.6.1). proton leaves the section out, but the broker requires
+#: it.
 _NULL_VALUE = b"\x00\x53\x77\x40"
 
 

@@ -96,10 +96,11 @@ def _taken(transport: Transport) -> bytes:
 
 
 def state_unsettled(frames: bytearray) -> None:
-    """Write `settled=false` into dispositions that leave it out, in place.
+    """Write `settled=false` into each disposition in `frames` that leaves out `settled`.
 
     proton writes a false `settled` as null, which stands for the default, false (AMQP 1.0, 2.7.6). RabbitMQ closes the
-    connection at that null (`{case_clause,undefined}`; 3.10.8, 4.0.5, 4.3.6). It answers an explicit false by settling.
+    connection at that null (`{case_clause,undefined}`; 3.10.8, 4.0.5, 4.3.6). RabbitMQ answers an explicit false by
+    settling.
 
     Args:
         frames: whole frames, and the headers before them.

@@ -54,7 +54,7 @@ def ask_queue(endpoint: Endpoint, url: BrokerUrl) -> QueueFacts:
 
 
 class _Asker(Amqp10Session):
-    """A connection with a link for questions and one for answers, instead of a link to the queue."""
+    """A connection with a link for questions and a link for answers, instead of a link to the queue."""
 
     _to: Sender
 
@@ -85,7 +85,7 @@ class _Asker(Amqp10Session):
         return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
     def ask(self, operation: str, *arguments: object) -> bytes:
-        """Call an operation of the broker's control; return its answer.
+        """Call an operation of the broker's control; return the broker's answer.
 
         Raises:
             SessionLostError: this user may not ask.

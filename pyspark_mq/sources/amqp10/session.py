@@ -9,10 +9,11 @@ is topped up as they are settled. When too many bytes wait in the inbox, deliver
 incoming window closes (2.5.6).
 
 The broker confirms an acceptance by settling the delivery (2.6.12). If a broker does not settle deliveries, a new link
-is opened after the acceptances, and the broker's answer to this link confirms them: they were processed, though they
-may not be on disk. A delivery is settled here only after its confirmation, so that the broker's own outcome is noticed.
-Any outcome but `accepted` ends the session, and the message is redelivered. A broker that settles deliveries may leave
-one unsettled for long. Then its answer to such a link shows that it does not hold the delivery, and ends the session.
+is opened after the acceptances, and the broker's answer to this link confirms the acceptances: they were processed,
+though they may not be on disk. A delivery is settled here only after its confirmation, so that the broker's own outcome
+is noticed. Any outcome but `accepted` ends the session, and the message is redelivered. A broker that settles
+deliveries may leave a delivery unsettled for long. Then such a link is opened, too. The broker's answer to this link
+shows that the broker does not hold the delivery, and the session ends.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from pyspark_mq.sources.url import BrokerUrl
 __all__ = ["Amqp10Session"]
 
 _INCOMING_BYTES = 16 << 20
-#: Longest wait for a settlement, before a flush marker asks whether it is still to come.
+#: Wait for a settlement, after which a flush marker asks whether the settlement is still to come.
 _SETTLED_S = 30.0
 #: Longest wait for a report on a queue.
 _ASK_TIMEOUT_S = 5.0
@@ -68,7 +69,7 @@ class Amqp10Session(Amqp10Connection):
         self._open: dict[int, Handle] = {}
         #: Tag of the newest delivery.
         self._newest = 0
-        #: Messages up to that tag that are not in the inbox yet.
+        #: The newest messages, which are not in the inbox yet. The tag of the last message is `_newest`.
         self._taken: list[bytes] = []
         #: Requests that the broker confirms by settling, with their time and their deliveries that are not settled yet.
         self._requests: deque[tuple[int, float, deque[Handle]]] = deque()
@@ -77,7 +78,7 @@ class Amqp10Session(Amqp10Connection):
         #: acknowledgements that it covers.
         self._unconfirmed: list[tuple[int, list[Handle]]] = []
         self._flush_marker: tuple[Link, list[tuple[int, list[Handle]]]] | None = None
-        #: Time of the request about which that flush marker asks.
+        #: Time of the request about which the outstanding flush marker asks; None if it asks about no request.
         self._doubted_s: float | None = None
 
     # -- opening
@@ -108,7 +109,7 @@ class Amqp10Session(Amqp10Connection):
         return Greeting(url, broker_id or "", self._depth(info), server, of_rabbitmq(info, version_of(server)))
 
     def _ask_queue(self, deadline: float) -> dict[str, Any] | None:
-        """Ask the broker about the queue; return None if it reports nothing."""
+        """Ask the broker about the queue; return None if the broker reports nothing."""
         if self.endpoint.queue is None or not self._dialect.answers(self._property("version")):
             return None
         assert self._session is not None
@@ -202,7 +203,7 @@ class Amqp10Session(Amqp10Connection):
     # -- receiving
 
     def consume(self, window: int) -> None:
-        """Consume; the window counts all held deliveries."""
+        """Consume with this window, which counts all held deliveries."""
         self.consuming = True  # the link is attached
         self._window = window
         self._top_up()
@@ -351,7 +352,7 @@ class Amqp10Session(Amqp10Connection):
                 self._deliveries.reject(handle)
 
     def ask_depth(self) -> None:
-        """Ask in the broker's own way, if it has one: AMQP 1.0 does not define such a question."""
+        """Ask in the broker's own way, if the broker has one. AMQP 1.0 does not define such a question."""
         if self._management is not None:
             self._management.ask()
 

@@ -27,8 +27,8 @@ _ATTACH, _TRANSFER = 0x12, 0x14
 _UINT = b"\x40\x43\x52\x70"
 #: Fields of a transfer, by their numbers.
 _NUMBER, _TAG, _MORE, _ABORTED = 1, 2, 5, 9
-#: Number of frames compared with a known frame at once: this many at first, later twice as many as matched last time.
-#: After a mismatch the same number of frames is examined one by one.
+#: Number of frames that are compared with a known frame at once. Later comparisons include twice as many frames as
+#: matched the last time. After a mismatch, this many frames are examined one by one.
 _ALIKE_MIN = 8
 #: An empty frame (2.4.5).
 _EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"
@@ -36,7 +36,10 @@ _unpack, _pack = Struct(">I").unpack_from, Struct(">I").pack
 
 
 class _Like(NamedTuple):
-    """The bytes of a transfer between its size field and its payload. Similar heads differ only where `free` is set."""
+    """The head of a transfer: the bytes between its size field and its payload.
+
+    The heads of similar transfers differ only in the octets for which `free` is set.
+    """
 
     head: bytes
     octets: Any
@@ -52,7 +55,7 @@ class Transfers:
 
     Attributes:
         taken: the payload of each complete message of the link, in order; None if proton has the payload. Take one
-            entry with each message from proton. Proton has the payloads of all messages after these.
+            entry off with each message that proton returns. If no entry is left, proton has the payload.
     """
 
     def __init__(self, link: str, frame_bytes_max: int) -> None:
@@ -108,7 +111,7 @@ class Transfers:
         return b"".join([*found, data[begun:end]])
 
     def _starts(self, data: bytes) -> list[int]:
-        """Return the starts of complete frames, and the end of the last one."""
+        """Return the starts of the complete frames, and the end of the last complete frame."""
         starts, at, end = [0], 0, len(data)
         while end - at >= _HEAD_BYTES:
             (size,) = _unpack(data, at)
@@ -180,9 +183,9 @@ class Transfers:
         """Process a transfer of the link; return what :meth:`_look` returns.
 
         Args:
-            place: start of its second field, the delivery number.
-            behind: start of its payload.
-            count: number of its fields.
+            place: start of the transfer's second field, the delivery number.
+            behind: start of the transfer's payload.
+            count: number of the transfer's fields.
         """
         number, tag = place, b""
         if count > _NUMBER:

@@ -13,11 +13,11 @@ __all__ = ["Backoff"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Pause between attempts to connect: doubled from the first to the last, with jitter, so that not all clients return to
-#: a restarted broker at once.
+#: Shortest and longest pause between attempts to connect. Each pause is twice the previous pause, and has jitter, so
+#: that not all clients return to a restarted broker at once.
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_LAST_S = 5.0
-#: After a good session: just enough to avoid spinning, because a flapping link pays this delay every time.
+#: Pause after a good session: just enough to avoid spinning, because a flapping link pays this pause every time.
 _GOOD_REST_S = 0.02
 #: Most consecutive sessions that the broker ends for a stated reason with nothing confirmed. This is about half the
 #: delivery limit of quorum queues in RabbitMQ 4 (20), and one less than the limit of Artemis (10), because deliveries
@@ -91,8 +91,8 @@ class Backoff:
     def record_refusal(self, problem: SessionLostError) -> None:
         """Record a session that received, or may have received, messages and ended with nothing confirmed.
 
-        Only ends for which the broker states a reason count: the reason will hold for the next session, too. Network
-        faults may hit any number of sessions.
+        Only ends for which the broker states a reason count, because the reason will hold for the next session, too.
+        Network faults may hit any number of sessions.
 
         Raises:
             BrokerError: the broker has ended too many sessions in a row.

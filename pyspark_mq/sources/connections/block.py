@@ -37,7 +37,7 @@ __all__ = [
     "make_block",
 ]
 
-#: A column of every block: the end of a bounded run may depend on it.
+#: Column of every block, because the end of a bounded run may depend on its values.
 _ALWAYS = pa.field("timestamp", pa.int64())
 #: Column whose value depends on the queue and not on the delivery.
 _OF_THE_QUEUE = "destination"
@@ -56,14 +56,15 @@ _NUMBERS = tuple(range(5_000))
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Facts about each delivery that are needed until the in-flight table has it, by row.
+    """Facts about each delivery, by row. They are needed only until the in-flight table has the delivery.
 
     Attributes:
         tags: handles, ascending.
-        keys: identity of the message: its ID, or the digest of its content; None without either. :class:`.TextKeys` if
-            every message has a text ID. Empty if messages are not distinguished.
-        not_redelivered: for each delivery, True if nothing marks it as delivered before; empty without digests.
-        redelivered: an array that tells for each delivery whether the broker flagged it as redelivered.
+        keys: the ID of each message, or the digest of its content; None for a message with neither of them.
+            :class:`.TextKeys` if every message has a text ID. Empty if messages are not distinguished.
+        not_redelivered: for each delivery, True if nothing marks the message as delivered before. Empty if `keys` has
+            no digests.
+        redelivered: an array that tells for each delivery whether the broker flagged the delivery as redelivered.
         hidden: for messages without an ID, the value that hides the broker's ID.
         unreadable: row -> the delivery that could not be decoded.
     """
@@ -80,8 +81,8 @@ class Block:
     """Consecutive deliveries of one session.
 
     Attributes:
-        batch: the deliveries' columns, see :func:`block_schema`. In a planned epoch, they are in memory shared with its
-            tasks.
+        batch: the deliveries' columns, see :func:`block_schema`. In a planned epoch, the columns are in memory shared
+            with the epoch's tasks.
         sizes: bytes of each row, including headers and bookkeeping. All limits in bytes refer to these sizes.
     """
 
@@ -135,7 +136,7 @@ class Run(NamedTuple):
 
     Attributes:
         name: name of the queue or topic.
-        rows: its deliveries, in planned order.
+        rows: deliveries of this queue or topic, in planned order.
     """
 
     name: str
@@ -181,7 +182,7 @@ def make_block(batch: DeliveryBatch, ids: MessageIds, schema: pa.Schema) -> tupl
 
 
 def _sizes(batch: pa.RecordBatch, keys: Sequence[Key | None]) -> array[int]:
-    """Return the bytes of each row, including its key. The batch must not be a slice."""
+    """Return the bytes of each row, including the row's key. The batch must not be a slice."""
     sums = ROW_BYTES * np.arange(batch.num_rows + 1)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if column.null_count == batch.num_rows:
@@ -210,7 +211,7 @@ def _ends(column: pa.Array) -> Any:
 
 
 class BlockRows:
-    """Rows from any number of blocks in order, as contiguous ranges, so that each block is read once.
+    """Rows from any number of blocks, in order. Consecutive rows of a block form a stretch, which is read at once.
 
     Args:
         stretches: pairs of a block and row numbers. Row numbers that ascend without a gap are a range.
@@ -274,7 +275,7 @@ class BlockRows:
         return found
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as record batches. Large batches are slices; consecutive small ones are merged."""
+        """Yield the rows as record batches. Large batches are slices; consecutive small batches are merged."""
         small: list[pa.RecordBatch] = []
         count = 0
         for batch in self._parts():
@@ -288,10 +289,10 @@ class BlockRows:
             yield _concatenated(small)
 
     def move_to(self, written: Iterator[pa.RecordBatch]) -> None:
-        """Make each block whose rows are all here refer to a copy of its rows, and free the original memory.
+        """Make each block whose rows are all here refer to a copy of these rows, so that the original memory is freed.
 
         Args:
-            written: the batches from :meth:`batches`, in other memory. Columns that these lack are copied.
+            written: the batches of :meth:`batches`, in other memory. Columns that these batches lack are copied.
         """
         at, batch = 0, None
         for block, numbers in self.stretches:

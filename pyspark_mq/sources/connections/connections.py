@@ -35,7 +35,7 @@ __all__ = ["DEPTH_AGE_MAX_S", "Connections"]
 
 #: The broker is not asked for the depth if the last request or report is more recent than this.
 DEPTH_AGE_MAX_S = 0.25
-#: Age from which a progress mark is late: a worker sets its mark ten times a second.
+#: Age from which a progress mark is late. A worker sets its mark ten times a second.
 _LATE_S = 0.25
 
 
@@ -44,8 +44,9 @@ class _Supervisor:
     """A supervisor and its last reports.
 
     Attributes:
-        limits: its current limits.
-        depth: the broker's last depth report to this supervisor; `depth_s` is the time when it arrived.
+        limits: current limits of the supervisor.
+        depth: the broker's last depth report to this supervisor.
+        depth_s: time when that report arrived.
         asked_s: time of the last request for a report.
     """
 
@@ -209,7 +210,7 @@ class Connections:
     # -- requests
 
     def _ask(self, session: int, method: str, *arguments: Any) -> None:
-        """Request a call of a :class:`.Session` method; it is dropped if the session has ended."""
+        """Request a call of a :class:`.Session` method. The request is dropped if the session has ended."""
         live = self._live.get(session)
         if live is not None:
             self._supervisors[live.key].supervisor.ask(session, methodcaller(method, *arguments))
@@ -285,7 +286,7 @@ class Connections:
                 self._ask(number, "ask_depth")
 
     def depths(self) -> list[int]:
-        """Return the messages waiting at the broker, by its last report to each supervisor; empty without reports."""
+        """Return how many messages wait at the broker, as last reported to each supervisor; empty without reports."""
         return [depth.ready for depth in self._reported()]
 
     def _reported(self) -> list[QueueDepth]:
@@ -297,7 +298,7 @@ class Connections:
 
     @property
     def newest_depth(self) -> int | None:
-        """Messages waiting at the broker, by its last report; None without a report."""
+        """Number of messages that wait at the broker, as last reported; None without a report."""
         reported = [
             (supervisor.depth_s, supervisor.depth.ready)
             for supervisor in self._supervisors.values()
@@ -307,7 +308,7 @@ class Connections:
 
     @property
     def other_consumers(self) -> int:
-        """Other consumers of the queue, by the broker's last report; 0 without a report."""
+        """Number of other consumers of the queue, as last reported by the broker; 0 without a report."""
         reported = self._reported()
         counted = max((depth.other_consumers + depth.own_consumers for depth in reported), default=0)
         return max(0, counted - sum(depth.own_consumers for depth in reported))

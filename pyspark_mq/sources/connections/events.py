@@ -32,9 +32,9 @@ class Opened:
     """A session is open and about to consume.
 
     Attributes:
-        key: number of the supervisor, here and below.
+        key: number of the supervisor, as in the events below.
         session: number of the session, unique in the query.
-        window: its window, in unacknowledged messages.
+        window: window of the session, in unacknowledged messages.
     """
 
     key: int

@@ -54,8 +54,8 @@ class MessageIds:
         """Identify each delivery.
 
         Returns:
-            a key for each delivery: its ID or, if it has none, the digest of its content or None, depending on the
-            option; and whether there are digests among the keys.
+            a key for each delivery, and whether any key is the digest of a content. The key is the delivery's ID. For a
+            delivery without an ID, the options decide whether the key is the digest of the content, or None.
         """
         if self.source.kind == "content":
             return [*batch.digests()], True
@@ -92,7 +92,7 @@ class MessageIds:
 
         Args:
             missing: number of messages without an ID.
-            first: tag of the first of them.
+            first: tag of the first message without an ID.
             hidden: values that hide the broker's ID in these messages.
 
         Raises:

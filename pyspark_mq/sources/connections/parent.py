@@ -38,7 +38,10 @@ def watch_parent() -> threading.Thread:
 
 
 def _pipe_from_jvm() -> select.poll:
-    """Return what reports that standard input has hung up; nothing is reported if it is not a pipe with a writer."""
+    """Return an object that reports when standard input hangs up.
+
+    If standard input is not a pipe with a writer, the object never reports anything.
+    """
     hang_up, nothing = select.poll(), select.poll()
     with contextlib.suppress(OSError):  # closed
         if stat.S_ISFIFO(os.fstat(_STANDARD_INPUT).st_mode):

@@ -1,4 +1,4 @@
-"""The wire protocols: the session class of each, and the package to install for it."""
+"""The wire protocols, each with its session class and the package to install."""
 
 from __future__ import annotations
 

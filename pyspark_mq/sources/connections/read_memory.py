@@ -17,7 +17,7 @@ __all__ = ["ReadMemory"]
 _BYTES_MIN, _BYTES_MAX = 256 << 10, 4 << 20
 #: Smallest room to read into.
 _ROOM_MIN = 64 << 10
-#: References to a view held by this class alone: its attribute, and the argument of `getrefcount`.
+#: Number of references to a view that only this class holds: the attribute, and the argument of `getrefcount`.
 _OWN = 2
 
 
@@ -48,7 +48,7 @@ class ReadMemory:
         return self.view[self.end :]
 
     def _continue(self, view: memoryview) -> None:
-        """Continue in this memory: move the remaining bytes to its start. The two places may overlap."""
+        """Move the bytes that are not taken yet to the start of `view`, and continue there. The places may overlap."""
         left = self.end - self.begin
         view[:left] = self.view[self.begin : self.end]
         self.view, self.begin, self.end = view, 0, left

@@ -65,9 +65,9 @@ COPIED = (
 
 
 class SessionLostError(Exception):
-    """The session has ended by itself. The broker requeues its unacknowledged messages.
+    """The session has ended by itself. The broker requeues the session's unacknowledged messages.
 
-    Not an error for users: the supervisor reconnects.
+    Users do not see this error, because the supervisor reconnects.
 
     Attributes:
         stated: whether the broker stated a reason, which may recur; otherwise the connection broke.
@@ -104,9 +104,9 @@ class Greeting:
 
     Attributes:
         url: the candidate that answered.
-        broker_id: a name that the broker keeps across restarts; empty if it reports none.
-        depth: the depth before this session took anything; None if the broker does not report it.
-        server: the broker's `product/version`; empty if it reports none.
+        broker_id: a name that the broker keeps across restarts; empty if the broker reports no such name.
+        depth: the depth before this session took anything; None if the broker does not report the depth.
+        server: the broker's `product/version`; empty if the broker reports neither.
         facts: other facts that the broker reports about the queue.
     """
 
@@ -180,8 +180,8 @@ class SessionOptions:
     """Choices for a session.
 
     Attributes:
-        keeps_unreadable: whether messages that cannot be decoded go into the inbox like others; otherwise
-            :meth:`.Session.run` raises an error for the first one.
+        keeps_unreadable: whether messages that cannot be decoded go into the inbox like other messages. Otherwise
+            :meth:`.Session.run` raises an error for the first such message.
         browses: whether to look through the queue without taking anything, if the broker supports it for the protocol.
         attempt: failed attempts at this URL so far. Each attempt begins with the next of the host's addresses, because
             an address may accept connections but stay silent.
@@ -205,7 +205,7 @@ class Session(ABC):
         consuming: whether the broker has accepted the consumer.
     """
 
-    #: Decoder of its deliveries.
+    #: Decoder of the session's deliveries.
     batches: ClassVar[type[DeliveryBatch]]
 
     def __init__(
@@ -257,14 +257,14 @@ class Session(ABC):
 
     @abstractmethod
     def consume(self, window: int) -> None:
-        """Consume, with at most `window` unacknowledged messages, including those held.
+        """Consume, with at most `window` unacknowledged messages, including messages held already.
 
         Call this again to widen the window. Deliveries stay valid. A broker that counts a new window from zero may then
         deliver `window` further messages.
         """
 
     def extend(self, window: int) -> None:
-        """Widen the window so that the broker never exceeds it, even if that takes another consumer."""
+        """Widen the window so that the broker never exceeds the new window, even if that takes another consumer."""
         self.consume(window)
 
     @abstractmethod
@@ -325,12 +325,12 @@ class Session(ABC):
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
         """Acknowledge, and call the buffer's `confirmed(number)` once the broker has processed the request.
 
-        The confirmation comes after everything the broker had delivered before. It is requested even if there is
-        nothing to acknowledge.
+        The confirmation comes after everything the broker had delivered before. A confirmation is requested even if
+        there is nothing to acknowledge.
 
         Args:
             number: identifies the request in the confirmation.
-            upto: acknowledge all open deliveries of this session with a tag up to this one; 0 for none.
+            upto: acknowledge all open deliveries of this session with a tag of at most this; 0 for no deliveries.
             singles: further tags to acknowledge, one by one.
         """
 

@@ -1,4 +1,4 @@
-"""The socket of a session, for protocols whose client libraries leave it to us.
+"""The socket of a session, for protocols whose client libraries leave the socket to us.
 
 This module implements waiting, reading and writing once for all these protocols. Only :meth:`SocketLoop.wait` blocks,
 and other threads can end the wait. TLS is Python's, with the same settings for all protocols.
@@ -27,7 +27,7 @@ __all__ = ["ReadPace", "SocketLoop", "addresses_of", "connect", "count_addresses
 _SEND_BYTES = 64 * 1024
 _WOKEN_BYTES = 4096
 #: Brokers write one or a few messages at a time, and a read costs more than the handling of a message in it. If a read
-#: returns fewer bytes than this, within this time of the previous read, the next read waits this long for more.
+#: returns fewer than `_FEW_BYTES` within `_SHORTLY_S` of the previous read, the next read waits `_GATHER_S` for more.
 _FEW_BYTES = 32 << 10
 _SHORTLY_S = 0.005
 _GATHER_S = 0.002
@@ -40,8 +40,8 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 class ReadPace:
     """Paces the reads of a socket: if bytes arrive in small pieces, a short delay makes reads fewer and larger.
 
-    The delay applies only after a read that emptied the socket: TLS returns one record at a time, however many have
-    arrived.
+    The delay applies only after a read that emptied the socket. With TLS, a read returns only one record, however many
+    records have arrived.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -72,7 +72,7 @@ class SocketLoop:
 
     Attributes:
         outgoing: bytes to send; the protocol appends to them.
-        woken: whether :meth:`wake` was called; code that reads this resets it.
+        woken: whether :meth:`wake` was called. Code that reads this attribute resets it.
         sent_s, received_s: time of the last bytes out and in, on the session's clock.
     """
 
@@ -153,7 +153,7 @@ class SocketLoop:
         return reading or not any(event & ~select.POLLOUT for event in events.values())
 
     def read(self, maximum: int) -> bytes | None:
-        """Read at most this many bytes; return None if none are there now, empty bytes after the end.
+        """Read at most this many bytes. Return None if no bytes are there now, and empty bytes after the end.
 
         Raises:
             OSError: the connection is broken.

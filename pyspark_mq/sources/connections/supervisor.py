@@ -49,7 +49,7 @@ _TURN_S = 0.5
 #: A supervisor that is away from its socket for longer than such a turn plus a broker's delivery time counts as
 #: standing still: it was not scheduled, or is blocked.
 STILL_S = _TURN_S + TRANSIT_S
-#: After a session that lasted this long, the shortest delay before the next one is enough.
+#: After a session that lasted this long, the shortest delay before the next session is enough.
 _LONG_SESSION_S = 10.0
 
 
@@ -74,17 +74,17 @@ class ConnectionSupervisor:
     """Supervisor of one connection to the broker; `consumers` of them serve a queue.
 
     Args:
-        events: receives its events. Deliveries are not events: they wait in the session's buffer.
+        events: receives the supervisor's events. Deliveries are not events: they wait in the session's buffer.
         numbers: yields the numbers of new sessions.
 
     Attributes:
-        key: its number, unique in the query.
-        turned_s: time of its last turn at the socket of the current or last session.
-        breaks: how often it stood still in a session.
+        key: number of the supervisor, unique in the query.
+        turned_s: time of the last turn at the socket of the current or last session.
+        breaks: how often the supervisor stood still in a session.
         asked_s: time of the request to stop.
         stopping: set by the request to stop.
-        ended: whether it has emitted its last event.
-        stopped: set by its worker once all events were passed on after a request to stop.
+        ended: whether the supervisor has emitted its last event.
+        stopped: set by the worker when, after a request to stop, all events were passed on.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ConnectionSupervisor:
         self._task = self._runtime.spawn("pyspark-mq supervisor", self._life(), self.stopping)
 
     def check(self) -> None:
-        """Check its thread.
+        """Check the supervisor's thread.
 
         Raises:
             MqError: the thread has died.
@@ -134,7 +134,7 @@ class ConnectionSupervisor:
         self._wake()
 
     def limit(self, limits: Limits) -> None:
-        """Set new limits for the current session and the next ones."""
+        """Set new limits for the current session and for later sessions."""
         self._limits = limits
         session = self.session(limits.session)
         if session is not None:
@@ -200,7 +200,7 @@ class ConnectionSupervisor:
     def _establish(self, backoff: Backoff) -> Generator[float, None, tuple[Session, Greeting] | None]:
         """Open a session at whichever candidate answers first; return None if stopped meanwhile.
 
-        A silent address, such as that of a host without power, leaves time for the addresses not tried yet.
+        Addresses share the time, so a silent address, such as that of a host without power, leaves time for the others.
         """
         endpoint = self.endpoint
         began_s, untried = self._runtime.monotonic_s(), sum(map(self._session_class.count_addresses, endpoint.urls))
@@ -287,7 +287,7 @@ class ConnectionSupervisor:
         return None
 
     def _count_break(self) -> float:
-        """Check the clock: a late turn means that the thread stood still."""
+        """Return the time. If the last turn was too long ago, the thread stood still: count a break."""
         now_s = self._runtime.monotonic_s()
         self.breaks += now_s - self.turned_s > STILL_S
         return now_s

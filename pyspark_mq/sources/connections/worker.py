@@ -79,7 +79,7 @@ class Mark(NamedTuple):
     """Progress of a worker.
 
     Attributes:
-        breaks: how often it stood still.
+        breaks: how often the worker, or one of its supervisors, stood still.
         until_s: everything received until this time, on the runtime's clock, was passed on.
     """
 
@@ -89,14 +89,14 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class _Supervised:
-    """A supervisor, and what the events passed on so far have reported.
+    """A supervisor, and its state according to the events that were passed on so far.
 
     Attributes:
         ids: determines the deliveries' IDs.
-        events: receives its events.
-        session: the session reported as opened and not yet as lost.
+        events: receives the supervisor's events.
+        session: the session that was reported as opened and not yet as lost; None if there is none.
         status: last reported status of that session.
-        breaks: breaks of the supervisor that the mark includes.
+        breaks: number of the supervisor's breaks that the mark includes.
     """
 
     supervisor: ConnectionSupervisor
@@ -133,7 +133,7 @@ class Worker:
         """Start a connection to the endpoint of these settings.
 
         Args:
-            limits: limits of its first session.
+            limits: limits of the connection's first session.
             events: receives the supervisor's events.
 
         Raises:
@@ -209,7 +209,7 @@ class Worker:
                 yield max(0.0, due_s - self._runtime.monotonic_s())
 
     def _look(self) -> float:
-        """Check the clock: a late check means that the thread stood still."""
+        """Return the time. If the last check was too long ago, the thread stood still: record a break."""
         now_s = self._runtime.monotonic_s()
         self._broke_off = self._broke_off or now_s - self._looked_s > _BREAK_S
         self._looked_s = now_s

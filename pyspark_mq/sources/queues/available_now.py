@@ -77,8 +77,8 @@ class EndOfRun:
     def awaits_confirmation(self) -> bool:
         """Whether to wait for a confirmation.
 
-        The confirmation may be queued after messages for which there is no room; then the next run waits for the
-        confirmation.
+        The wait is limited, because the confirmation may be queued after messages for which there is no room. After the
+        limit, the next run waits for the confirmation.
         """
         now_s = self._runtime.monotonic_s()
         if not self._view.unconfirmed:
@@ -141,7 +141,10 @@ class EndOfRun:
         return False
 
     def poll(self) -> None:
-        """Check whether the queue is read to its end: nothing is buffered, and other consumers may have the rest."""
+        """Check whether the queue is read to its end. To be called while nothing is buffered.
+
+        Messages that the broker reports but does not deliver may be held by other consumers.
+        """
         queue, now_s = self._queue, self._runtime.monotonic_s()
         queue.refresh_depth()
         if not queue.view.complete or queue.view.late:

@@ -50,7 +50,7 @@ class Connected:
         """Record the broker's greeting to a new session.
 
         Raises:
-            CheckpointError: the broker is not the expected one.
+            CheckpointError: the broker is not the expected broker.
         """
         self._agree(self.broker_id, shortened(greeting.broker_id), f"{greeting.url}")
         if self.ready_at_first is None and greeting.depth is not None:
@@ -77,7 +77,7 @@ class Connected:
         )  # fmt: skip
 
     def expect_broker(self, broker_id: str) -> None:
-        """Bind the checkpoint to that broker; do nothing if the name is empty.
+        """Bind the checkpoint to the broker with this name; do nothing if the name is empty.
 
         Raises:
             CheckpointError: a connection is to another broker. (A bounded run connects before the committed offset is

@@ -26,9 +26,10 @@ __all__ = ["Deliveries"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: The kept rows of a block are copied if they have less than one part in this many of the block's bytes.
+#: The kept rows of a block are copied if they have fewer bytes than the block divided by this number.
 _KEPT_PARTS = 2
-#: Smaller blocks are merged once there are this many, because each block has a fixed cost of kilobytes.
+#: Blocks below both limits are merged once there are `_SMALL_BLOCKS` of them, because each block has a fixed cost of
+#: kilobytes.
 _SMALL_ROWS = 64
 _SMALL_BYTES = 64 << 10
 _SMALL_BLOCKS = 64
@@ -79,7 +80,7 @@ class Deliveries:
         #: Whether to skip the warning about messages without an ID.
         self._noted = settings.id_source.kind == "content"
         self._serial = 1
-        #: Small blocks received, with the keys of their rows. Rows that are still held are merged.
+        #: Small blocks that were received, each with the keys and numbers of its rows. Rows still held will be merged.
         self._small: list[tuple[ref[Block], list[tuple[Any, int]]]] = []
         #: Small runs received.
         self._small_runs: list[ref[MessageRun[Any, Row]]] = []
@@ -197,7 +198,7 @@ class Deliveries:
         self.counted["reused_ids"] += len(ids)
 
     def _named(self, session: int, keys: Sequence[Any], not_redelivered: Sequence[bool]) -> tuple[list[Any], set[Any]]:
-        """Identify messages without an ID, and find which are committed."""
+        """Identify messages without an ID; return all keys, and the keys that are known to be committed."""
         matcher, in_flight = self._matcher, self._in_flight
         assert matcher is not None, "messages are distinguished, so there is a memory"
         if not self._noted:
@@ -232,7 +233,10 @@ class Deliveries:
         self._in_flight.received.join(small, _joined)
 
     def _refused(self, event: Delivered) -> dict[int, str]:
-        """Reject messages that have no ID or cannot be decoded, if the options say so; return the reason by row.
+        """Reject messages that have no ID or cannot be decoded, if the options say so.
+
+        Returns:
+            row of a rejected message -> the reason.
 
         Raises:
             MissingMessageIdError: a message has no ID, and `onMissingMessageId` is `fail`.
@@ -262,7 +266,10 @@ class Deliveries:
     def _only_known(
         self, session: int, tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row], elsewhere: Collection[Any]
     ) -> tuple[Sequence[int], Sequence[Any], Sequence[Row]]:
-        """Select planned, committed and held deliveries; all others stay unacknowledged and are not examined again."""
+        """Select the deliveries of known messages: planned, committed or held.
+
+        Other deliveries are skipped: they stay unacknowledged and are not examined again.
+        """
         new = set(self._in_flight.unseen(keys)).difference(elsewhere)
         places = {place for place, key in enumerate(keys) if key in new}
         if not places:
@@ -280,9 +287,9 @@ class Deliveries:
         return _without(places, tags, keys, rows)
 
     def take_back(self, now_s: float) -> None:
-        """Have skipped deliveries redelivered, because the replay is acknowledged or about to be.
+        """End the sessions with skipped deliveries, so that the skipped messages are redelivered.
 
-        Only the end of the session has this effect on every broker.
+        To be called when the replay is acknowledged or about to be. No other request has this effect on every broker.
         """
         if not self._skipped:
             self._unconfirmed_since_s = None

@@ -25,10 +25,10 @@ from pyspark_mq.sources.settings import Settings
 
 __all__ = ["QueueGroup"]
 
-#: Most bytes held, as a multiple of `maxBytesPerTrigger`: one epoch runs while the next one is filled.
+#: Most bytes held, as a multiple of `maxBytesPerTrigger`: one epoch runs while the next epoch is filled.
 _BYTES_HELD_EPOCHS = 2
-#: A session paused for bytes resumes once less than this multiple is held: the next epoch has then arrived, and the
-#: epoch after it can arrive while the next one runs.
+#: A session paused for bytes resumes once less than this multiple of `maxBytesPerTrigger` is held. By then the next
+#: epoch has arrived, and the epoch after the next can arrive while the next epoch runs.
 _BYTES_RESUMED_EPOCHS = 1.5
 
 
@@ -143,7 +143,7 @@ class QueueGroup:
         """Process all events since the last call.
 
         Raises:
-            MqError: a supervisor has given up, a message has no ID, or the broker is not the expected one.
+            MqError: a supervisor has given up, a message has no ID, or the broker is not the expected broker.
         """
         for queue in list(self):
             try:

@@ -76,7 +76,7 @@ class MatchingQueues(QueueGroup):
         self._over_limit = over_limit
 
     def _may_end(self, queue: QueueReader, error: BrokerError) -> bool:
-        """Whether to drop a queue: it was deleted, or it appeared later and this user may not read it."""
+        """Whether to drop a queue, because it was deleted, or appeared later and may not be read by this user."""
         try:
             listed = queue.name in self._watch.poll()
         except BrokerError:

@@ -117,7 +117,7 @@ class QueueView:
 
     @property
     def is_up(self) -> bool:
-        """Whether deliveries are taken, and receiving has not stood still since the last look."""
+        """Whether deliveries are taken, and receiving did not stand still before the last look at events."""
         return self._queue.taking and not self._queue.connections.broke_off
 
     @property
@@ -167,7 +167,8 @@ class QueueReader:
     Attributes:
         view: the queue as other code sees it. `in_flight`, `connections` and `connected` are for the reader's own code.
         ended: whether the queue is gone.
-        taking: whether deliveries are taken. Before the committed offset is known, new and old messages look alike.
+        taking: whether deliveries are taken. They wait until the committed offset is known, because before that, new
+            and old messages look alike.
         last_activity_s: time of the last delivery or confirmation; flush markers without acknowledgements do not count.
         coming_again: number of planned and committed messages left open when sessions ended. They may be redelivered,
             unless the broker processed the acknowledgement.
@@ -207,7 +208,7 @@ class QueueReader:
         self._emitted: dict[int, BlockRows] = {}
         self._retained_bytes = 0
         self._bytes_max = float(settings.max_bytes)
-        #: Whether only planned messages are wanted. All others are skipped if they take too many bytes.
+        #: Whether only planned messages are wanted. Other messages are skipped if they take too many bytes.
         self._replaying = False
         self.ended = self.taking = False
         self.view = QueueView(self)
@@ -238,7 +239,7 @@ class QueueReader:
         self.windows.enter(trigger)
 
     def expect_broker(self, broker_id: str) -> None:
-        """Refuse any other broker."""
+        """Refuse any broker other than the broker with this name."""
         self.connected.expect_broker(broker_id)
 
     def disconnect(self) -> None:
@@ -246,7 +247,7 @@ class QueueReader:
         self.connections.stop()
 
     def stop(self, *, ended: bool = False) -> None:
-        """Close the connections and the store; for good if the queue is gone."""
+        """Close the connections and the store. With `ended`, the queue is gone, and the reader never reopens."""
         self.disconnect()
         self._store.close()
         self.ended |= ended
@@ -259,7 +260,7 @@ class QueueReader:
         """Process all events since the last call.
 
         Raises:
-            MqError: a supervisor has given up, a message has no ID, or the broker is not the expected one.
+            MqError: a supervisor has given up, a message has no ID, or the broker is not the expected broker.
         """
         for event in self.connections.news(taking=self.taking):
             now_s = self._runtime.monotonic_s()
@@ -302,14 +303,14 @@ class QueueReader:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of messages held in this process; dropped ones do not count."""
+        """Bytes of messages held in this process. Dropped messages do not count."""
         return self.in_flight.received.size_bytes + self.in_flight.planned.size_bytes + self._retained_bytes
 
     def share_bytes(self, most: float, *, resumes: bool) -> None:
         """Bound the bytes that current and future sessions may buffer.
 
         Args:
-            most: bytes that may be held here, including those received but not processed.
+            most: bytes that may be held here, including bytes that were received but not processed.
             resumes: whether a session paused for bytes may resume.
         """
         self._bytes_max = most
@@ -346,7 +347,7 @@ class QueueReader:
         return epoch in self.in_flight.planned.epochs
 
     def hold(self, epoch: int) -> None:
-        """Keep what an epoch emits until it is committed: Spark may ask for it again."""
+        """Keep the rows that an epoch emits until the epoch is committed, because Spark may ask for them again."""
         if self.is_open(epoch):
             self._emitted[epoch] = BlockRows.of(*self.in_flight.planned.parts(epoch))
 
@@ -365,7 +366,10 @@ class QueueReader:
         return lambda: number is not None and self.in_flight.settling.unconfirmed(number)
 
     def acknowledge(self, epoch: int) -> int | None:
-        """Acknowledge an epoch (with guarantee `none`, before Spark runs it); return the request's number, if any."""
+        """Acknowledge an epoch; return the request's number, if any.
+
+        With guarantee `none`, this is called before Spark runs the epoch.
+        """
         due = self.in_flight.commit(epoch)
         gone = [rows for emitted, rows in self._emitted.items() if not self.is_open(emitted)]
         self._retained_bytes = sum(rows.size_bytes for rows in gone)
@@ -424,7 +428,7 @@ class QueueReader:
         return self.in_flight.planned.epochs[epoch].missing
 
     def ask_for_more(self, missing: int) -> bool:
-        """Widen windows that are full of messages other than the missing ones; return whether there were any."""
+        """Widen full windows, because the missing messages are not in them; return whether any window was full."""
         return self.windows.double_taken(missing)
 
     def abandon(self, epoch: int) -> None:

@@ -14,7 +14,7 @@ _EPOCHS_KEPT = 16
 
 
 class Timings:
-    """The last planned epoch, and the last one whose acknowledgements were confirmed."""
+    """Times of the last planned epoch, and of the last epoch whose acknowledgements were confirmed."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -41,7 +41,7 @@ class Timings:
             }
 
     def planned(self, epoch: int, messages: int, size: int) -> None:
-        """Record that the epoch is cut, its number of messages, and the bytes of their bodies."""
+        """Record that the epoch is cut, with its number of messages and the bytes of these messages."""
         self._epoch = {
             "epoch": epoch,
             "messages": messages,
@@ -52,7 +52,7 @@ class Timings:
         }
 
     def committed(self, epoch: int, under_way: Sequence[Callable[[], bool]]) -> None:
-        """Record that Spark has committed an epoch and that it is acknowledged.
+        """Record that Spark has committed an epoch and that the epoch's messages were acknowledged.
 
         Args:
             under_way: for each queue, a function that tells whether the confirmation is still outstanding.

@@ -20,18 +20,18 @@ __all__ = ["BacklogWatch", "QueueWatches", "other_consumers"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: A depth is too old after this many polls, or after :attr:`.Timing.old_depth_s` if that is longer.
+#: A depth is too old after this many intervals of polls, or after :attr:`.Timing.old_depth_s` if that is longer.
 _LOOKS_MISSED = 2
 _OTHERS, _UNCONFIRMED = "others", "unconfirmed"
 
 
 class BacklogWatch:
-    """Depths, as of the last poll of the broker's management, of queues whose depth no session reports.
+    """Polls the broker's management for the depths of queues whose depth no session reports.
 
-    The depths are only for the counter `backlog`: a depth polled every few seconds is too old to plan with.
+    The depths are only for the counter `backlog`. A depth polled every few seconds is too old for planning.
 
     Args:
-        ask: asks how many messages wait in a queue; None without an answer.
+        ask: asks how many messages wait in a queue; returns None without an answer.
         interval_s: seconds between polls. RabbitMQ refreshes its API every five seconds
             (`collect_statistics_interval`).
     """
@@ -94,7 +94,7 @@ def other_consumers(count: int) -> str:
 class QueueWatches:
     """Watches what deliveries do not show about one queue, and logs each problem once.
 
-    * Other consumers: each gets a part of the messages. For a while, one of them may be a dead connection of our own.
+    * Other consumers, which get a part of the messages. For a while, such a consumer may be a dead connection of ours.
     * Acknowledgements that the broker does not confirm.
     * Sessions that receive nothing although messages are ready. A cluster node that is cut off from the majority may
       report messages and deliver none; from RabbitMQ 4.3 on, such a node continues to serve clients. If there are other
@@ -118,7 +118,7 @@ class QueueWatches:
         self._settling = settling
         self._connections = connections
         self._windows = windows
-        #: Start of each current problem; sessions by number.
+        #: Problem -> time since which it has lasted. The problem of a silent session is the session's number.
         self._since_s: dict[str | int, float] = {}
         self._warned: set[str] = set()
 

@@ -24,14 +24,14 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: Window until the first epoch after a restart is committed, in addition to expected redeliveries.
 _FEW = 2_000
-#: Window of a replay in addition to its epoch's messages, for other messages between these.
+#: Room in the window of a replay beyond the epoch's messages, for other messages that are delivered between them.
 _REPLAY_SPARE = 100
 
 
 class Window(Enum):
     """A size of a window."""
 
-    SLOW = "slow"  #: no progress of this process is proven; for a replay, the size of its epoch
+    SLOW = "slow"  #: a small window, as long as no progress of this process is proven; a replay's epoch fits into it
     EPOCH = "epoch"  #: the messages of one epoch
     WIDE = "wide"  #: option `prefetch`
 
@@ -39,14 +39,15 @@ class Window(Enum):
 class Trigger(Enum):
     """An event that changes windows."""
 
-    UNPROVEN = "unproven"  #: there may have been a former process; or a session follows one that ended
+    UNPROVEN = "unproven"  #: there may have been a former process; or a session follows a session that ended
     REPLAY = "replay"  #: an open epoch of a former process is expected
     NO_CRASH_LOOP = "no crash loop"  #: there was no former process, or all its epochs are committed
-    ONE_EPOCH = "one epoch"  #: the same, and the run may have a single epoch: what it leaves is redelivered to the next
+    #: Like NO_CRASH_LOOP, but the run may have a single epoch, and returns the other messages when it ends.
+    ONE_EPOCH = "one epoch"
     COMMITTED = "committed"  #: an epoch of this process is committed
 
 
-#: Trigger -> the window of new sessions, and the minimum window of open ones. None leaves it unchanged.
+#: Trigger -> the window of new sessions, and the minimum window of open sessions. None leaves a window unchanged.
 WINDOWS: Mapping[Trigger, tuple[Window | None, Window | None]] = MappingProxyType(
     {
         # An open session has enough to start with: redeliveries are acknowledged on sight.
@@ -65,7 +66,7 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
 
     Args:
         planned: messages of open epochs, of all sessions.
-        expected: these, plus messages acknowledged but not settled.
+        expected: the messages in `planned`, plus messages acknowledged but not settled.
         replays: whether an epoch of a former process is open. Until the commit of that epoch, a session gets as many
             messages as the epoch needs or a few messages, whichever is more, but not the sum of both. So repeated
             failures use up the delivery limit of only a few other messages.
@@ -134,7 +135,7 @@ class Windows:
         return sum(self._connections.windows.values())
 
     def unacked_in(self, session: int) -> int:
-        """Count the unacknowledged deliveries of an open session, including skipped ones."""
+        """Count the unacknowledged deliveries of an open session, including skipped deliveries."""
         return self._in_flight.unacked_in(session) + self._deliveries.skipped_in(session)
 
     def _taken(self) -> dict[int, int]:
@@ -146,8 +147,8 @@ class Windows:
     def blocked(self) -> bool:
         """Whether no more messages can arrive.
 
-        Either every window is full; or some windows are full, messages may wait, and no other session has ever received
-        a message: if the queue has a single active consumer, the other consumers get nothing.
+        This is so if every window is full. It is also so if some windows are full, messages may wait, and no other
+        session has ever received a message, because a single active consumer leaves nothing to other consumers.
         """
         taken = self._taken()
         others = self._connections.windows.keys() - taken
@@ -155,7 +156,7 @@ class Windows:
         return bool(taken) and (not others or (waits and not any(self._deliveries.taken_in[one] for one in others)))
 
     def double_taken(self, missing: int) -> bool:
-        """Widen full windows that have none of the missing messages; return whether there were such windows."""
+        """Double the full windows, because they do not include the missing messages; return whether any was full."""
         taken = self._taken()
         for session, window in taken.items():
             _LOG.warning(

@@ -36,12 +36,13 @@ leave_out_own_lines("stomp.py")
 _SPEAKS = "STOMP"
 #: Largest read; and largest read by a paused session, which has to read now and then.
 _RECEIVE_BYTES, _LOOK_BYTES = 1 << 20, 256 << 10
-#: This many consecutive line feeds, this far apart, are heartbeats, and not part of the body around them.
+#: Within a body, `_BEATS_WITHIN` consecutive reads are heartbeats, and not part of the body, if each returns only line
+#: ends, at most `_BEAT_BYTES`, after a silence of `_BEAT_S` or more.
 _BEATS_WITHIN = 3
 _BEAT_BYTES = 2
 _BEAT_S = 0.5
-#: After this much silence following text that could be complete, the broker is asked to prove that the text has ended.
-#: If the broker does not answer within the second time, the session stops asking.
+#: If text that may be complete is followed by silence for `_QUIET_S`, the broker is asked to prove that the text has
+#: ended. If the broker does not answer within `_PROOF_S`, the session takes the text as complete.
 _QUIET_S = 0.002
 _PROOF_S = 30.0
 PROVED = "proved"

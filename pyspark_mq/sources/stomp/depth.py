@@ -22,7 +22,7 @@ from pyspark_mq.sources.connections.session import QueueDepth
 
 __all__ = ["Questions", "QueueInfo"]
 
-#: Address for answers: the same for all sources, so that brokers that keep addresses keep only one.
+#: Address for answers. All sources use the same address, so that brokers that keep addresses keep only one.
 _ANSWERS = "pyspark-mq.answers"
 
 
@@ -45,7 +45,7 @@ class QueueInfo:
         self.reported = reported
 
     def at_first(self) -> QueueDepth:
-        """Return the depth before a session takes anything, with the messages that our former session will return."""
+        """Return the depth before a session takes anything. It includes messages that a former session will return."""
         return self._depth(self.messages, 0)
 
     def depth(self, own_consumers: int) -> QueueDepth:
@@ -69,7 +69,7 @@ class Questions:
         asked: whether an answer is due.
         subscribed: whether there is a subscription for answers.
         settings: settings of the queue's address, once reported.
-        mark: bytes that occur in the headers of every answer, and rarely in those of a delivery.
+        mark: bytes that occur in the headers of every answer, and rarely in the headers of a delivery.
     """
 
     #: ID of the subscription for answers; IDs of other subscriptions are numbers.
@@ -88,7 +88,7 @@ class Questions:
         return _ANSWERS, {"subscription-type": "MULTICAST", "selector": f"JMSCorrelationID = '{self._asker}'"}
 
     def question(self) -> tuple[str, str, dict[str, str]]:
-        """Return destination, body and headers of a question. The body is text: the frame has no content-length."""
+        """Return destination, body and headers of a question. The body is text, so the frame has no content-length."""
         which = json.dumps({"field": "name", "operation": "EQUALS", "value": self._queue})
         return self._call("listQueues", which, 1, 1)
 

@@ -45,7 +45,7 @@ _SHOWN_BYTES = 40
 _SHOWN_LINE = re.compile(rb"[^\n\0]{%d}|[^\n\0]*[\n\0]" % _SHOWN_BYTES)
 #: Smallest read after which cutting messages together is tried again, starting with the rest of earlier reads.
 _JOINED_MIN = 16 << 10
-#: Most messages cut together at a time, and most taken one by one after failures.
+#: Most messages that are cut together at a time, and most messages that are taken one by one after failures.
 _TRIED_MAX, _PAUSE_MAX = 1_000, 10_000
 _LENGTH_DIGITS_MAX = 15
 _NUL = 0
@@ -63,12 +63,12 @@ class FrameReader:
 
     Args:
         batch_min: the fewest messages of a read to decode as a batch; 0 to decode none as a batch.
-        last: the header whose last entry counts; empty for none.
+        last: name of the header whose last entry counts, if the header is repeated; empty if there is no such header.
     """
 
     def __init__(self, batch_min: int = 0, last: str = "") -> None:
         self._batch_min, self._last = batch_min, last
-        #: Number of messages still to be taken one by one, and that number after the next failure.
+        #: Number of messages still to be taken one by one, and the number to take this way after the next failure.
         self._alone, self._pause = 0, batch_min
         #: Bytes not yet cut into frames; between reads, the start of an incomplete frame.
         self._buffer = bytearray()
@@ -140,7 +140,7 @@ class FrameReader:
             quiet = False
 
     def _together(self) -> Frames | None:
-        """Return messages cut together; None if the next one must be taken alone.
+        """Return messages cut together; None if the next message must be taken alone.
 
         Each consecutive failure doubles the number of messages until the next try, so failures cost little.
         """

@@ -50,11 +50,11 @@ _SUBSCRIBE_TIMEOUT_S = 120.0
 _QUIET_FIRST_S = 0.01
 _QUIET_LAST_S = 10.0
 _QUIET_GROWTH = 4
-#: Each temporary subscription releases one page of 200 messages: 5,000 in all.
+#: Number of temporary subscriptions. Each releases one page of 200 messages, so all together release 5,000.
 _WAKEUPS = 25
 #: A selector that matches nothing: the broker's own message IDs begin with "ID:".
 _NOTHING = "JMSMessageID='never'"
-#: A broker that does not answer a question within this time does not support it.
+#: A broker that does not answer a question within this time does not support questions.
 _ANSWER_TIMEOUT_S = 5.0
 _ACK = "ack"
 #: Header of the frame without a message that ends a browsing subscription (ActiveMQ Classic).

@@ -24,8 +24,8 @@ class StompSettling:
         reject_headers: further headers of NACK, to reject a message for good.
 
     Attributes:
-        open: unsettled deliveries, by tag in order of arrival, with the ID that settles each (header `ack`, escaped as
-            the broker wrote it). For speed, the session adds every message to this dictionary directly.
+        open: tag of an unsettled delivery -> the ID that settles the delivery (header `ack`, escaped as the broker
+            wrote it), in order of arrival. For speed, the session adds every message to this dictionary directly.
     """
 
     def __init__(self, *, cumulative: bool, reject_headers: Mapping[str, str]) -> None:
@@ -41,7 +41,7 @@ class StompSettling:
 
     @property
     def waiting(self) -> int:
-        """Number of deliveries whose settlement waits for earlier ones."""
+        """Number of deliveries whose settlement waits for earlier deliveries."""
         return len(self._due) + len(self._refused)
 
     @property
@@ -50,7 +50,7 @@ class StompSettling:
         return bool(self._receipts)
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> bytes:
-        """Return the frames that acknowledge, as far as possible now.
+        """Return frames that acknowledge these deliveries, as far as possible now.
 
         Args:
             number: identifies the request in :meth:`confirmed`.
@@ -65,13 +65,16 @@ class StompSettling:
         return self._frames([(b"ACK", tag) for tag in tags], tags, [number])
 
     def ask(self, number: int) -> bytes:
-        """Return frames that settle nothing but are confirmed like acknowledgements: a transaction aborted at once."""
+        """Return frames that settle nothing but are confirmed like acknowledgements.
+
+        The frames begin a transaction and abort it at once.
+        """
         receipt = f"settled-{next(self._numbers)}"
         self._receipts[receipt] = [number]
         return f"BEGIN\ntransaction:{receipt}\n\n\0ABORT\ntransaction:{receipt}\nreceipt:{receipt}\n\n\0".encode()
 
     def reject(self, tags: Sequence[int]) -> bytes:
-        """Return the frames that reject messages for good, as far as possible now."""
+        """Return frames that reject these deliveries for good, as far as possible now."""
         if self._cumulative:
             self._refused.update(tags)
             return self._head(0)
@@ -82,9 +85,9 @@ class StompSettling:
         return self._receipts.pop(receipt, [])
 
     def _head(self, upto: int) -> bytes:
-        """Return frames that settle finished deliveries at the head, with cumulative acknowledgements.
+        """Return frames that settle the finished deliveries before the first unfinished delivery, cumulatively.
 
-        Settling a delivery in the middle would settle all earlier deliveries, too, so the delivery waits for them.
+        Settling a later delivery would settle the unfinished delivery, too, so later deliveries wait.
         """
         done: list[int] = []
         frames: list[tuple[bytes, int]] = []
@@ -109,7 +112,7 @@ class StompSettling:
         return self._frames(frames, done, confirmed)
 
     def _frames(self, frames: Sequence[tuple[bytes, int]], done: Sequence[int], confirmed: list[int]) -> bytes:
-        """Build ACK and NACK frames; the RECEIPT for the last frame confirms these requests."""
+        """Build ACK and NACK frames. The RECEIPT for the last frame confirms the requests in `confirmed`, if any."""
         # stomp.py would be slow: there may be ten thousand frames at a time.
         written: list[bytes] = []
         end = len(frames) - 1
