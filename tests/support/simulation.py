@@ -267,6 +267,7 @@ class Query:
         self._process: Process | None = None
         self._source: EpochSource | None = None
         self._asked = False
+        self._shown = ShownOffset("the query")
         self._stores: dict[str, MemoryStore] = {}
         self._consumers: type[MemorySession] | None = None
         #: Told of Spark's calls and writes, for tests/support/traces.py.
