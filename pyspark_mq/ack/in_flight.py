@@ -294,7 +294,7 @@ class InFlightTable(Generic[K, P]):
     # -- phase two -------------------------------------------------------------------------
 
     def commit(self, epoch: int) -> Acknowledgements | None:
-        """Process the commit of one epoch. This proves nothing about lower epochs: the clock may have gone back.
+        """Process the commit of this epoch alone. The caller commits lower epochs by calls of their own.
 
         Returns:
             the acknowledgements that are due now, or None if there are no handles.

@@ -40,7 +40,7 @@ def ask_queue(management: Management, queue: str) -> QueueFacts:
 
 
 def ask_depth(management: Management, queue: str) -> int | None:
-    """Return how many messages wait in a queue, without delivered messages. None if the broker does not report this."""
+    """Return how many messages wait in a queue, not counting delivered ones; None if the broker does not report it."""
     return _ADMINS[management.endpoint.broker.name].ask_depth(management, queue)
 
 

@@ -1,9 +1,9 @@
 """``pyspark-mq repair``: repair a checkpoint on the disk of a machine that has lost power.
 
 Spark writes its logs by create and rename and does not sync them (``CheckpointFileManager.scala``). So the newest files
-may exist but be empty, and Spark refuses empty files. Or the sink may lack a batch that is committed. With option
+may exist but be empty, and Spark refuses empty files. The sink may also lack a committed batch. With option
 `settleAfter=synced` only the last batch can be affected, and this batch was not acknowledged: everything older was on
-disk before the batch's rows left the source. This command undoes the last batch, and Spark reruns the batch from its
+disk before the batch's rows left the source. This command undoes the last batch. Spark then reruns the batch from its
 offset.
 
 If more than the last batch is missing, either the option was not set or the folder is a different folder. Then nothing
@@ -66,7 +66,7 @@ class Repair:
     epoch: int
 
     def carry_out(self) -> None:
-        """Remove the files and the checksums that Hadoop keeps next to them, and note that the rest is on disk."""
+        """Remove the files, and the checksums that Hadoop keeps next to them. Then note that `epoch` is on disk."""
         for damage in self.damages:
             _remove(damage)
         os.sync()

@@ -472,7 +472,10 @@ def unreadable_of(raw: UnreadableDelivery) -> Unreadable:
 
 
 def _routing(where: bytes) -> tuple[str | None, str | None]:
-    """Return exchange and routing key, the last arguments of basic.deliver. An argument that is cut off is None."""
+    """Return exchange and routing key, the last arguments of basic.deliver.
+
+    A routing key that is cut off is shortened. If its length is missing, both results are None.
+    """
     try:
         end = 1 + where[0]
         exchange, key = where[1:end], where[end + 1 : end + 1 + where[end]]

@@ -1,7 +1,8 @@
 """Batches of AMQP 1.0 deliveries. Most messages are decoded together, and other messages are decoded one by one.
 
-:mod:`pyspark_mq.decode.amqp10_columns` decodes messages that a session receives together into columns. A message that
-this module leaves out becomes a single delivery between batches.
+When a session receives several messages together, :mod:`pyspark_mq.decode.amqp10_columns` decodes them into columns.
+That module leaves out malformed messages, and messages of uncommon forms. Each of these becomes a single delivery
+between batches.
 """
 
 from __future__ import annotations

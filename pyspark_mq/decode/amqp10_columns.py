@@ -4,9 +4,11 @@ NumPy walks all messages at once, one field at a time. Start and end offsets tur
 values and gaps, and a column is every second element.
 
 This module accepts a subset of what :mod:`pyspark_mq.decode.amqp10_sections` accepts. The header and the annotations
-must be equal in all messages, byte by byte. `properties` may have text or nothing, `application-properties` may have
-text, whole numbers and booleans, and there must be one body. All other messages are read one by one. So this module
-never decides that a message is broken, and both ways give equal columns.
+must be equal in all messages of a group, byte by byte. In `properties`, `group-id` must be null. Each other field must
+be null or have one type: binary for `user-id`, timestamp for the two times, uint for `group-sequence`, and text for all
+other fields, including IDs. `application-properties` may have text, whole numbers, booleans and nulls. The body must be
+one section with binary, text or null. All other messages are read one by one. So this module never decides that a
+message is broken, and both ways give equal columns.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ COLUMN_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
     }
 )
 _TYPES = {**COLUMN_TYPES, NOT_REDELIVERED: pa.bool_()}
-#: Most different beginnings to look for; messages with other beginnings are read one by one.
+#: How many different beginnings to look for. Messages with further beginnings are read one by one.
 _ROUNDS = 4
 
 

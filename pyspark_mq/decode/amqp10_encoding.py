@@ -217,7 +217,7 @@ class Values:
         return items, at
 
     def _elements(self, at: int, count: int, end: int, depth: int) -> tuple[list[Any], int]:
-        """Read an array's elements. All elements share one constructor, which may be a described one (1.6.24)."""
+        """Read an array's elements. All elements have the same constructor, which may include descriptors (1.6.24)."""
         if not count and at == end:
             return [], at
         while at < end and self._data[at] == _DESCRIBED:

@@ -26,9 +26,9 @@ class Views:
         self._all = {size: np.ndarray((len(data) - size + 1,), f">u{size}", data, 0, (1,)) for size in (1, 2, 4, 8)}
 
     def at(self, places: Any, size: int) -> Any:
-        """Return the integer that begins at each of these places, each `size` bytes long.
+        """Read an integer of `size` bytes at each of these places.
 
-        An integer that reaches beyond the end of the memory has an arbitrary value.
+        If an integer extends beyond the end of the memory, its value is arbitrary.
         """
         found = self._all[size]
         return found[np.minimum(places, len(found) - 1)].astype(f"u{size}", copy=False)

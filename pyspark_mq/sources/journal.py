@@ -70,7 +70,8 @@ def _abandoned(files: JournalFiles, name: str, kept: Iterable[str]) -> ByQueue:
 def _without(keys: Sequence[Key], gone: Mapping[Key, int]) -> list[Key]:
     """Return `keys` without the keys in `gone`, each left out as often as `gone` counts it.
 
-    Of several equal keys, the last are left out, because redelivered messages with this content take the first places.
+    If a key occurs several times, its last occurrences are left out, because redelivered messages with this content
+    take the first places.
     """
     counts = Counter(gone)
     kept: list[Key] = []
@@ -358,9 +359,10 @@ class NoJournal:
         """Note nothing."""
 
     def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:
-        """Record all messages of an epoch as abandoned. The epoch runs empty, and later epochs emit the messages.
+        """Record all messages of an epoch as abandoned. The epoch is replayed without them, and later epochs emit them.
 
-        Without this record, a query with a raised guarantee would take the messages in the epoch's file for committed.
+        Without this record, a later query with guarantee `exactly-once` would take the messages in the epoch's file for
+        committed.
 
         Raises:
             CheckpointError: there is no place for the record.
@@ -371,9 +373,9 @@ class NoJournal:
             guarantee = self._settings.guarantee.value
             raise CheckpointError(
                 f"{self._destination}: epoch {end.epoch} was planned with guarantee 'exactly-once' and is not "
-                f"committed. Guarantee '{guarantee}' runs the epoch empty, but has no place to record this: set "
-                "'checkpointLocation' (or 'idLog') on the source, or run the query with 'exactly-once' until the epoch "
-                "is committed. Nothing was acknowledged"
+                f"committed. With guarantee '{guarantee}' the epoch would be replayed without messages, but there is "
+                "no place to record that. Set 'checkpointLocation' (or 'idLog') on the source, or run the query with "
+                "'exactly-once' until the epoch is committed. Nothing was acknowledged"
             )
         journal = Journal(self._settings, self._files)
         journal.abandon(end, journal.planned(start, end))

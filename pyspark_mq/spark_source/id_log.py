@@ -136,9 +136,10 @@ class IdLog:
         return left
 
     def _after(self, file: str) -> list[str]:
-        """Return the later files: those that this file's writer wrote after it, and those of processes resumed from it.
+        """Return the files that followed a file.
 
-        A process resumes from a file if its own first file refers to that file. This includes later such processes.
+        These are later files of the same process, and all files of processes that resumed from the file or from another
+        file that followed it. The first file of a process names the file from which the process resumed.
         """
         every = [found for name in self._names if (found := _FILE.fullmatch(name.lstrip(".")))]
         after: set[str] = set()

@@ -164,7 +164,7 @@ class QueueListener(StreamingQueryListener):
         if event.exception is None:
             _LOG.info("%s: ended", label)
         else:
-            # In the text Spark repeats offsets, with all their IDs.
+            # Spark's text may be long, for example because it repeats offsets.
             text = " ".join(event.exception.split())
             _LOG.warning("%s: failed: %s", label, text if len(text) <= _ERROR_SHOWN else f"{text[:_ERROR_SHOWN]}...")
 

@@ -170,8 +170,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         raise MessageError(
             f"'{runs[0].name}' holds a message{which} whose row takes {size:,} bytes, but a task may carry {bound:,} "
             "(option 'maxPartitionBytes'). The message was not acknowledged. Raise the session's "
-            "spark.rpc.message.maxSize (128 MiB by default) above that size, and 'maxPartitionBytes' to just below "
-            "spark.rpc.message.maxSize; or remove the message from the queue"
+            "spark.rpc.message.maxSize (128 MiB by default) above the row's size, and 'maxPartitionBytes' to just "
+            "below spark.rpc.message.maxSize; or remove the message from the queue"
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

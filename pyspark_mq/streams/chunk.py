@@ -26,7 +26,7 @@ _USER, _KINDS = 0, 3
 _NUMBER_MAX = 2**63 - 2**32
 #: The first bit marks an entry with several records. Kind of compression, number of records and sizes follow.
 _SUB_ENTRY = struct.Struct(">BHII")
-#: Most bytes of an unpacked batch. Producers pack frames of up to 1 MiB, unless the broker allows more.
+#: Most bytes of an unpacked entry. Producers pack frames of up to 1 MiB, unless the broker allows more.
 _PLAIN_BYTES_MAX = 64 << 20
 
 
@@ -150,7 +150,9 @@ class Entry(NamedTuple):
             raise ChunkError(f"it cannot be unpacked: {broken}") from None
         begins = _begins(plain, records) if len(plain) == plain_size else []
         if len(begins) != records + 1:
-            raise ChunkError(f"it does not hold the {records} records in {plain_size} bytes that it states")
+            raise ChunkError(
+                f"its header states {records} records in {plain_size} bytes, but its content does not match"
+            )
         return plain, begins
 
 

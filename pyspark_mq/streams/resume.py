@@ -59,7 +59,8 @@ class Found(NamedTuple):
 def unchanged(place: StreamPosition, view: Copy) -> Found | None:
     """Return the fate `SAME` if a member's copy still has the chunk before a position. Otherwise return None.
 
-    If the chunk before the position is unknown, the stream's first chunk decides instead.
+    If the position does not name the chunk before it, the copy must have the stream's first chunk instead. If the
+    position does not name that chunk either, the copy must not begin after the position.
     """
     mark = place.last or place.first
     if mark is None:

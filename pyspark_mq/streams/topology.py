@@ -109,7 +109,8 @@ class Attempts(AbstractContextManager[object]):
     Args:
         what: purpose of the attempts, for errors.
         limit_s: longest time without success, such as `connectTimeout` at the start; by default `reconnectTimeout`.
-        absent_s: how long nodes must keep reporting that the stream is missing; by default `connectTimeout`.
+        absent_s: how long nodes must keep reporting that the stream is missing. The default is `connectTimeout`, but at
+            most `reconnectTimeout`; or, if `limit_s` is given, at most `limit_s` and at most 5 s.
 
     Attributes:
         absent: members that report that the stream is missing, and since when.

@@ -261,7 +261,7 @@ def test_an_entry_that_cannot_be_unpacked_costs_no_other_message(
     expected = [row for row in log.rows() if row[1] != b"lost"]
     if unreadable == "row":
         expected.insert(6, (6, spoilt))
-        assert "offsets 6 to 12: it does not hold the 7 records" in dict(found[6]["properties"])["unreadable"]
+        assert "offsets 6 to 12: its header states 7 records" in dict(found[6]["properties"])["unreadable"]
     assert [(row["streamOffset"], row["body"]) for row in found] == expected
     assert ("offsets 6 to 12" in caplog.text) == (unreadable == "reject")
 

@@ -223,7 +223,7 @@ class DeliveryReader:
         return begun
 
     def _take(self, kind: int, channel: int, frame: bytes) -> bool:
-        """Take any frame that does not begin a delivery; return True if the frame is not part of a delivery at all."""
+        """Process a frame that does not begin a delivery. Return True if it is not part of a delivery."""
         opened = self._open
         if channel != self._channel or opened is None:
             self._hand_over()

@@ -51,7 +51,7 @@ _SECRET_LOOK_S = 5.0
 
 
 class Amqp091Session(Session):
-    """One connection with one channel and one consumer on it."""
+    """One connection with one channel. Each widening of the window adds consumers to the channel."""
 
     batches: ClassVar[type[DeliveryBatch]] = Amqp091Batch
 

@@ -78,7 +78,8 @@ class Transfers:
 
         Args:
             data: the bytes read next.
-            take: whether to take payloads. Payloads left to proton count in its session's incoming window.
+            take: whether to take payloads. A payload that is left to proton counts towards the incoming window of
+                proton's session.
         """
         if self._rest is None:
             self._knows = _PROTOCOL.startswith(data[: len(_PROTOCOL)])

@@ -436,7 +436,7 @@ class QueueReader:
         self.in_flight.abandon(epoch)
 
     def end_replay(self) -> None:
-        """Accept messages other than planned ones again."""
+        """Resume accepting messages that were not planned."""
         self._replaying = False
 
     # -- counters

@@ -1,13 +1,13 @@
-"""Questions about a queue to Artemis over STOMP, sent to its management address. Pure: no socket, no clock.
+"""Questions to Artemis about a queue, over STOMP. Uses no socket and no clock.
 
-A question is a message that names an operation in its properties and has the arguments in its body, as JSON; the answer
-goes to the reply address in the question (Artemis' manual, "Using Management Message API"). So the user must be allowed
-to `manage` the management address, and to create and consume an address for answers. Other users get an ERROR, which
-ends the connection.
+A question is a message to the broker's management address. It names an operation in its properties, and has the
+arguments in its body, as JSON. The answer goes to the reply address that the question names (Artemis' manual, "Using
+Management Message API"). So the user must be allowed to `manage` the management address, and to create and consume an
+address for answers. Other users get an ERROR, which ends the connection.
 
-The counts are not taken at one moment: while messages flowed, the counts were up to some hundreds too high or a few too
-low (measured on 2.40 and 2.56); without traffic they are right. Messages of a dead connection count as delivered until
-the broker notices the connection's end.
+The broker does not take all counts at the same moment: while messages flowed, the counts were up to some hundreds too
+high or a few too low (measured on 2.40 and 2.56). Without traffic they are right. Messages of a dead connection count
+as delivered until the broker notices the connection's end.
 """
 
 from __future__ import annotations

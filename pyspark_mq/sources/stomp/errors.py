@@ -42,9 +42,10 @@ def login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
             f"'url' (%2F is '/') and the user's permissions ({reason})"
         )
     if "already connected" in lower or "client id" in lower or "clientid" in lower:
-        # The other connection may be our own former one, whose end the broker has not noticed.
+        # The other connection may be this source's own earlier connection.
         return BrokerUnavailableError(
-            f"{url}: {endpoint.destination} is in use by another connection, or still by a former one ({reason})"
+            f"{url}: {endpoint.destination} is in use by another connection, or by an earlier connection of this "
+            f"source whose end the broker has not noticed yet ({reason})"
         )
     if any(word in lower for word in ("password", "access refused", "security", "authenticat", "login", "credential")):
         user = endpoint.user(url)
