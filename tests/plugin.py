@@ -196,6 +196,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--all") and not config.getoption("--entries"):
         empty += [item for item in rest if item.get_closest_marker("whole")]
         empty += _repeated(rest)
+    if config.getoption("--matrix-report"):
+        empty += [item for item in rest if not _entry(item)]  # of no row
     if config.getoption("--matrix-done"):
         done = set(json.loads(Path(config.getoption("--matrix-done")).read_text("utf-8")))
         empty += [item for item in rest if _recorded(item) in done]
