@@ -8,17 +8,21 @@ dead-lettered. A set flag proves nothing, because unread messages may be flagged
 messages have had this content; the memory records the contents that repeat. The first rule that fits says what a
 delivery is:
 
-1. a planned message that has the delivery's content and no handle;
-2. a new message, if the missing flag proves that the message is new;
-3. a committed message that had no handle to acknowledge. The delivery is dropped;
-4. a message that was left open, if its content does not repeat. The delivery is dropped. If the content repeats, the
-   delivery is a new message, and is counted as ambiguous;
-5. a message that was proved new and that another session holds or is acknowledging, if its content does not repeat.
-   The delivery is a redelivery, because the broker has given up that session;
+1. a planned message with its content and without a handle;
+2. a new message, if that is proved;
+3. a committed message that had no handle to acknowledge: an *echo*;
+4. a message that was left open, if its content does not repeat: an echo. If the content repeats, the delivery is new,
+   and counted as ambiguous;
+5. a message that was proved new and that another session holds or is acknowledging, if its content does not repeat: a
+   redelivery, because the broker has given up that session. It is an echo if that message is committed;
 6. a new message.
 
-A session never delivers a message twice. So after a match by rules 3 to 5, a further delivery of that content in the
-same session is a new message. A message that was left open counts as left open until its acknowledgement is settled.
+An echo is planned like a new message, but it is not emitted: it is acknowledged when its epoch begins. Then Spark's
+log names the epoch's file, which has the echo. If the echo were acknowledged on sight, and no file followed, the next
+process would not know of that, and would drop an equal message.
+
+A session never delivers a message twice: after a match by rules 3 to 5, another delivery of the content in that session
+is new. A message that was left open remains so until an epoch with its content is settled.
 """
 
 from __future__ import annotations
@@ -78,6 +82,8 @@ class ContentMatcher:
         self._again: dict[bytes, int] = {}
         #: Keys of messages that were not proved new.
         self._unproved: set[bytes] = set()
+        #: Received or planned echoes; for each, whether it was expected by rule 3.
+        self._echoes: dict[Any, bool] = {}
         self._noted_max = _NOTED_MIN
         self.ambiguous = 0
 
@@ -85,14 +91,11 @@ class ContentMatcher:
 
     def name(
         self, session: int, digests: Sequence[bytes], not_redelivered: Sequence[bool], lookup: Lookup
-    ) -> tuple[list[bytes], set[bytes]]:
-        """Identify deliveries of a session.
+    ) -> list[bytes]:
+        """Identify deliveries of a session; return their keys.
 
         Args:
             not_redelivered: for each delivery, whether it is neither flagged as redelivered nor a dead letter.
-
-        Returns:
-            the deliveries' keys, and the set of those keys whose messages are committed.
         """
         first = [digest + _FIRST for digest in digests]
         every = set(first)
@@ -100,12 +103,11 @@ class ContentMatcher:
         quiet = not known and not repeats and len(every) == len(first) and lookup.all_unseen(every)
         if quiet and self._waiting.keys().isdisjoint(digests) and self._coming.keys().isdisjoint(digests):
             self._doubt(compress(first, map(not_, not_redelivered)))
-            return first, set()
+            return first
         state_of = lookup.states(every)
         suspects = self._proves and not all(not_redelivered)
         elsewhere = lookup.in_other_sessions(session, every) if suspects else set()
         here: set[bytes] = set()
-        committed: set[bytes] = set()
         names: list[bytes] = []
         for digest, key, sure in zip(digests, first, not_redelivered, strict=True):
             held = key in here or state_of(key) is not State.UNSEEN
@@ -115,10 +117,13 @@ class ContentMatcher:
                 if new:
                     self._repeat(key, repeats)  # match either of two equal messages, because the other may follow
                 self._doubt([] if sure else [found])
-            elif not new and self._was_committed(session, digest, key, left, repeats, set() if held else elsewhere):
+            elif not new and (
+                (expected := self._is_expected(digest))
+                or self._was_committed(session, digest, key, left, repeats, set() if held else elsewhere)
+            ):
                 self._again[digest] = session
                 found = self._further(digest)
-                committed.add(found)
+                self._echoes[found] = expected
             elif held and not new and self._is_there(session, digest, key, repeats, elsewhere):
                 self._again[digest] = session
                 found = key
@@ -130,7 +135,16 @@ class ContentMatcher:
                 here.add(found)
                 self._doubt([] if sure else [found])
             names.append(found)
-        return names, committed
+        return names
+
+    def _is_expected(self, digest: bytes) -> bool:
+        """Whether a committed message without a handle has this content. It is then expected no more."""
+        if not self._coming.get(digest):
+            return False
+        self._coming[digest] -= 1
+        if not self._coming[digest]:
+            del self._coming[digest]
+        return True
 
     def _was_committed(
         self,
@@ -141,11 +155,6 @@ class ContentMatcher:
         repeats: Collection[Any],
         acknowledged: Collection[Any],
     ) -> bool:
-        if self._coming.get(digest):
-            self._coming[digest] -= 1
-            if not self._coming[digest]:
-                del self._coming[digest]
-            return True
         if key in left and self._may_be(session, digest, key, repeats):
             return True
         return self._is_there(session, digest, key, repeats, acknowledged)
@@ -235,23 +244,22 @@ class ContentMatcher:
             used.add(every[-1])
         return every
 
+    def echoes(self, keys: Collection[Any]) -> list[Any]:
+        """Select the echoes among these messages."""
+        return [key for key in keys if key in self._echoes] if self._echoes else []
+
     def give_back(self, keys: Iterable[Any]) -> None:
         """Record that unplanned messages were returned to the broker."""
         for key in _contents(keys):
             self._unproved.discard(key)
             self._again.pop(key[:_DIGEST], None)
+            if self._echoes.pop(key, False):
+                self._coming[key[:_DIGEST]] += 1
 
-    def come_again(self, session: int, keys: Iterable[Any]) -> None:
-        """Record that committed messages were redelivered in this session."""
-        self._again.update((key[:_DIGEST], session) for key in _contents(keys))
-
-    def settle(self, keys: Collection[Any]) -> None:
-        """Record that the acknowledgements of redelivered messages are settled."""
-        contents = [*_contents(keys)]
-        if contents:
-            self._memory.settle_again(contents)
-            for key in contents:
-                self._again.pop(key[:_DIGEST], None)
+    def drop(self, echoes: Iterable[Any]) -> None:
+        """Record that echoes are acknowledged."""
+        for key in echoes:
+            self._echoes.pop(key, None)
 
     def end(self, session: int) -> None:
         """Record the end of a session."""

@@ -22,7 +22,7 @@ class Counters:
     Attributes:
         received: deliveries received. First deliveries and redeliveries count, but rejected messages do not.
         redelivered: deliveries that the broker flagged as redelivered.
-        duplicates_dropped: redeliveries and producers' duplicates that were dropped because their ID was known.
+        duplicates_dropped: redeliveries and producers' duplicates that were dropped, as their ID or content was known.
         reused_ids: dropped duplicates that were not flagged as redelivered, which means that a producer reused an ID.
         rebound: planned messages that a replay waited for and that were redelivered with their payload.
         planned: messages cut into epochs by this process.

@@ -152,6 +152,11 @@ class InFlightTable(Generic[K, P]):
         """
         return len(self.planned) + len(self.settling)
 
+    @property
+    def settles_contents(self) -> bool:
+        """Whether acknowledgements of messages without an ID are under way."""
+        return self._memory is not None and self._memory.has_contents(self.settling.epochs)
+
     # -- receiving -------------------------------------------------------------------------
 
     def open_session(self, session: int) -> None:
@@ -253,7 +258,7 @@ class InFlightTable(Generic[K, P]):
     # -- phase one -------------------------------------------------------------------------
 
     def plan(self, epoch: int, count: int) -> Sequence[K]:
-        """Cut the oldest `count` buffered messages into an epoch; return their IDs in order.
+        """Cut the oldest `count` buffered messages into an epoch; return the IDs of those that it emits, in order.
 
         Args:
             epoch: number of the epoch, above all earlier numbers.
@@ -269,10 +274,30 @@ class InFlightTable(Generic[K, P]):
             keys = joined([run.keys for run in runs]) if runs else ()
         self._meet(Event.PLAN, {State.RECEIVED: Assigned(keys, planned, runs)})
         self.planned.epochs[epoch] = planned
-        self._count["planned"] += len(planned)
         if self._matcher is not None:
+            planned.echoes = self._matcher.echoes(keys)
             self._matcher.sweep(self)
-        return keys
+        self._count["planned"] += len(planned) - len(planned.echoes)
+        if not planned.echoes:
+            return keys
+        echoes = set(planned.echoes)
+        return [key for key in keys if key not in echoes]
+
+    def begin(self, epoch: int) -> Acknowledgements | None:
+        """Process the beginning of an epoch: the file that has its echoes is the one that a restart reads.
+
+        Returns:
+            the acknowledgements of the echoes, which leave the epoch, or None.
+        """
+        begun = self.planned.epochs.get(epoch)
+        if begun is None or not begun.echoes:
+            return None
+        echoes, begun.echoes = begun.echoes, ()
+        due = self._meet(Event.BEGIN, {State.PLANNED: Group(echoes)}, epoch)
+        if self._memory is not None and self._matcher is not None:
+            self._memory.committed(epoch, echoes)
+            self._matcher.drop(echoes)
+        return due
 
     def restore_planned(self, epoch: int, keys: Sequence[K]) -> None:
         """Expect the messages of an epoch that a former process planned but Spark did not commit."""
@@ -314,9 +339,6 @@ class InFlightTable(Generic[K, P]):
     def confirm(self, number: int, session: int, now_s: float) -> None:
         """Process a session's answer to the request with that number."""
         self._count["settled"] += self.settling.confirm(number, session, now_s)
-        again = self.settling.take_again()
-        if again and self._matcher is not None:
-            self._matcher.settle(again)
 
     # -- runs ------------------------------------------------------------------------------
 
@@ -365,7 +387,7 @@ class InFlightTable(Generic[K, P]):
         """Apply an event to groups of messages, each in one state.
 
         Args:
-            epoch: the epoch that the event commits; None if the event is not a commit.
+            epoch: the epoch with which the event acknowledges messages; None if there is none.
         """
         # Look up all transitions first, so that an illegal event changes nothing.
         rows = [(state, group, *step(state, event)) for state, group in groups.items() if group.keys]
@@ -454,11 +476,7 @@ class InFlightTable(Generic[K, P]):
             self._leave(Group(unheld))
             if self._matcher is not None:
                 self._matcher.expect(unheld)
-        parts = self._open.take(keys, lowest_tags(self._runs))
-        if self._matcher is not None and not isinstance(group, Whole):
-            for acks, these in parts:
-                self._matcher.come_again(acks.session, these)
-        return keys, parts
+        return keys, self._open.take(keys, lowest_tags(self._runs))
 
     def _take_received(self, group: Group[K]) -> Taken[P]:
         if not isinstance(group, Assigned) or not group.runs:

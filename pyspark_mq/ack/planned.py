@@ -23,6 +23,7 @@ class Epoch(Generic[K, P]):
         runs: runs in planned order.
         size_bytes: bytes of the payloads received so far.
         unbound: whether some handles are gone with their session.
+        echoes: messages that leave the epoch when it begins (:mod:`.content_matcher`).
     """
 
     number: int
@@ -31,6 +32,7 @@ class Epoch(Generic[K, P]):
     size_bytes: int = 0
     unbound: bool = False
     runs: Sequence[MessageRun[K, P]] = ()
+    echoes: Collection[K] = ()
 
     def __len__(self) -> int:
         return len(self.payloads) + sum(map(len, self.runs))
@@ -83,6 +85,11 @@ class Planned(Generic[K, P]):
         if found is None:
             return ()
         return joined([run.keys for run in found.runs]) if found.runs else tuple(found.payloads)
+
+    def echoes(self, epoch: int) -> Collection[K]:
+        """Return the echoes among the messages of an epoch."""
+        found = self.epochs.get(epoch)
+        return () if found is None else found.echoes
 
     def parts(self, epoch: int) -> list[Sequence[P]]:
         """Return the payloads that an epoch emits, in planned order: one part for each run, or one part in all."""

@@ -50,5 +50,5 @@ class Remembered(Protocol[K]):
             whether a message with this content was left open.
         """
 
-    def settle_again(self, keys: Collection[Any]) -> None:
-        """Record that messages that were left open have been redelivered and settled."""
+    def has_contents(self, epochs: Collection[int]) -> bool:
+        """Whether messages without an ID are in one of these epochs, which are committed and not settled."""

@@ -49,7 +49,6 @@ class Settling(Generic[K]):
         self._batches: dict[tuple[int, int], _Batch[K]] = {}
         #: Number and session of a request -> time at which the request was sent.
         self._asked: dict[tuple[int, int], float] = {}
-        self._again: list[K] = []
 
     def __len__(self) -> int:
         """Number of acknowledged messages that are not settled."""
@@ -115,13 +114,7 @@ class Settling(Generic[K]):
             for place, other in list(self._batches.items()):
                 if place[1] == session and other.answer_s <= asked_s:
                     del self._batches[place]
-                    self._again += other.keys if other.epoch is None else ()
         return confirmed
-
-    def take_again(self) -> list[K]:
-        """Return the redelivered messages that were settled since the last call."""
-        again, self._again = self._again, []
-        return again
 
     def lose(self, session: int) -> list[K]:
         """Process the end of a session; return the messages whose acknowledgements were cut off by this end."""

@@ -61,6 +61,7 @@ class Event(Enum):
 
     DELIVER = "deliver"  #: a delivery with the message's ID arrives, the first or a later one
     PLAN = "plan"  #: the message is cut into an epoch
+    BEGIN = "begin"  #: Spark has logged its epoch. Only for an echo, which the epoch does not emit
     COMMIT = "commit"  #: Spark proves that the message's epoch is committed
     LOSE = "lose"  #: a handle is gone with its session; a message that is only received has no other handle
     ABANDON = "abandon"  #: the message was not redelivered for a replay (rule 9); the query continues without it
@@ -101,6 +102,8 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, Action]] = MappingProxyTy
         (_S.RECEIVED, _E.PLAN): (_S.PLANNED, _A.NOTHING),
         (_S.RECEIVED, _E.LOSE): (_S.UNSEEN, _A.FORGET),
         (_S.PLANNED, _E.DELIVER): (_S.PLANNED, _A.BIND),
+        # An earlier epoch has emitted it, and is committed.
+        (_S.PLANNED, _E.BEGIN): (_S.COMMITTED, _A.ACKNOWLEDGE),
         (_S.PLANNED, _E.COMMIT): (_S.COMMITTED, _A.ACKNOWLEDGE),
         (_S.PLANNED, _E.LOSE): (_S.PLANNED, _A.UNBIND),
         # The epoch never emits an abandoned message, so the message counts as new if it is redelivered after all:

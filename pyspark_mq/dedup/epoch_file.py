@@ -41,13 +41,13 @@ class EpochFile:
     Attributes:
         epoch: number of the epoch.
         queues: names of the queues that were read.
-        planned: keys of the epoch, in order.
+        planned: keys of the messages that the epoch emits, in order.
+        echoes: contents that the epoch acknowledges and does not emit, because an earlier one has emitted them.
         connected_s: seconds for which every connection of the query was up, over all its processes.
         left_so_far: number of messages left open so far, over all processes.
         settled: epochs settled since the previous file.
         left: digests of the IDs left open since the previous file.
         left_contents: contents left open since the previous file.
-        settled_again: contents that had been left open, and were redelivered and settled since the previous file.
         repeating: contents found to repeat since the previous file.
         base: name of the newest file that has `unsettled` and `contents`; `after` lists the files that follow the base.
         left_after: files that follow the newest of `left_parts` and have IDs in `left`.
@@ -66,12 +66,12 @@ class EpochFile:
     epoch: int = 0
     queues: Sequence[str] = ()
     planned: ByQueue = field(default_factory=dict)
+    echoes: ByQueue = field(default_factory=dict)
     connected_s: float = 0.0
     left_so_far: int = 0
     settled: Sequence[int] = ()
     left: Any = field(default_factory=lambda: from_bytes(b""))
     left_contents: Any = field(default_factory=lambda: from_bytes(b""))
-    settled_again: Any = field(default_factory=lambda: from_bytes(b""))
     repeating: Any = field(default_factory=lambda: from_bytes(b""))
     base: str | None = None
     after: Sequence[str] = ()

@@ -7,11 +7,11 @@ The oldest IDs are forgotten first, and only contents expire by time:
 *window*       the newest settled epochs, enough to hold `dedupWindow` IDs
 *left*         the newest `remember_left` distinct IDs whose acknowledgement was cut off by the end of a session or
                process, in the order in which they were first left. An ID that is left again keeps its place
-*contents*     the same for messages without an ID, by digest. A content is removed once its message is redelivered and
+*contents*     the same for messages without an ID, by digest. A content is removed once an epoch with this content is
                settled. Otherwise it is removed after half a million other messages were left, or after an hour of
                being connected, because the broker may have processed the acknowledgement, and an equal message must
                not be dropped for ever. Settled contents are in the window
-*repeats*      the newest contents seen in two messages. A message with such a content never counts as redelivered
+*repeats*      the newest contents seen in two messages. A message with such a content is never taken for a left one
 =============  =======================================================================================================
 
 The file of an epoch has the changes since the previous file, and names the files that a load reads: *parts* of the
@@ -34,7 +34,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -88,10 +89,10 @@ class Memory:
         digester: makes digests of keys. A load replaces the digester, because the secret changes.
         connected_s: seconds for which every connection of the query was up, over all its processes.
         forgotten: number of IDs forgotten although their messages may be redelivered.
-        contents: number of a batch of left contents -> the value of `connected_s` when these contents were left, and
-            the number of messages that had been left before.
-        came: contents that were left, redelivered and settled. The next file records their removal.
-        repeats: content known to repeat -> number of messages with this content that were left and not redelivered.
+        contents: batches of left contents; for each, the connected second at which its contents were left, and the
+            number of messages left by then.
+        news: whether something about contents is in no file yet: that they are settled, or that they repeat.
+        repeats: contents known to repeat, and how many messages with each content were left and not redelivered since.
     """
 
     def __init__(self, window: int, most_left: int, secret: bytes) -> None:
@@ -122,7 +123,7 @@ class Memory:
         self.connected_s = 0.0
         self.forgotten = 0
         self.contents: dict[int, tuple[int, int]] = {}
-        self.came: set[bytes] = set()
+        self.news = False
         self.repeats: dict[bytes, int] = {}
 
     def __len__(self) -> int:
@@ -164,6 +165,8 @@ class Memory:
             its = self._unsettled.pop(epoch)
             number = its.ids
             if self.ids.size(its.contents):
+                self.news = True
+                self._remove(self.ids.get([its.contents]), self.contents)
                 number = next(self._numbers)
                 self.ids.join([its.ids, its.contents], number)
             self.window.add(number, self.ids.size(number))
@@ -178,13 +181,6 @@ class Memory:
                 self._left.setdefault(queue, {}).update(dict.fromkeys(some))
             ids, contents = self._digests(queue, some)
             self._leave(ids)
-            # Each message with a repeating content counts. Contents in `came` are about to be removed.
-            left = set(self.ids.find(contents, self.contents))
-            counts = [
-                place not in left or text in self.repeats or text in self.came
-                for place, text in enumerate(map(bytes, contents))
-            ]
-            contents = contents[counts]
             self._leave_contents(contents, int(self.connected_s))
             self._new_contents = np.concatenate([self._new_contents, contents])
 
@@ -200,22 +196,35 @@ class Memory:
 
     def _leave_contents(self, digests: Any, connected_s: int) -> None:
         if len(digests):
+            # A content is either in an unsettled epoch or left, so that the epoch settles only what was not cut off.
+            self._remove(digests, [its.contents for its in self._unsettled.values()])
+            self._remove(digests, self.contents)
             number = next(self._numbers)
             self.ids.put(number, digests)
             self.contents[number] = connected_s, self._left_so_far
             self._left_so_far += len(digests)
-            for text in map(bytes, digests) if self.repeats or self.came else ():
-                self.came.discard(text)
+            for text in map(bytes, digests) if self.repeats else ():
                 if text in self.repeats:
                     self.repeats[text] += 1
 
-    def _take_out_came(self) -> Any:
-        """Remove the contents in `came` from the left contents; return the digests that were in `came`."""
-        came, self.came = from_bytes(b"".join(self.came)), set()
-        for number in self.contents if len(came) else ():
+    def _remove(self, contents: Any, batches: Collection[int]) -> None:
+        """Remove contents from these batches."""
+        for number in batches if any(True for _ in self.ids.find(contents, batches)) else ():
             there = self.ids.forget(number)
-            self.ids.put(number, there[~np.isin(_texts(there), _texts(came))])
-        return came
+            self.ids.put(number, there[~np.isin(_texts(there), _texts(contents))])
+
+    def has_contents(self, epochs: Collection[int]) -> bool:
+        """Whether messages without an ID are in one of these epochs, which are committed and not settled."""
+        unsettled = (self._unsettled.get(epoch) for epoch in epochs)
+        return any(its is not None and self.ids.size(its.contents) for its in unsettled)
+
+    def has_news(self, held: Collection[int]) -> bool:
+        """Whether something about contents is in no file yet.
+
+        Args:
+            held: epochs with an unsettled acknowledgement.
+        """
+        return self.news or self.has_contents([epoch for epoch in self._unsettled if epoch not in held])
 
     def note_repeat(self, queue: str, key: Key) -> None:
         """Record that a content repeats. Record the content's key, too, because a load may change the secret."""
@@ -226,6 +235,7 @@ class Memory:
     def repeat(self, digests: Any) -> None:
         """Record that contents repeat."""
         left = {*self.ids.find(digests, self.contents)}
+        self.news |= len(digests) > 0
         self._new_repeats = np.concatenate([self._new_repeats, digests])
         for place, text in enumerate(map(bytes, digests)):
             self.repeats.setdefault(text, int(place in left))
@@ -254,13 +264,21 @@ class Memory:
 
     # -- files
 
-    def compose(self, epoch: int, queues: Sequence[str], planned: ByQueue, held: Collection[int]) -> EpochFile:
+    def compose(
+        self,
+        epoch: int,
+        queues: Sequence[str],
+        planned: ByQueue,
+        held: Collection[int],
+        echoes: ByQueue = MappingProxyType({}),
+    ) -> EpochFile:
         """Settle epochs, forget IDs, and return the content of an epoch's file.
 
         Call :meth:`written` once the file exists.
 
         Args:
             held: epochs with an unsettled acknowledgement.
+            echoes: messages of the epoch that it does not emit.
         """
         self._repeated = self._left = None
         settled = self.settle([one for one in self._unsettled if one not in held])
@@ -268,8 +286,8 @@ class Memory:
         self._join(self.left, self._new, number)
         left = self.ids.get([number])
         self._new = []
-        new = self._new_contents, self._take_out_came(), self._new_repeats
-        self._new_contents, self._new_repeats = _NOTHING, _NOTHING
+        new_contents, new_repeats = self._new_contents, self._new_repeats
+        self._new_contents, self._new_repeats, self.news = _NOTHING, _NOTHING, False
         self.forgotten += self._forget_left()
         window_part = left_part = repeats = _NOTHING
         unsettled: list[Snapshot] = []
@@ -293,13 +311,13 @@ class Memory:
             epoch=epoch,
             queues=list(queues),
             planned={queue: filed(keys) for queue, keys in planned.items()},
+            echoes={queue: filed(keys) for queue, keys in echoes.items()},
             connected_s=self.connected_s,
             left_so_far=self._left_so_far,
             settled=settled,
             left=left,
-            left_contents=new[0],
-            settled_again=new[1],
-            repeating=new[2],
+            left_contents=new_contents,
+            repeating=new_repeats,
             base=self._base,
             after=[*self._after],
             left_after=[*self._left_after],
@@ -409,7 +427,7 @@ class Memory:
         self.forget_contents()
         self._forget_left()
         self._new, self.forgotten, self._loaded = [], 0, True
-        self._new_contents, self._new_repeats = _NOTHING, new_repeats
+        self._new_contents, self._new_repeats, self.news = _NOTHING, new_repeats, len(new_repeats) > 0
         recent = self._leave_unsettled()
         self.leave(left)
         return recent
@@ -435,16 +453,14 @@ class Memory:
 
     def _apply(self, file: EpochFile) -> None:
         """Apply the changes that a file records."""
-        self.settle(file.settled)
         self._left_so_far = file.left_so_far - len(file.left_contents)
         self._leave_contents(file.left_contents, int(file.connected_s))
-        self.came.update(map(bytes, file.settled_again))
-        self._take_out_came()
+        self.settle(file.settled)  # after that, because epochs settle only what was not left
         self.repeat(file.repeating)
 
     def _plan(self, file: EpochFile) -> None:
-        """Record that the messages that a file plans are committed."""
-        for queue, keys in file.planned.items():
+        """Commit the epoch of a file."""
+        for queue, keys in chain(file.planned.items(), file.echoes.items()):
             self.commit(file.epoch, queue, keys)
 
     def _leave_unsettled(self) -> Counter[str]:

@@ -39,8 +39,7 @@ class QueueMemory:
             return set(), set(), set()
         digests = self._digests(every)
         known = {every[place] for place in memory.ids.find(digests)}
-        found = memory.ids.find(digests, memory.contents) if known else ()
-        left = {every[place] for place in found if bytes(digests[place]) not in memory.came}
+        left = {every[place] for place in memory.ids.find(digests, memory.contents)} if known else set()
         return known, left, {*self._repeating(every, digests)}
 
     def repeating(self, keys: Sequence[Key], but: Collection[bytes]) -> list[Key]:
@@ -69,9 +68,9 @@ class QueueMemory:
         repeats[text] -= 1
         return True
 
-    def settle_again(self, keys: Collection[Key]) -> None:
-        """Record that contents left open were redelivered and settled."""
-        self._memory.came.update(map(bytes, self._digests(keys)))
+    def has_contents(self, epochs: Collection[int]) -> bool:
+        """Whether messages without an ID are in one of these epochs, which are committed and not settled."""
+        return self._memory.has_contents(epochs)
 
     def hold(self, keys: Collection[Key]) -> Any:
         """Hold the IDs of received messages.

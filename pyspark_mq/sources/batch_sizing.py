@@ -113,6 +113,10 @@ class BatchSizing:
 
     # -- a bounded run
 
+    @property
+    def is_bounded(self) -> bool:
+        return self._ends is not None
+
     def bound(self) -> None:
         """From now on, take only what the queues hold at this moment."""
         self.await_sessions()
@@ -151,6 +155,11 @@ class BatchSizing:
                 ends[queue].poll()
             self._queues.wait(self._timing.idle_s)
         self._await_confirmations()
+        # Otherwise the next run would take an equal message for one of these.
+        self._wait_while(
+            lambda: any(queue.view.settles_contents for queue in ends),
+            self._settings.settle_grace_s + self._timing.confirm_s,
+        )
         return {}
 
     # -- waiting

@@ -107,6 +107,8 @@ class EpochSource:
         self._highest = 0
         #: Uncommitted epoch whose payload Spark has asked for -> names of the epoch's queues, in order.
         self._begun: dict[int, list[str]] = {}
+        #: Time since which something about messages without an ID is in no file; None if everything is.
+        self._news_since_s: float | None = None
         #: The newest epoch noted as synced.
         self._synced: int | None = None
         self._act: Mapping[Act, Callable[[_Asked], None]] = {
@@ -283,10 +285,23 @@ class EpochSource:
             self._backlog.begin([queue.name for queue in self._queues if not queue.view.depths])
         sizes = self._batch_sizing.gather(asked.limit, once=once)
         self._timings.gathered()
-        if sizes:
+        if sizes or self._tells_news():
             self._cut(asked.start, sizes)
         elif noted:
             self._memory.end_alone(asked.start)
+
+    def _tells_news(self) -> bool:
+        """Whether to plan an empty epoch, whose file says what is known about messages without an ID.
+
+        A process that starts without this knowledge would take an equal message for a redelivery and drop it.
+        """
+        now_s = self._runtime.monotonic_s()
+        if not self._memory.has_news(self._queues.in_flight_tables):
+            self._news_since_s = None
+            return False
+        if self._news_since_s is None:
+            self._news_since_s = now_s
+        return self._batch_sizing.is_bounded or now_s - self._news_since_s >= self._runtime.timing.news_s
 
     def _cut(self, start: Position, sizes: Mapping[QueueReader, int]) -> None:
         epoch = self._highest = self._highest + 1

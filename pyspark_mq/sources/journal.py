@@ -25,10 +25,10 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: Bytes of the secret for digests.
 _SECRET_BYTES = 32
-#: Parts that may exist next to an epoch's file. The first notes that the epoch is acknowledged. The second notes that a
-#: process continues from this epoch and plans an epoch that may be the only epoch of its run. The third begins the
-#: names of numbered records of abandoned messages.
-_ACKNOWLEDGED, _ALONE, _ABANDONED = "acknowledged", "alone", "abandoned"
+#: Parts of an epoch next to its file: a note that its process is about to acknowledge it; a note that another process
+#: expects its messages; a note that a process plans, after this epoch, what may be the only epoch of its run; and
+#: numbered records of abandoned messages.
+_ACKNOWLEDGED, _EXPECTED, _ALONE, _ABANDONED = "acknowledged", "expected", "alone", "abandoned"
 
 
 class LeftOpen(NamedTuple):
@@ -177,6 +177,10 @@ class Journal:
             self._to_note.add(name)
         return name
 
+    def has_news(self, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> bool:
+        """Whether something about messages without an ID is in no file yet."""
+        return self.memory.has_news(_held(in_flight_tables))
+
     def begin_alone(self, start: Position) -> bool:
         """Record that this process plans an epoch that may be the only epoch of its run.
 
@@ -228,8 +232,10 @@ class Journal:
         in_flight_tables: Mapping[str, InFlightTable[Key, Any]],
     ) -> EpochFile:
         memory, forgotten = self.memory, self.forgotten
-        held = {one for in_flight in in_flight_tables.values() for one in in_flight.settling.epochs}
-        file = memory.compose(epoch, queues, planned, held)
+        echoes = {
+            queue: [*keys] for queue, in_flight in in_flight_tables.items() if (keys := in_flight.planned.echoes(epoch))
+        }
+        file = memory.compose(epoch, queues, planned, _held(in_flight_tables), echoes)
         if self.forgotten > forgotten:
             _LOG.warning(
                 "%s: the IDs of %d messages are forgotten. When connections ended, these messages were left open, and "
@@ -243,12 +249,22 @@ class Journal:
     # -- phase two
 
     def begin_commit(self, epoch: int) -> None:
-        """Record the commit of an epoch. Afterwards each queue records the epoch's messages and acknowledges them."""
+        """Record the commit of an epoch; its queues then record its messages and acknowledge them.
+
+        Raises:
+            CheckpointError: another process of the query has taken over, and expects the messages of the epoch.
+        """
         file = self._open.pop(epoch, "")
         if file in self._to_note:
-            # The next process must know whether several equal messages may be redelivered.
+            # The next process must know whether several equal messages may be redelivered. It writes its note before
+            # it looks for this one, and this process looks for that note now: so one of the two sees the other.
             self._to_note.discard(file)
             self._files.put(EpochFile(), file, _ACKNOWLEDGED)
+            if self._files.has_part(file, _EXPECTED):
+                raise CheckpointError(
+                    f"{self._destination}: another run of the query has continued after epoch {epoch}, so this run "
+                    "ends. It did not acknowledge the epoch. Let only one run at a time use the checkpoint"
+                )
 
     # -- restart
 
@@ -292,14 +308,18 @@ class Journal:
         counts = self.memory.load(name, self._file, committed=committed)
         file, keys = self._file(name), planned_in(self._files, start.file)
         # For contents that were known to repeat when the epoch was planned, a note tells whether it is acknowledged.
-        # For contents found to repeat since then, there is no such note.
+        # For contents found to repeat since then, there is no such note. The echoes of an open epoch may have been
+        # acknowledged when that epoch began, so they are not expected.
         since = frozenset() if name == start.file else frozenset(map(bytes, file.repeating))
-        coming = self._repeating(keys, since)
-        if coming and _ACKNOWLEDGED in self._files.parts(start.file):
-            coming = {}
-        elif coming:
-            # Otherwise each later process would expect these contents again.
-            self._files.put(EpochFile(), start.file, _ACKNOWLEDGED)
+        echoes = {} if name == start.file else file.echoes
+        coming = self._repeating(
+            {queue: _without(some, Counter(echoes.get(queue, ()))) for queue, some in keys.items()}, since
+        )
+        if coming:
+            if _EXPECTED not in self._files.parts(start.file):
+                self._files.put(EpochFile(), start.file, _EXPECTED)
+            if self._files.has_part(start.file, _ACKNOWLEDGED):
+                coming = {}
         self._named = {name, *file.names}
         return LeftOpen(counts, keys, coming)
 
@@ -319,6 +339,11 @@ class Journal:
         joined = {queue: [*before.get(queue, ()), *filed(keys.get(queue, ()))] for queue in {**before, **keys}}
         number = sum(part.startswith(_ABANDONED) for part in kept)
         self._files.put(EpochFile(planned=joined), end.file, f"{_ABANDONED}-{number:06d}")
+
+
+def _held(in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> set[int]:
+    """Return the epochs with an unsettled acknowledgement."""
+    return {epoch for in_flight in in_flight_tables.values() for epoch in in_flight.settling.epochs}
 
 
 class NoJournal:
@@ -341,6 +366,10 @@ class NoJournal:
     def plan(self, *_: Any, **__: Any) -> str:
         """Write nothing."""
         return ""
+
+    def has_news(self, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> bool:  # noqa: ARG002
+        """Return False: no message is known."""
+        return False
 
     def begin_alone(self, start: Position) -> bool:  # noqa: ARG002
         """Return whether windows may be wide.

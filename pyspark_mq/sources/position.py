@@ -56,6 +56,9 @@ class JournalFiles(Protocol):
     def parts(self, file: str) -> Sequence[str]:
         """List the names of the parts of an epoch."""
 
+    def has_part(self, file: str, part: str) -> bool:
+        """Look again whether an epoch has this part, which another process may have written."""
+
     def remove(self, files: Collection[str], part: str = "") -> None:
         """Remove files of epochs with all their parts, or, with `part`, only this part of each.
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark_mq.dedup import ByQueue, EpochFile, Key
 from pyspark_mq.dedup.digests import from_bytes
 from pyspark_mq.dedup.epoch_file import Snapshot
-from pyspark_mq.dedup.identity import as_text_keys
+from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES, as_text_keys
 
 __all__ = ["decoded", "encoded"]
 
@@ -34,7 +34,7 @@ _SCHEMA = pa.schema(
         ("unsettled_contents", pa.binary()),
         ("contents", pa.binary()),
         ("left_contents", pa.binary()),
-        ("settled_again", pa.binary()),
+        ("echoes", pa.binary()),
         ("repeating", pa.binary()),
         ("repeats", pa.binary()),
     ]
@@ -54,6 +54,7 @@ def encoded(file: EpochFile) -> bytes:
     head["start"] = file.start  # written even if 0
     head |= {
         "planned": _counts(file.planned),
+        "echoes": _counts(file.echoes),
         "unsettled": [[one.number, dict(one.queues), len(one.digests), len(one.contents)] for one in file.unsettled],
         "contents": [[one.number, one.so_far, len(one.contents)] for one in file.contents],
     }
@@ -67,7 +68,10 @@ def encoded(file: EpochFile) -> bytes:
         b"".join(one.digests.tobytes() for one in file.unsettled),
         b"".join(one.contents.tobytes() for one in file.unsettled),
         b"".join(one.contents.tobytes() for one in file.contents),
-        *(getattr(file, name).tobytes() for name in _SCHEMA.names[-4:]),
+        file.left_contents.tobytes(),
+        b"".join(key for keys in file.echoes.values() for key in keys if isinstance(key, bytes)),
+        file.repeating.tobytes(),
+        file.repeats.tobytes(),
     ]
     arrays = [
         value if isinstance(value, pa.Array) else pa.array([value], kind.type)
@@ -92,7 +96,8 @@ def decoded(data: bytes) -> EpochFile:
         batch = stream.read_next_batch()
     columns = {name: batch.column(name)[0] for name in _SCHEMA.names}
     head = json.loads(columns["head"].as_py())
-    parts = {name: from_bytes(columns[name].as_py()) for name in _SCHEMA.names[3:]}
+    echoes = columns.pop("echoes").as_py()
+    parts = {name: from_bytes(columns[name].as_py()) for name in _SCHEMA.names[3:] if name in columns}
     digests, contents, left = (_Pieces(parts.pop(name)) for name in ("unsettled", "unsettled_contents", "contents"))
     unsettled = [
         Snapshot(number, contents.next(more), digests.next(size), queues)
@@ -100,9 +105,11 @@ def decoded(data: bytes) -> EpochFile:
     ]
     remembered = [Snapshot(number, left.next(size), so_far=so_far) for number, so_far, size in head.pop("contents")]
     planned = _by_queue(head.pop("planned"), iter(_keys(columns["keys"].values, columns["bytes"].as_py())))
+    every = (echoes[at : at + CONTENT_DIGEST_BYTES] for at in range(0, len(echoes), CONTENT_DIGEST_BYTES))
+    again = _by_queue(head.pop("echoes"), every)
     if unknown := head.keys() - set(_PLAIN):
         raise ValueError(f"unknown fields {', '.join(sorted(unknown))}")
-    return EpochFile(**head, **parts, planned=planned, unsettled=unsettled, contents=remembered)
+    return EpochFile(**head, **parts, planned=planned, echoes=again, unsettled=unsettled, contents=remembered)
 
 
 class _Pieces:

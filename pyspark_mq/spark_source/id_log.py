@@ -60,6 +60,10 @@ _WRITTEN = {
         "the list of messages that the epoch of '{}' runs without cannot be written",
         f"The epoch was neither emitted nor acknowledged. {_MAKE_ROOM}",
     ),
+    "expected": (
+        "the note that messages of the epoch of '{}' are expected cannot be written",
+        f"Nothing was received. {_MAKE_ROOM}",
+    ),
     "acknowledged": (
         "the note that the epoch of '{}' is acknowledged cannot be written",
         f"The epoch was not acknowledged. {_MAKE_ROOM}",
@@ -223,6 +227,10 @@ class IdLog:
         with self._or_say(f"the files that belong to '{file}' cannot be listed", _READABLE):
             begin = f"{_stem(file)}-"
             return sorted(name[len(begin) : -len(_END)] for name in self._names if name.startswith(begin))
+
+    def has_part(self, file: str, part: str) -> bool:
+        with self._or_say(f"the notes about '{file}' cannot be looked up", _READABLE):
+            return f"{_stem(file)}-{part}{_END}" in self._folder.names()
 
     def remove(self, files: Collection[str], part: str = "") -> None:
         for file in files:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from testbed.process import poll
 from tests.support.amqp10_messages import Message, V
 from tests.support.amqp10_send import send
 from tests.support.effort import with_all
-from tests.support.engine import At, Crashed, Engine
+from tests.support.engine import At, Crashed, Engine, ReaderError
 from tests.support.entries import LiveEntry, SessionRun
 
 pytestmark = [pytest.mark.contract("contents"), pytest.mark.network]
@@ -146,3 +147,55 @@ def test_equal_messages_of_a_session_that_ends_are_all_emitted(entry: LiveEntry)
         assert len(emitted) == 501
         # At each cut two epochs are being acknowledged at most.
         assert emitted["same"] <= 500 + 5 * 200
+
+
+def test_a_job_on_a_schedule_loses_no_equal_message_that_comes_while_it_runs(entry: LiveEntry) -> None:
+    with entry.engine(**ONE_BY_ONE) as engine:
+
+        def tick() -> None:
+            without_ids(entry, [b"tick"])
+            time.sleep(0.3)
+            engine.between = lambda: None
+
+        for number in range(5):
+            without_ids(entry, [b"run %d" % number])
+            engine.between = tick
+            engine.run_available()
+            engine.crash()
+            assert poll(lambda: entry.counts().unacked == 0, 30)
+        engine.run_available()
+        engine.run_available()
+        assert Counter(engine.output) == {"tick": 5, **{f"run {number}": 1 for number in range(5)}}
+        assert entry.total() == 0
+
+
+def test_a_start_that_fails_acknowledges_no_equal_message(entry: LiveEntry) -> None:
+    if not isinstance(entry.node, RabbitQueues):
+        pytest.skip("a single message is taken out of the middle of a queue over AMQP 0-9-1")
+    without_ids(entry, [b"equal"])
+    with entry.engine(**ONE_BY_ONE, replayTimeout="1s") as engine:
+        assert engine.batch() == 1
+        without_ids(entry, [b"gone"])
+        engine.between = lambda: without_ids(entry, [b"equal"] * 3)
+        with pytest.raises(Crashed):
+            engine.batch(At.AFTER_SINK)
+        engine.between = lambda: None
+        assert poll(lambda: entry.counts().unacked == 0, 30)
+        _take_out(entry, b"gone")
+        there = entry.total()
+        for _ in range(3):
+            with pytest.raises(ReaderError, match="were not redelivered"):
+                engine.trigger()
+            engine.crash()
+            assert poll(lambda: entry.counts().ready == there, 30)
+
+
+def _take_out(entry: LiveEntry, body: bytes) -> None:
+    def take(channel: Any) -> None:
+        while True:
+            method, _, found = channel.basic_get(entry.queue)
+            if found == body:
+                channel.basic_ack(method.delivery_tag)
+                return
+
+    entry.on_channel(take)

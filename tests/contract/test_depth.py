@@ -12,7 +12,7 @@ from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from pyspark_mq.sources.connections.session import QueueDepth
 from testbed.chaos.proxy import Direction
 from testbed.process import poll
-from tests.support.engine import At, Crashed, Engine
+from tests.support.engine import At, Crashed
 from tests.support.entries import LiveEntry, SessionRun
 
 pytestmark = [pytest.mark.protocols(STOMP), pytest.mark.network]
@@ -124,15 +124,6 @@ def test_answers_are_no_deliveries_and_deliveries_no_answers(entry: LiveEntry, o
     assert poll(lambda: entry.total() == 0, 30)
 
 
-def run_bounded(engine: Engine) -> int:
-    """`Trigger.AvailableNow`: the rows of one run."""
-    engine.reader.call("prepareForTriggerAvailableNow")
-    total = 0
-    while rows := engine.trigger():
-        total += rows
-    return total
-
-
 @pytest.mark.contract("depth")
 @pytest.mark.parametrize("who", ["manager", "reader"])
 def test_a_bounded_run_takes_all_there_is(entry: LiveEntry, who: str) -> None:
@@ -146,11 +137,11 @@ def test_a_bounded_run_takes_all_there_is(entry: LiveEntry, who: str) -> None:
                 sent += entry.publish(messages)
                 # A new process each time, as jobs that are started on a schedule; the former one is killed.
                 engine.crash()
-                run_bounded(engine)
+                engine.run_available()
                 # Who is not told ends after three seconds of silence, which a busy machine may take for other things.
                 for _ in range(3):
                     if who == "reader" and len(engine.rows) < len(sent):
-                        run_bounded(engine)
+                        engine.run_available()
                 assert len(engine.rows) == len(sent)
             assert sorted(engine.output) == sorted(sent)
 
@@ -164,5 +155,5 @@ def test_a_bounded_run_after_a_crash_takes_what_the_dead_one_held(entry: LiveEnt
         engine.reader.call("prepareForTriggerAvailableNow")
         with pytest.raises(Crashed):
             engine.trigger(At.AFTER_SINK)
-        run_bounded(engine)
+        engine.run_available()
         assert sorted(engine.output) == sorted(sent)

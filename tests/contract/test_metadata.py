@@ -49,7 +49,7 @@ def full(entry: LiveEntry) -> None:
     else:
         import pika
 
-        entry._on_channel(
+        entry.on_channel(
             lambda channel: channel.basic_publish(
                 "",
                 entry.queue,
@@ -67,7 +67,7 @@ def bare(entry: LiveEntry) -> None:
     if entry.entry.protocol == AMQP_1_0:
         send(entry, Message(body="data", contents=[V("binary", b"bare")]).encode())
     elif entry.entry.protocol == AMQP_0_9_1:
-        entry._on_channel(lambda channel: channel.basic_publish("", entry.queue, b"bare"))
+        entry.on_channel(lambda channel: channel.basic_publish("", entry.queue, b"bare"))
 
 
 def routed(entry: LiveEntry, exchange: str, key: str) -> None:
@@ -79,7 +79,7 @@ def routed(entry: LiveEntry, exchange: str, key: str) -> None:
         channel.basic_publish(exchange, key, b"routed")
         channel.exchange_delete(exchange)
 
-    entry._on_channel(work)
+    entry.on_channel(work)
 
 
 def says_where(entry: LiveEntry) -> bool:

@@ -277,6 +277,40 @@ def test_the_wrapper_of_available_now_is_refused_in_words(
 
 @full_api
 @pytest.mark.whole
+@pytest.mark.parametrize("sink", ["parquet", "foreachBatch", "mq"])
+def test_a_run_of_messages_without_ids_ends_with_an_empty_batch(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, sink: str
+) -> None:
+    job, written = Job(spark, tmp_path, rabbit, name), str(tmp_path / "written")
+    target = f"{name}-target"
+    rabbit.declare(target)
+    sent = []
+    for run in range(3):
+        bodies_of_run = [b"tick", b"run %d" % run]
+        sent += bodies_of_run
+        rabbit.publish(name, bodies_of_run, ids=[None, None])
+        if sink == "foreachBatch":
+            query = job.start(availableNow=True)
+        else:
+            options = {"parquet": {"path": written}, "mq": {**job.options, "queue": target}}[sink]
+            writer = job.load().select("body").writeStream.format(sink).options(**options)
+            query = writer.option("checkpointLocation", job.checkpoint).trigger(availableNow=True).start()
+        assert query.awaitTermination(60)
+        assert query.exception() is None
+        assert [progress["numInputRows"] for progress in query.recentProgress if progress["batchId"] % 2] == [0]
+        assert total(rabbit, name) == 0
+    assert len(list((tmp_path / "checkpoint" / "commits").glob("[0-9]*"))) == 6
+    if sink == "foreachBatch":
+        assert sorted(bytes(row.body) for row in job.rows) == sorted(sent)
+    elif sink == "parquet":
+        assert sorted(bytes(row.body) for row in spark.read.parquet(written).collect()) == sorted(sent)
+    else:
+        assert rabbit.counts(target).ready == len(sent)
+    rabbit.delete(target)
+
+
+@full_api
+@pytest.mark.whole
 def test_available_now_replays_what_an_earlier_run_left_open(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.dedup import Key, QueueMemory, memory, queue_memory, shelf
+from pyspark_mq.dedup import ByQueue, Key, QueueMemory, memory, queue_memory, shelf
 from pyspark_mq.dedup.epoch_file import EpochFile
 from pyspark_mq.spark_source.id_file import decoded, encoded
 from tests.support.effort import each_of, part_of
@@ -61,17 +61,23 @@ class Oracle:
             if isinstance(message[1], bytes):
                 self.contents[message] = self.now
                 self.came.discard(message)
+                for epoch, those in self.unsettled.items():
+                    self.unsettled[epoch] = [one for one in those if one != message]
             else:
                 self.left.setdefault(message, self.now)
                 self.again[message] = self.now
 
     def settle(self, epochs: list[int]) -> None:
         for epoch in epochs:
-            self.settled += self.unsettled.pop(epoch)
+            settled = self.unsettled.pop(epoch)
+            self.settled += settled
+            for message in settled:
+                if self.contents.pop(message, None) is not None:
+                    self.came.add(message)
 
     def end(self) -> None:
         """The process ends: what is unsettled is left."""
-        for messages in self.unsettled.values():
+        for messages in [*self.unsettled.values()]:
             self.leave(messages)
         self.unsettled = {}
 
@@ -107,6 +113,8 @@ class Life:
         self.numbers = self.epoch = self.written = 0
         self.oracle = Oracle()
         self.begun: dict[int, dict[str, list[Key]]] = {}
+        #: Contents that were left and are in the next epoch.
+        self.echoes: dict[str, list[Key]] = {}
         self.memory = module.Memory(window, most_left, b"first")
 
     def read(self, name: str) -> EpochFile:
@@ -124,7 +132,8 @@ class Life:
         self.oracle.settle([epoch for epoch in self.oracle.unsettled if epoch not in held])
         self.epoch += 1
         self.written += 1
-        file = self.memory.compose(self.epoch, QUEUES, planned, held)
+        echoes, self.echoes = self.echoes, {}
+        file = self.memory.compose(self.epoch, QUEUES, planned, held, echoes)
         gone, going = self.memory.forget_files(self.named, file.names)
         name = f"file-{self.written}"
         for one in gone:
@@ -138,7 +147,7 @@ class Life:
         for epoch, keys in self.begun.items():
             self.then[name].unsettled[epoch] = [(queue, key) for queue, some in keys.items() for key in some]
         self.commit_begun()
-        self.begun = {self.epoch: planned}
+        self.begun = {self.epoch: _joined(planned, echoes)}
         return name
 
     def key(self, chance: random.Random) -> Key:
@@ -168,12 +177,10 @@ class Life:
         self.oracle.leave([message for queue in QUEUES for message in some if message[0] == queue])
 
     def come(self, chance: random.Random) -> None:
-        """Some contents that were left come again, and that is settled; others are found to repeat."""
-        some = chance.sample([*self.oracle.contents], len(self.oracle.contents) // 3)
-        for queue, key in some:
-            self.queue(queue).settle_again([key])
-            del self.oracle.contents[queue, key]
-            self.oracle.came.add((queue, key))
+        """Some contents that were left come again; others are found to repeat."""
+        for queue, key in chance.sample([*self.oracle.contents], len(self.oracle.contents) // 3):
+            if key not in self.echoes.setdefault(queue, []):
+                self.echoes[queue].append(key)
         for queue, key in chance.sample([*self.oracle.contents], len(self.oracle.contents) // 3):
             self.queue(queue).repeat(key)
             self.oracle.repeats.add((queue, key))
@@ -182,11 +189,11 @@ class Life:
         """A process goes on from an offset, the newest or one that was restored; its epoch is committed by then."""
         del self.log[len(self.log) - back :]
         name = self.log[-1]
-        planned = self.read(name).planned
+        planned = _joined(self.read(name).planned, self.read(name).echoes)
         self.memory = self.module.Memory(self.window, self.most_left, b"other")
         self.memory.load(name, self.read, committed=True)
         self.named = {name, *self.read(name).names}
-        self.oracle, self.begun = self.then[name].copied(), {}
+        self.oracle, self.begun, self.echoes = self.then[name].copied(), {}, {}
         self.oracle.unsettled[self.read(name).epoch] = [(queue, key) for queue, some in planned.items() for key in some]
         self.oracle.end()
 
@@ -197,7 +204,7 @@ class Life:
         self.memory = self.module.Memory(self.window, self.most_left, b"other")
         self.memory.load(name, self.read, committed=False)
         self.named = {name, *file.names}
-        self.oracle = self.then[name].copied()
+        self.oracle, self.echoes = self.then[name].copied(), {}
         self.oracle.end()
         self.begun = {file.epoch: {queue: list(keys) for queue, keys in file.planned.items()}}
         self.commit_begun()
@@ -224,6 +231,10 @@ class Life:
         most = (self.window + self.most_left) * 9 / 8 + CONTENTS_LEFT + sum(map(len, self.oracle.unsettled.values()))
         assert len(self.memory) <= most + memory.FOLLOWING_MAX * largest  # a part has what so many epochs have
         assert len(self.files) < 2 * memory.KEPT_EPOCHS + NAMES_MAX
+
+
+def _joined(planned: ByQueue, echoes: ByQueue) -> dict[str, list[Key]]:
+    return {queue: [*planned.get(queue, ()), *echoes.get(queue, ())] for queue in {**planned, **echoes}}
 
 
 def a_history(seed: int, module: Any, epochs: int = 260) -> None:
@@ -276,14 +287,21 @@ RULES = {
     "the newest are kept": ("<= self.maximum:", "<= self.maximum // 2:"),
     "what is left is named": ("            self._left_after.append(name)\n", "            pass\n"),
     "what a file leaves is its own": ("        self._leave(own.left)\n", ""),
-    "what begun epochs have is in a base": ("+ [self._snapshot(one, keys) for one, keys in begun.items()]", ""),
     "what is unsettled is in a base": (
         "for one, its in self._unsettled.items()\n            ]", "for one, its in ()\n            ]"
     ),
     "contents are in a base": ("for one, (left_s, so_far) in self.contents.items()", "for one, (left_s, so_far) in ()"),
     "contents that repeat are in a base": ("        self.repeat(file.repeats)\n", ""),
-    "contents that came are written": ("            settled_again=new[1],\n", ""),
-    "contents that repeat are written": ("            repeating=new[2],\n", ""),
+    "contents that came again are written": (
+        "            echoes={queue: filed(keys) for queue, keys in echoes.items()},\n", ""
+    ),
+    "what is settled is left no more": (
+        "                self._remove(self.ids.get([its.contents]), self.contents)\n", ""
+    ),
+    "what is left is settled with no epoch": (
+        "            self._remove(digests, [its.contents for its in self._unsettled.values()])\n", ""
+    ),
+    "contents that repeat are written": ("            repeating=new_repeats,\n", ""),
     "parts hold what they take in": ("            joined.insert(0, number)\n", ""),
     "a part is named": ('            shelf.parts.append(("", number))\n', "            pass\n"),
     "files follow a base until there are many": ("len(self._after) >= FOLLOWING_MAX", "len(self._after) >= 5_000"),

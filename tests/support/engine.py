@@ -249,6 +249,15 @@ class Engine:
         self.between()
         return self._run(batch, crash)
 
+    def run_available(self) -> int:
+        """`Trigger.AvailableNow`: trigger until nothing is planned; the rows of the run."""
+        self.reader.call("prepareForTriggerAvailableNow")
+        total, before = 0, None
+        while before != self._committed:
+            before = self._committed
+            total += self.trigger()
+        return total
+
     def batch(self, crash: At | None = None, timeout_s: float = 60.0) -> int:
         """Trigger, as Spark does without a pause, until there is a batch; its rows.
 

@@ -167,7 +167,7 @@ class LiveEntry:
         """A topic of its own; where topics are exchanges, made now."""
         name = f"topic-{uuid.uuid4().hex[:12]}"
         if self.entry.broker == "rabbitmq":
-            self._on_channel(lambda channel: channel.exchange_declare(name, "topic", durable=True))
+            self.on_channel(lambda channel: channel.exchange_declare(name, "topic", durable=True))
         return name
 
     def publish_topic(self, topic: str, count: int) -> list[str]:
@@ -183,7 +183,7 @@ class LiveEntry:
                     named = pika.BasicProperties(message_id=text, delivery_mode=2)
                     channel.basic_publish(topic, "any.key", text.encode(), named)
 
-            self._on_channel(send)
+            self.on_channel(send)
         elif self.entry.protocol == STOMP and dialects.stomp is not None:
             headers = {"destination-type": "MULTICAST"} if self.entry.broker == "artemis" else {}
             messages = ((text.encode(), headers) for text in texts)
@@ -193,7 +193,8 @@ class LiveEntry:
             publish_amqp10(url, dialects.amqp10.topic_address(topic), outgoing, capability="topic")
         return texts
 
-    def _on_channel(self, work: Callable[[Any], object]) -> None:
+    def on_channel(self, work: Callable[[Any], object]) -> None:
+        """Work on a channel of pika's, for RabbitMQ."""
         import pika
 
         connection = pika.BlockingConnection(pika.URLParameters(self.node.url(AMQP_0_9_1)))

@@ -380,11 +380,12 @@ class Query:
         Args:
             crash: its first trigger fails there.
         """
-        rows = 0
+        rows, before = 0, None
         with contextlib.suppress(Crashed):
             self.bound()
-            while found := self.trigger(crash):
-                rows += found
+            while before != self.committed:
+                before = self.committed
+                rows += self.trigger(crash)
         self.crash()
         return rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from string import ascii_lowercase
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,8 @@ from pyspark_mq.ack import (
     State,
     table,
 )
-from pyspark_mq.dedup import Memory, QueueMemory
+from pyspark_mq.ack.content_matcher import ContentMatcher
+from pyspark_mq.dedup import Memory, QueueMemory, content_digest
 from tests.support.effort import with_all
 
 GRACE_S = 5.0
@@ -465,3 +467,68 @@ def test_a_replayed_payload_is_held_and_can_be_exchanged() -> None:
     in_flight.exchange("b", ["B"])
     assert emitted(in_flight, 7) == ["B"]
     assert in_flight.planned.missing(7) == ["a"]
+
+
+# -- messages without an ID
+
+
+def receive(
+    in_flight: InFlightTable[Any, str], matcher: ContentMatcher, contents: str, session: int, *, flagged: bool
+) -> Acknowledgements | None:
+    """Deliver one message without an ID per letter."""
+    digests = [content_digest(b"", content.encode()) for content in contents]
+    keys = matcher.name(session, digests, [not flagged] * len(digests), in_flight)
+    tags = range(1, len(digests) + 1)
+    return in_flight.deliver(session, tags, keys, [f"{content}@{session}" for content in contents])
+
+
+def test_an_echo_is_acknowledged_when_its_epoch_begins_and_is_not_emitted() -> None:
+    memory = QueueMemory(Memory(100, 100, b"secret"), "orders")
+    matcher = ContentMatcher(memory, proves=True)
+    in_flight: InFlightTable[Any, str] = make(memory=memory, matcher=matcher)  # type: ignore[assignment]
+    receive(in_flight, matcher, "ab", 1, flagged=False)
+    in_flight.plan(1, 2)
+    in_flight.commit(1)
+    assert in_flight.lose(1) == 2  # the acknowledgement is cut off
+    in_flight.open_session(2)
+    assert receive(in_flight, matcher, "abc", 2, flagged=True) is None
+    assert in_flight.unacked == 3
+    assert len(in_flight.plan(2, 3)) == 1
+    assert len(in_flight.planned.echoes(2)) == 2
+    due = in_flight.begin(2)
+    assert due is not None
+    assert due.parts == (SessionAcks(2, 2, (), 2),)
+    assert in_flight.begin(2) is None
+    assert emitted(in_flight, 2) == ["c@2"]
+    assert in_flight.unacked == 1
+    assert in_flight.counters.duplicates_dropped == 2
+    assert in_flight.counters.planned == 3
+    assert in_flight.settles_contents
+    settle(in_flight, due, session=2)
+    last = in_flight.commit(2)
+    assert last is not None
+    assert last.parts == (SessionAcks(2, 3, (), 1),)
+
+
+def test_an_echo_that_goes_back_comes_again_as_one() -> None:
+    memory = QueueMemory(Memory(100, 100, b"secret"), "orders")
+    matcher = ContentMatcher(memory, proves=False)
+    in_flight: InFlightTable[Any, str] = make(memory=memory, matcher=matcher)  # type: ignore[assignment]
+    receive(in_flight, matcher, "aa", 1, flagged=False)
+    in_flight.plan(1, 2)
+    in_flight.lose(1)
+    assert in_flight.commit(1) is None  # both come again
+    for session in (2, 3):
+        in_flight.open_session(session)
+        receive(in_flight, matcher, "aa", session, flagged=False)
+        if session == 2:
+            in_flight.lose(session)
+    assert list(in_flight.plan(2, 2)) == []
+    in_flight.lose(3)
+    in_flight.open_session(4)
+    receive(in_flight, matcher, "aa", 4, flagged=False)
+    due = in_flight.begin(2)
+    assert due is not None
+    assert [acks.session for acks in due.parts] == [4]
+    assert emitted(in_flight, 2) == []
+    assert in_flight.commit(2) is None

@@ -39,7 +39,7 @@ def test_a_file_comes_back_as_it_was(keys: list[Key]) -> None:
     contents = digests_of([bytes([number]) * 16 for number in range(3)])
     file = EpochFile(
         epoch=7, queues=["orders", "returns"], planned={"returns": keys, "orders": ["x"]},
-        connected_s=1.5, settled=[3, 5], left=digests, left_contents=contents, settled_again=contents[:1],
+        connected_s=1.5, settled=[3, 5], left=digests, left_contents=contents, echoes={"returns": [bytes([7]) * 16]},
         repeating=contents[1:], repeats=contents[2:], base="", after=["a", "b"], left_after=["c"],
         window_parts=["d"], left_parts=["e", ""], window_part=digests[:1], left_part=digests[1:],
         unsettled=[Snapshot(6, contents, digests[:2], {"orders": 2}), Snapshot(8, contents[:0], digests[2:], {"a": 1})],

@@ -75,18 +75,20 @@ class EndOfRun:
         return counted.planned + counted.rebound + counted.duplicates_dropped + counted.rejected
 
     def awaits_confirmation(self) -> bool:
-        """Whether to wait for a confirmation.
+        """Whether to wait for a confirmation; for messages without an ID, until they are settled.
 
         The wait is limited, because the confirmation may be queued after messages for which there is no room. After the
         limit, the next run waits for the confirmation.
         """
         now_s = self._runtime.monotonic_s()
-        if not self._view.unconfirmed:
+        settles = self._view.settles_contents
+        if not settles and not self._view.unconfirmed:
             self._unconfirmed_since_s = None
             return False
         if self._unconfirmed_since_s is None:
             self._unconfirmed_since_s = now_s
-        return now_s - self._unconfirmed_since_s < self._timing.bounded_confirm_s
+        grace_s = self._queue.settings.settle_grace_s if settles else 0.0
+        return now_s - self._unconfirmed_since_s < self._timing.bounded_confirm_s + grace_s
 
     def finish(self) -> None:
         """Stop reading the queue, whatever is redelivered."""

@@ -79,6 +79,7 @@ class Deliveries:
         self._take_back_s = take_back_s
         #: Whether to skip the warning about messages without an ID.
         self._noted = settings.id_source.kind == "content"
+        self._told_of_echoes = False
         self._serial = 1
         #: Small blocks that were received, each with the keys and numbers of its rows. Rows still held will be merged.
         self._small: list[tuple[ref[Block], list[tuple[Any, int]]]] = []
@@ -128,13 +129,12 @@ class Deliveries:
             not_redelivered = [sure for place, sure in enumerate(not_redelivered) if place not in left_out]
         elsewhere: Collection[Any] = ()
         if not_redelivered or (not every_id and None in keys):
-            keys, elsewhere = self._named(session, keys, not_redelivered)
+            keys = self._named(session, keys, not_redelivered)
         if self._exact:
             if over_limit:
                 tags, keys, rows = self._only_known(session, tags, keys, rows, elsewhere)
             # Messages that are unknown here, but committed by another query.
-            others = self._store.known(key for key in self._in_flight.unseen(keys) if not is_content(key))
-            elsewhere = {*elsewhere, *others} if elsewhere else others
+            elsewhere = self._store.known(key for key in self._in_flight.unseen(keys) if not is_content(key))
         in_flight = self._in_flight
         buffered = len(in_flight.received)
         self._acknowledge(in_flight.deliver(session, tags, keys, rows, elsewhere))
@@ -197,8 +197,8 @@ class Deliveries:
             )  # fmt: skip
         self.counted["reused_ids"] += len(ids)
 
-    def _named(self, session: int, keys: Sequence[Any], not_redelivered: Sequence[bool]) -> tuple[list[Any], set[Any]]:
-        """Identify messages without an ID; return all keys, and the keys that are known to be committed."""
+    def _named(self, session: int, keys: Sequence[Any], not_redelivered: Sequence[bool]) -> list[Any]:
+        """Identify messages without an ID."""
         matcher, in_flight = self._matcher, self._in_flight
         assert matcher is not None, "messages are distinguished, so there is a memory"
         if not self._noted:
@@ -211,14 +211,27 @@ class Deliveries:
         named = list(keys)
         digests = keys if len(places) == len(keys) else [keys[place] for place in places]
         sure = not_redelivered if digests is keys else [not_redelivered[place] for place in places]
-        names, committed = matcher.name(session, digests, sure, in_flight)
+        names = matcher.name(session, digests, sure, in_flight)
+        self._tell_of_echoes(matcher.echoes(names))
         for place, key in zip(places, names, strict=True):
             named[place] = key
         nameless = [place for place, key in enumerate(keys) if key is None]
         self.counted["nameless"] += len(nameless)
         for place, key in zip(nameless, matcher.name_nothing(len(nameless)), strict=True):
             named[place] = key
-        return named, committed
+        return named
+
+    def _tell_of_echoes(self, echoes: Sequence[Any]) -> None:
+        if echoes and not self._told_of_echoes:
+            self._told_of_echoes = True
+            _LOG.warning(
+                "%s: dropped %d messages without an ID, because they count as redeliveries of committed messages with "
+                "equal contents. If a producer sends equal messages, the first repetition after a kill or a lost "
+                "connection can be lost. Have the producer set IDs, or set 'messageIdFrom' to a property that "
+                "distinguishes such messages, with a new checkpointLocation. Counter duplicatesDropped counts all "
+                "dropped messages",
+                self._destination, len(echoes),
+            )  # fmt: skip
 
     def _join(self, pairs: Sequence[tuple[Any, Row]]) -> None:
         """Copy the rows that are still held into a new block, and use these copies instead."""

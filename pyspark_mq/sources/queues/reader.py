@@ -81,6 +81,11 @@ class QueueView:
         return self._queue.in_flight.settling.unconfirmed()
 
     @property
+    def settles_contents(self) -> bool:
+        """Whether acknowledgements of messages without an ID are under way."""
+        return self._queue.in_flight.settles_contents
+
+    @property
     def has_open_epochs(self) -> bool:
         """Whether an epoch is planned or emitted but not committed."""
         return self._queue.has_open_epochs
@@ -349,6 +354,7 @@ class QueueReader:
     def hold(self, epoch: int) -> None:
         """Keep the rows that an epoch emits until the epoch is committed, because Spark may ask for them again."""
         if self.is_open(epoch):
+            self._send(self.in_flight.begin(epoch))
             self._emitted[epoch] = BlockRows.of(*self.in_flight.planned.parts(epoch))
 
     def emitted(self, epoch: int) -> BlockRows:
