@@ -13,15 +13,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pyspark_mq.ack import InFlightTable
 from pyspark_mq.dedup import Key, Memory, QueueMemory
 from pyspark_mq.dedup.digests import Batches, Digester, from_bytes
 from pyspark_mq.dedup.epoch_file import EpochFile, Snapshot
 from pyspark_mq.dedup.identity import TextKeys
 from pyspark_mq.errors import CheckpointError
+from pyspark_mq.sources.journal import Journal
 from pyspark_mq.sources.position import Position
 from pyspark_mq.spark_source.id_file import decoded, encoded
+from pyspark_mq.spark_source.id_log import IdLog
 from tests.support.effort import part_of
+from tests.support.folder import MemoryFolder
 from tests.support.scene import Scene
+from tests.support.simulation import make_settings
 
 #: Texts, half a surrogate pair as JSON may have one, the digest of a long ID, and a content.
 KEYS: list[list[Key]] = [["id-1", "é\0\n"], ["\ud800", "a"], [bytes(20), "a"], [bytes(16)], []]
@@ -186,3 +191,27 @@ def test_the_first_epoch_follows_the_beginning() -> None:
     end = scene.query.source.latest(Position(0), 10)
     with pytest.raises(CheckpointError, match="epoch 1 follows epoch 0"):
         scene.query.source.payload(Position(3), end)
+
+
+@pytest.mark.parametrize("first", ["the old one acknowledges", "the new one expects"])
+def test_of_two_processes_one_sees_the_other_where_contents_repeat(first: str) -> None:
+    folder, content = MemoryFolder(), bytes([7]) * 16
+
+    def process() -> Journal:
+        log = IdLog("/memory", "queue 'orders'")
+        log._folder = folder
+        return Journal(make_settings(), log)
+
+    old = process()
+    old.known("orders").repeat(content)
+    in_flight: InFlightTable[Key, bytes] = InFlightTable(grace_s=5.0, memory=old.known("orders"))
+    file = old.plan(1, {"orders": [content, content]}, {"orders": in_flight})
+    if first == "the old one acknowledges":
+        old.begin_commit(1)
+        assert process().adopt(Position(1, file), None).coming == {}
+    else:
+        assert process().adopt(Position(1, file), None).coming == {"orders": [content, content]}
+        with pytest.raises(CheckpointError, match=r"another run of the query has continued after epoch 1"):
+            old.begin_commit(1)
+        # The next process expects nothing, because the old one may have ended a moment later.
+        assert process().adopt(Position(1, file), None).coming == {}
