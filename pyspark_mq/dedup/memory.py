@@ -209,7 +209,7 @@ class Memory:
 
     def _remove(self, contents: Any, batches: Collection[int]) -> None:
         """Remove contents from these batches."""
-        for number in batches if any(True for _ in self.ids.find(contents, batches)) else ():
+        for number in batches if batches and any(True for _ in self.ids.find(contents, batches)) else ():
             there = self.ids.forget(number)
             self.ids.put(number, there[~np.isin(_texts(there), _texts(contents))])
 

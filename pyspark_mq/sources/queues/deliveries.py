@@ -132,7 +132,7 @@ class Deliveries:
             keys = self._named(session, keys, not_redelivered)
         if self._exact:
             if over_limit:
-                tags, keys, rows = self._only_known(session, tags, keys, rows, elsewhere)
+                tags, keys, rows = self._only_known(session, tags, keys, rows)
             # Messages that are unknown here, but committed by another query.
             elsewhere = self._store.known(key for key in self._in_flight.unseen(keys) if not is_content(key))
         in_flight = self._in_flight
@@ -277,13 +277,13 @@ class Deliveries:
         return refused
 
     def _only_known(
-        self, session: int, tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row], elsewhere: Collection[Any]
+        self, session: int, tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row]
     ) -> tuple[Sequence[int], Sequence[Any], Sequence[Row]]:
         """Select the deliveries of known messages: planned, committed or held.
 
         Other deliveries are skipped: they stay unacknowledged and are not examined again.
         """
-        new = set(self._in_flight.unseen(keys)).difference(elsewhere)
+        new = set(self._in_flight.unseen(keys))
         places = {place for place, key in enumerate(keys) if key in new}
         if not places:
             return tags, keys, rows
