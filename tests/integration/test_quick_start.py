@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -17,5 +18,7 @@ def test_the_blocks_run_one_after_the_other(rabbit: RabbitNode, tmp_path: Path) 
     done = quick_start.run(Path(sys.executable), rabbit.url(), tmp_path)
     assert done.problem() == ""
     assert "newest committed batch: 0" in done.read
-    assert poll(lambda: rabbit.counts("orders").total == 0, 30)
+    # Before Spark 4.2 the next start acknowledges the last epoch of a run.
+    left = 0 if importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None else 10
+    assert poll(lambda: rabbit.counts("orders").total == left, 30)
     rabbit.delete("orders")
