@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import Any, TypeAlias
 
 from pika.adapters.select_connection import IOLoop, SelectConnection
-from pika.exceptions import ChannelClosedByBroker
+from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 from pika.spec import BasicProperties
 
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, WriteError
@@ -41,6 +41,8 @@ _COPIES = "which RabbitMQ reads as further routing keys, and refuses as text"
 _AROUND_BYTES = 8
 #: Reply codes with which the broker closes a channel (AMQP 0-9-1, "reply-code").
 _REFUSED, _NOT_FOUND, _LOCKED, _PRECONDITION = 403, 404, 405, 406
+#: Reply code with which a broker that is stopped closes connections.
+_CONNECTION_FORCED = 320
 _Encoded: TypeAlias = "tuple[bytes, int]"
 
 
@@ -271,7 +273,8 @@ class Amqp091Publisher(Publisher):
                     f"({reason}): grant it permission to write, or correct option 'username'"
                 )
             return WriteError(f"{self.url}: the broker ended the write to {self._named()} ({reason})")
-        return self.lost(reason)
+        stated = isinstance(self._end, ConnectionClosedByBroker) and self._end.reply_code != _CONNECTION_FORCED
+        return self.lost(reason, stated=stated)
 
     def close(self) -> None:
         connection, deadline = self._connection, time.monotonic() + _CLOSE_TIMEOUT_S

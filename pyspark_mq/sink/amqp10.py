@@ -33,7 +33,7 @@ from proton import (
 
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RowError, WriteError
 from pyspark_mq.sink.amqp10_message import encoded
-from pyspark_mq.sink.publisher import Publisher
+from pyspark_mq.sink.publisher import ConnectionLostError, Publisher
 from pyspark_mq.sink.settings import Destination, Message
 from pyspark_mq.sources.amqp10.engine import free_closed, log_in, send
 from pyspark_mq.sources.amqp10.errors import PROTOCOL_NAME, open_error
@@ -254,7 +254,11 @@ class Amqp10Publisher(Publisher):
         condition = link.remote_condition
         if condition is None:
             return WriteError(f"{self.url}: the broker closed the link to {destination} without a reason: see its log")
-        return self._refusal(str(destination), destination.kind, str(condition.name), str(condition.description or ""))
+        refusal = self._refusal(
+            str(destination), destination.kind, str(condition.name), str(condition.description or "")
+        )
+        # The link alone has ended.
+        return WriteError(refusal.text) if isinstance(refusal, ConnectionLostError) else refusal
 
     def _end_error(self) -> MqError:
         """Return the error for the end of the session or the connection."""
@@ -286,7 +290,7 @@ class Amqp10Publisher(Publisher):
             )
         if name == "amqp:resource-limit-exceeded":
             return WriteError(f"{self.url}: {where} is full ({reason}): make room in it, or raise its limit")
-        return self.lost(reason)
+        return self.lost(reason, stated=name != "amqp:connection:forced")
 
     # -- the connection
 

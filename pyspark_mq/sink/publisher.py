@@ -1,31 +1,33 @@
-"""The contract of publishers, and how a task writes with a publisher. A publisher is one connection for one task.
+"""The contract of publishers, and how a task writes with them. A publisher is one connection for one task.
 
-A publisher sends messages and returns once the broker has confirmed all of them. A publisher never reconnects: after
-the end of a connection an unconfirmed message may or may not be in the queue. So the task fails, Spark retries the
-task, and the copies of a message have equal IDs.
+A publisher sends messages and returns once the broker has confirmed all of them. After the end of a connection an
+unconfirmed message may or may not be in the queue. So the task sends it again through another publisher, with the same
+ID.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.errors import BrokerUnavailableError, WriteError
+from pyspark_mq.errors import BrokerUnavailableError, MqError, OptionError, RefusedError, WriteError
 from pyspark_mq.sink.columns import ColumnPlan, RowReader
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.settings import Destination, Message, SinkSettings
 from pyspark_mq.sources.connections.protocols import client_class
 from pyspark_mq.sources.connections.socket_loop import count_addresses
+from pyspark_mq.sources.endpoint import FILES, Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["PUBLISHERS", "Publisher", "SendWindow", "publisher_class", "write_rows"]
+__all__ = ["PUBLISHERS", "ConnectionLostError", "Publisher", "SendWindow", "publisher_class", "write_rows"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -36,7 +38,11 @@ WINDOW_MESSAGES, WINDOW_BYTES = 4_000, 8 << 20
 _GAP_S = 10.0
 #: A blocked write logs a warning after this time.
 _BLOCKED_S = 30.0
-_PAUSE_S = 0.5
+#: Pauses between attempts to connect: the first, and the longest.
+_PAUSE_S, _PAUSE_MAX_S = 0.5, 5.0
+#: Most connections in a row that the broker ends for a stated reason before it confirms anything. The source allows as
+#: many sessions.
+_ENDS_MAX = 9
 #: Most bytes of a batch that are converted to messages at a time.
 _COPIED_BYTES = 64 << 20
 
@@ -62,6 +68,8 @@ class SendWindow:
     def __init__(self, where: object, send_timeout_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
         self.unconfirmed: dict[Any, int] = {}
         self.bytes = 0
+        #: Number of messages sent since :meth:`begin`, and the number of each unconfirmed one.
+        self._sent, self._numbers = 0, dict[Any, int]()
         #: The broker's reason for blocking the connection; empty if it does not block.
         self.blocked = ""
         self._where, self._timeout_s, self._now_s = where, send_timeout_s, now_s
@@ -72,8 +80,18 @@ class SendWindow:
     def full(self) -> bool:
         return len(self.unconfirmed) >= WINDOW_MESSAGES or self.bytes >= WINDOW_BYTES
 
+    def begin(self) -> None:
+        """Number the messages that are sent from now on, from 0."""
+        self._sent, self._numbers = 0, {}
+
+    def left(self, count: int) -> list[int]:
+        """Return the numbers of those of the first `count` messages that are unsent or unconfirmed."""
+        return [*self._numbers.values(), *range(self._sent, count)]
+
     def sent(self, key: Any, size: int) -> None:
         """Record a sent message."""
+        self._numbers[key] = self._sent
+        self._sent += 1
         if not self.unconfirmed:
             self._moved()
         self.unconfirmed[key] = size
@@ -82,6 +100,7 @@ class SendWindow:
     def confirmed(self, key: Any) -> None:
         """Record a confirmation. An unknown key changes no count."""
         self.bytes -= self.unconfirmed.pop(key, 0)
+        self._numbers.pop(key, None)
         self._moved()
 
     def block(self, reason: str) -> None:
@@ -113,6 +132,18 @@ class SendWindow:
                 f"sendTimeout={self._timeout_s:g}s. A queue without a majority of its nodes confirms nothing, and a "
                 "full broker may withhold confirmations: fix the cause, or raise 'sendTimeout'"
             )
+
+
+class ConnectionLostError(BrokerUnavailableError):
+    """The connection ended.
+
+    Attributes:
+        stated: whether the broker ended it for a stated reason, which may hold for the next connection, too.
+    """
+
+    def __init__(self, text: str, *, stated: bool) -> None:
+        super().__init__(text)
+        self.stated = stated
 
 
 class Publisher(ABC):
@@ -166,18 +197,19 @@ class Publisher(ABC):
 
         Raises:
             WriteError: the broker did not accept a message, or confirmed none for too long.
-            BrokerUnavailableError: the connection ended.
+            ConnectionLostError: the connection ended.
         """
 
     @abstractmethod
     def close(self) -> None:
         """Close the connection, whatever its state."""
 
-    def lost(self, reason: object) -> BrokerUnavailableError:
+    def lost(self, reason: object, *, stated: bool = False) -> ConnectionLostError:
         """Return the error for a connection that ended."""
-        return BrokerUnavailableError(
+        return ConnectionLostError(
             f"{self.url}: the connection ended with {len(self.window.unconfirmed)} message(s) unconfirmed ({reason}). "
-            "A rerun of the write sends these messages with the same IDs"
+            "A rerun of the write sends these messages with the same IDs",
+            stated=stated,
         )
 
 
@@ -187,34 +219,56 @@ def publisher_class(protocol: str) -> type[Publisher]:
     return found
 
 
-def connect(settings: SinkSettings) -> Publisher:
-    """Return an open publisher at the first URL that answers within `connectTimeout`.
+def connect(settings: SinkSettings, *, since_s: float | None = None) -> Publisher:
+    """Return an open publisher at the first URL that answers.
 
-    A silent address, such as the address of a host without power, takes only its share of that time.
+    A silent address, such as the address of a host without power, takes only its share of the time.
+
+    Args:
+        since_s: if the query was connected before, the time from which `reconnectTimeout` counts; None for the first
+            connection, for which `connectTimeout` counts.
 
     Raises:
-        BrokerUnavailableError: no URL has answered. The error is that of the last URL.
+        BrokerUnavailableError: no URL has answered in time. The error is that of the last URL.
+        RefusedError: the broker refuses the login.
     """
-    kind, urls = publisher_class(settings.endpoint.protocol), settings.endpoint.urls
-    deadline = time.monotonic() + settings.endpoint.connect_timeout_s
-    addresses, tried = sum(map(count_addresses, urls)), 0
+    endpoint = settings.endpoint
+    kind, urls = publisher_class(endpoint.protocol), endpoint.urls
+    began_s = time.monotonic()
+    deadline = began_s + endpoint.connect_timeout_s if since_s is None else since_s + endpoint.reconnect_timeout_s
+    addresses, tried, pause_s = sum(map(count_addresses, urls)), 0, _PAUSE_S
     while True:
         attempt, number = divmod(tried, len(urls))
         publisher, now_s = kind(settings, urls[number], attempt), time.monotonic()
+        share_s = max(0.1, (deadline - now_s) / max(1, addresses - tried))
         try:
-            publisher.open(now_s + (deadline - now_s) / max(1, addresses - tried))
-        except BrokerUnavailableError:
+            publisher.open(now_s + min(share_s, endpoint.connect_timeout_s))
+        except MqError as problem:
             publisher.close()
+            now_s = time.monotonic()
+            if not _passes(problem, endpoint, now_s - began_s, again=since_s is not None):
+                raise
             tried += 1
             if tried % len(urls) == 0:
-                if time.monotonic() + _PAUSE_S >= deadline:
+                if now_s + pause_s >= deadline:
                     raise
-                time.sleep(_PAUSE_S)
+                time.sleep(pause_s * random.uniform(0.5, 1.0))  # tasks whose broker restarts come one by one
+                if since_s is not None:
+                    pause_s = min(2 * pause_s, _PAUSE_MAX_S)
         except BaseException:
             publisher.close()
             raise
         else:
             return publisher
+
+
+def _passes(problem: MqError, endpoint: Endpoint, tried_s: float, *, again: bool) -> bool:
+    """Whether a problem may pass, so that another attempt is worthwhile. The source decides in the same way."""
+    if isinstance(problem, RefusedError):
+        return again and (endpoint.password_file is not None or tried_s <= endpoint.connect_timeout_s)
+    if isinstance(problem, OptionError):
+        return again and problem.option in FILES
+    return isinstance(problem, BrokerUnavailableError)
 
 
 def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -224,29 +278,91 @@ def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
 
 
-def write_rows(batches: Iterable[pa.RecordBatch], settings: SinkSettings, plan: ColumnPlan, identity: Identity) -> int:
+class _Connection:
+    """The connection of one task, replaced if it ends.
+
+    Args:
+        again: whether the query has written before.
+    """
+
+    def __init__(self, settings: SinkSettings, *, again: bool) -> None:
+        self._settings, self._again = settings, again
+        self._publisher: Publisher | None = None
+        self._used_s = 0.0
+        self._gap_s = min(_GAP_S, settings.endpoint.heartbeat_s / 2)
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Send messages until all are confirmed.
+
+        After the end of a connection, messages that were not confirmed are sent again, through another connection.
+
+        Raises:
+            BrokerUnavailableError: no message was confirmed for `reconnectTimeout`.
+            WriteError: the broker did not accept a message, or ended too many connections.
+        """
+        timeout_s, left = self._settings.endpoint.reconnect_timeout_s, [*messages]
+        since_s, ends = time.monotonic(), 0
+        if self._publisher is not None and since_s - self._used_s > self._gap_s:
+            self.close()
+        while left:
+            publisher = self._publisher = self._publisher or connect(
+                self._settings, since_s=since_s if self._again else None
+            )
+            self._again = True
+            publisher.window.begin()
+            try:
+                publisher.send([publisher.encode(message) for message in left])
+            except ConnectionLostError as lost:
+                self.close()
+                rest = publisher.window.left(len(left))
+                now_s, ends = time.monotonic(), ends + lost.stated
+                if len(rest) < len(left):
+                    since_s, ends = now_s, 0
+                if ends >= _ENDS_MAX:
+                    raise WriteError(
+                        f"{lost.text}. The broker has ended {ends} connections in a row before it confirmed a message: "
+                        "its log says why"
+                    ) from lost
+                if now_s + _PAUSE_S - since_s >= timeout_s:
+                    raise
+                _LOG.warning("%s. Reconnecting, to send %d message(s) again", lost.text, len(rest))
+                left = [left[number] for number in rest]
+                time.sleep(_PAUSE_S)
+            else:
+                left = []
+        self._used_s = time.monotonic()
+
+    def close(self) -> None:
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            publisher.close()
+
+
+def write_rows(
+    batches: Iterable[pa.RecordBatch],
+    settings: SinkSettings,
+    plan: ColumnPlan,
+    identity: Identity,
+    *,
+    again: bool = False,
+) -> int:
     """Publish the rows of one task. Return the number of rows once all messages are confirmed.
 
     The connection is opened for the first row, and closed at the end. Each batch is confirmed before the next batch is
     sent.
+
+    Args:
+        again: whether the query has written before, so that a broker that is away is waited for.
     """
     kind = publisher_class(settings.endpoint.protocol)
     reader = RowReader(plan, identity, {**kind.reserved_properties, **settings.endpoint.broker.header_properties})
-    publisher: Publisher | None = None
-    used_s, count = 0.0, 0
-    gap_s = min(_GAP_S, settings.endpoint.heartbeat_s / 2)
+    connection, count = _Connection(settings, again=again), 0
     with settings.endpoint.hiding():
         try:
             for batch in _parts(batches):
                 messages = reader.messages(batch)
-                if publisher is not None and time.monotonic() - used_s > gap_s:
-                    publisher.close()
-                    publisher = None
-                publisher = publisher or connect(settings)
-                publisher.send([publisher.encode(message) for message in messages])
-                used_s = time.monotonic()
+                connection.send(messages)
                 count += len(messages)
         finally:
-            if publisher is not None:
-                publisher.close()
+            connection.close()
     return count

@@ -19,8 +19,8 @@ __all__ = ["SINK_OPTIONS", "parse_sink_options"]
 _WRITTEN, _SENDING = "What is written", "Sending"
 #: Options that the source has too, with the same meaning and kinds.
 _SHARED = (
-    "broker", "url", "protocol", "username", "password", "passwordFile", "connectTimeout", "heartbeat", "tls.caFile",
-    "tls.certFile", "tls.keyFile", "tls.verify",
+    "broker", "url", "protocol", "username", "password", "passwordFile", "connectTimeout",
+    "reconnectTimeout", "heartbeat", "tls.caFile", "tls.certFile", "tls.keyFile", "tls.verify",
 )  # fmt: skip
 _TABLE = (
     Option("queue", _WRITTEN, "the queue for all rows, which overrides the destination columns. On RabbitMQ the "

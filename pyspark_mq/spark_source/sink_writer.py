@@ -69,13 +69,14 @@ class _Writer:
         self._fields = [(one.name, one.dataType.simpleString()) for one in schema.fields]
         self._plan = ColumnPlan(self._fields, settings)
 
-    def _write(self, rows: Iterator[Any], writer: Sequence[str], task: TaskContext) -> int:
+    def _write(self, rows: Iterator[Any], writer: Sequence[str], task: TaskContext, *, again: bool = False) -> int:
         thread = threading.current_thread()
         # Client libraries also log the failures that this package's errors already describe.
         setattr(thread, COMMAND, True)
         escape_log_lines()
         try:
-            return write_rows(self._batches(rows), self._settings, self._plan, Identity(writer, task.partitionId()))
+            identity = Identity(writer, task.partitionId())
+            return write_rows(self._batches(rows), self._settings, self._plan, identity, again=again)
         finally:
             delattr(thread, COMMAND)
 
@@ -130,7 +131,7 @@ class StreamWriter(_Writer, _OfStream):  # type: ignore[misc]
             raise InternalError(
                 f"Spark does not say to which batch a task belongs: {_QUERY} is {query}, {_BATCH} is {batch}"
             )
-        return Written(self._write(iterator, ("query", query, batch), task), within=True)
+        return Written(self._write(iterator, ("query", query, batch), task, again=batch != "0"), within=True)
 
     def commit(self, messages: Sequence[Written | None], batchId: int) -> None:  # noqa: N803 - Spark names it
         """Do nothing: each task ended only after the broker had confirmed its messages."""

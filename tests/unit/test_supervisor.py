@@ -215,6 +215,30 @@ def test_what_the_network_does_is_no_reason_to_stop_before_the_reconnect_timeout
     assert "reconnectTimeout=60s" in str(scene.failure)
 
 
+@pytest.mark.parametrize("tells_depth", [True, False])
+def test_a_balancer_that_ends_every_quiet_connection_ends_no_query(tells_depth: bool) -> None:
+    scene = Scene(reconnect_timeout_s=20.0)
+    scene.queue.faults.tells_depth = tells_depth
+    scene.supervisor.start()
+    for _ in range(600):
+        scene.run(6)
+        scene.broker.cut()
+    scene.run(6)
+    assert not scene.of(Failed)
+    assert len(scene.of(Opened)) > 500
+
+
+def test_sessions_that_end_at_once_add_up_where_the_first_message_may_be_the_cause() -> None:
+    scene = Scene(reconnect_timeout_s=20.0)
+    scene.queue.faults.tells_depth = False
+    scene.supervisor.start()
+    for _ in range(200):
+        scene.run(0.3)
+        scene.broker.cut()
+    assert isinstance(scene.failure, BrokerUnavailableError)
+    assert "reconnectTimeout=20s" in str(scene.failure)
+
+
 def test_an_idle_session_that_ends_every_night_never_adds_up() -> None:
     scene = Scene(reconnect_timeout_s=60.0)
     scene.supervisor.start()

@@ -55,6 +55,13 @@ class Backoff:
         """Record a good session."""
         self._ends = 0
 
+    def served(self) -> None:
+        """Record a session that received nothing: a broker was there. The delays stay as they are.
+
+        A proxy or a balancer may end every quiet connection.
+        """
+        self._since_s = None
+
     def reset_s(self) -> float:
         """Forget earlier failures, after a good or a long session; return the shortest delay.
 

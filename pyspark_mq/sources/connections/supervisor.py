@@ -51,6 +51,8 @@ _TURN_S = 0.5
 STILL_S = _TURN_S + TRANSIT_S
 #: After a session that lasted this long, the shortest delay before the next session is enough.
 _LONG_SESSION_S = 10.0
+#: A consumer that received nothing for this long did not end because of the first message.
+_SERVED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +196,11 @@ class ConnectionSupervisor:
                 backoff.record_refusal(lost)
             if long:
                 yield backoff.reset_s()
-            else:
-                yield backoff.rest_s(lost, began_s)
+                continue
+            if session.consuming and not session.buffer.deliveries and (empty or self.turned_s - began_s >= _SERVED_S):
+                backoff.served()
+                began_s = self._runtime.monotonic_s()
+            yield backoff.rest_s(lost, began_s)
 
     def _establish(self, backoff: Backoff) -> Generator[float, None, tuple[Session, Greeting] | None]:
         """Open a session at whichever candidate answers first; return None if stopped meanwhile.
