@@ -46,7 +46,8 @@ _TABLE = (
     Option("stream", _READ, "the stream or super stream, or several of them, separated by commas", unset="required"),
     Option("startingOffsets", _READ, "`earliest`, `latest`, or JSON that maps partitions to offsets. In the JSON, -2 "
            "means the earliest offset and -1 means the latest. Partitions that the JSON does not name begin at the "
-           "earliest offset. A query that has a checkpoint ignores this option and resumes from the checkpoint",
+           "earliest offset. The earliest offset is that of the member that the driver asks; retention may have left "
+           "more on another member. A query that has a checkpoint ignores this option and resumes from the checkpoint",
            unset="`latest`; `earliest` for a batch query"),
     Option("endingOffsets", _READ, "where a batch query ends, in the same syntax as `startingOffsets`",
            default="latest"),
