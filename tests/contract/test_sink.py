@@ -457,20 +457,20 @@ def test_a_connection_that_is_cut_leaves_only_copies_with_equal_ids(entry: LiveE
 def test_a_write_outlives_a_broker_that_is_killed_and_started_again(
     entry: LiveEntry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows = bodies(20_000)
+    rows = bodies(15_000)
     with entry.proxy() as proxy:
         cut = proxy.cut_after(300_000, Direction.TO_BROKER)
         killer = threading.Thread(target=lambda: cut.wait(60) and entry.kill_and_start())
         killer.start()
-        assert write(entry, rows, settings=settings_of(entry, proxy)) == 20_000
+        assert write(entry, rows, settings=settings_of(entry, proxy)) == 15_000
         killer.join()
     assert "Reconnecting, to send" in caplog.text
     with entry.session() as session:
-        session.consume(30_000)
-        assert session.turn(lambda: len(session.raws) >= 20_000 and len(set(session.bodies())) == 20_000)
+        session.consume(20_000)
+        assert session.turn(lambda: len(session.raws) >= 15_000 and len(set(session.bodies())) == 15_000)
         found = built(BatchBuilder(ALL_COLUMNS), session.raws, session.decoder).to_pylist()
     # Copies have equal IDs.
-    assert len({id_of(entry, {**row, "properties": dict(row["properties"])}) for row in found}) == 20_000
+    assert len({id_of(entry, {**row, "properties": dict(row["properties"])}) for row in found}) == 15_000
 
 
 def test_a_write_gives_up_a_broker_that_stays_away(entry: LiveEntry) -> None:
@@ -517,7 +517,7 @@ def test_a_connection_that_was_idle_for_long_is_not_used_again(
 ) -> None:
     opened = []
     connect = publisher.connect
-    monkeypatch.setattr(publisher, "connect", lambda settings: opened.append(1) or connect(settings))
+    monkeypatch.setattr(publisher, "connect", lambda settings, **how: opened.append(1) or connect(settings, **how))
     write(entry, bodies(2), bodies(2, 2), pause_s=0.05)
     assert len(opened) == 1
     monkeypatch.setattr(publisher, "_GAP_S", 0.2)
