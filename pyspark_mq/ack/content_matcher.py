@@ -78,8 +78,8 @@ class ContentMatcher:
         self._waiting: dict[bytes, dict[bytes, None]] = {}
         #: Digest -> number of messages that were committed without a handle and will be redelivered.
         self._coming: Counter[Any] = Counter()
-        #: Digest of a redelivered message -> the session that received the redelivery.
-        self._again: dict[bytes, int] = {}
+        #: Digest of a redelivered message -> the sessions that received a redelivery.
+        self._again: dict[bytes, set[int]] = {}
         #: Keys of messages that were not proved new.
         self._unproved: set[bytes] = set()
         #: Received or planned echoes; for each, whether it was expected by rule 3.
@@ -121,11 +121,11 @@ class ContentMatcher:
                 (expected := self._is_expected(digest))
                 or self._was_committed(session, digest, key, left, repeats, set() if held else elsewhere)
             ):
-                self._again[digest] = session
+                self._again.setdefault(digest, set()).add(session)
                 found = self._further(digest)
                 self._echoes[found] = expected
             elif held and not new and self._is_there(session, digest, key, repeats, elsewhere):
-                self._again[digest] = session
+                self._again.setdefault(digest, set()).add(session)
                 found = key
             else:
                 if held or key in known or key in repeats:
@@ -173,7 +173,7 @@ class ContentMatcher:
 
         It is a different message if the content repeats, or if this session has already delivered the known message.
         """
-        return key not in repeats and self._again.get(digest) != session
+        return key not in repeats and session not in self._again.get(digest, ())
 
     def _is_proved(self, key: bytes) -> bool:
         return self._proves and key not in self._unproved
@@ -252,7 +252,6 @@ class ContentMatcher:
         """Record that unplanned messages were returned to the broker."""
         for key in _contents(keys):
             self._unproved.discard(key)
-            self._again.pop(key[:_DIGEST], None)
             if self._echoes.pop(key, False):
                 self._coming[key[:_DIGEST]] += 1
 
@@ -263,7 +262,10 @@ class ContentMatcher:
 
     def end(self, session: int) -> None:
         """Record the end of a session."""
-        self._again = {digest: where for digest, where in self._again.items() if where != session}
+        for digest, sessions in [*self._again.items()]:
+            sessions.discard(session)
+            if not sessions:
+                del self._again[digest]
 
     def sweep(self, lookup: Lookup) -> None:
         """Drop notes about messages that are no longer held, if there are many notes."""

@@ -293,11 +293,10 @@ class InFlightTable(Generic[K, P]):
         if begun is None or not begun.echoes:
             return None
         echoes, begun.echoes = begun.echoes, ()
-        due = self._meet(Event.BEGIN, {State.PLANNED: Group(echoes)}, epoch)
         if self._memory is not None and self._matcher is not None:
             self._memory.committed(epoch, echoes)
             self._matcher.drop(echoes)
-        return due
+        return self._meet(Event.BEGIN, {State.PLANNED: Group(echoes)}, epoch)
 
     def restore_planned(self, epoch: int, keys: Sequence[K]) -> None:
         """Expect the messages of an epoch that a former process planned but Spark did not commit."""
@@ -329,9 +328,9 @@ class InFlightTable(Generic[K, P]):
         if ready is None:
             return None
         keys = joined([run.keys for run in ready.runs]) if ready.runs else ready.payloads
-        due = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, epoch)
-        if self._memory is not None:
+        if self._memory is not None:  # first, because messages without a handle are then left
             self._memory.committed(epoch, keys, [run.digests for run in ready.runs])
+        due = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, epoch)
         if ready.runs:
             self._hold_runs()
         return due

@@ -91,7 +91,7 @@ class Memory:
         forgotten: number of IDs forgotten although their messages may be redelivered.
         contents: batches of left contents; for each, the connected second at which its contents were left, and the
             number of messages left by then.
-        news: whether something about contents is in no file yet: that they are settled, or that they repeat.
+        settled_contents: whether contents were settled since the last file.
         repeats: contents known to repeat, and how many messages with each content were left and not redelivered since.
     """
 
@@ -123,7 +123,7 @@ class Memory:
         self.connected_s = 0.0
         self.forgotten = 0
         self.contents: dict[int, tuple[int, int]] = {}
-        self.news = False
+        self.settled_contents = False
         self.repeats: dict[bytes, int] = {}
 
     def __len__(self) -> int:
@@ -165,7 +165,7 @@ class Memory:
             its = self._unsettled.pop(epoch)
             number = its.ids
             if self.ids.size(its.contents):
-                self.news = True
+                self.settled_contents = True
                 self._remove(self.ids.get([its.contents]), self.contents)
                 number = next(self._numbers)
                 self.ids.join([its.ids, its.contents], number)
@@ -218,13 +218,15 @@ class Memory:
         unsettled = (self._unsettled.get(epoch) for epoch in epochs)
         return any(its is not None and self.ids.size(its.contents) for its in unsettled)
 
-    def has_news(self, held: Collection[int]) -> bool:
-        """Whether something about contents is in no file yet.
+    def has_news(self, held: Collection[int], *, repeats: bool) -> bool:
+        """Whether it is in no file yet that contents are settled.
 
         Args:
             held: epochs with an unsettled acknowledgement.
+            repeats: also, whether it is in no file yet that contents repeat.
         """
-        return self.news or self.has_contents([epoch for epoch in self._unsettled if epoch not in held])
+        settled = self.settled_contents or self.has_contents(self._unsettled.keys() - set(held))
+        return settled or (repeats and len(self._new_repeats) > 0)
 
     def note_repeat(self, queue: str, key: Key) -> None:
         """Record that a content repeats. Record the content's key, too, because a load may change the secret."""
@@ -235,7 +237,6 @@ class Memory:
     def repeat(self, digests: Any) -> None:
         """Record that contents repeat."""
         left = {*self.ids.find(digests, self.contents)}
-        self.news |= len(digests) > 0
         self._new_repeats = np.concatenate([self._new_repeats, digests])
         for place, text in enumerate(map(bytes, digests)):
             self.repeats.setdefault(text, int(place in left))
@@ -287,7 +288,7 @@ class Memory:
         left = self.ids.get([number])
         self._new = []
         new_contents, new_repeats = self._new_contents, self._new_repeats
-        self._new_contents, self._new_repeats, self.news = _NOTHING, _NOTHING, False
+        self._new_contents, self._new_repeats, self.settled_contents = _NOTHING, _NOTHING, False
         self.forgotten += self._forget_left()
         window_part = left_part = repeats = _NOTHING
         unsettled: list[Snapshot] = []
@@ -427,7 +428,7 @@ class Memory:
         self.forget_contents()
         self._forget_left()
         self._new, self.forgotten, self._loaded = [], 0, True
-        self._new_contents, self._new_repeats, self.news = _NOTHING, new_repeats, len(new_repeats) > 0
+        self._new_contents, self._new_repeats, self.settled_contents = _NOTHING, new_repeats, False
         recent = self._leave_unsettled()
         self.leave(left)
         return recent

@@ -160,6 +160,12 @@ class BatchSizing:
             lambda: any(queue.view.settles_contents for queue in ends),
             self._settings.settle_grace_s + self._timing.confirm_s,
         )
+        if any(queue.view.settles_contents for queue in ends):
+            _LOG.warning(
+                "%s: the run ends before the broker has confirmed all acknowledgements. The next run may take messages "
+                "without an ID for redeliveries if their contents are equal to those of unconfirmed messages",
+                self._settings.destination,
+            )
         return {}
 
     # -- waiting

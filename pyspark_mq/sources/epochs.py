@@ -295,15 +295,17 @@ class EpochSource:
 
         A process that starts without this knowledge would take an equal message for a redelivery and drop it.
         """
-        now_s = self._runtime.monotonic_s()
-        if not self._memory.has_news(self._queues.in_flight_tables):
+        now_s, bounded = self._runtime.monotonic_s(), self._batch_sizing.is_bounded
+        # Messages beyond the end of a bounded run may repeat without end.
+        if not self._memory.has_news(self._queues.in_flight_tables, repeats=not bounded):
             self._news_since_s = None
             return False
         if self._news_since_s is None:
             self._news_since_s = now_s
-        return self._batch_sizing.is_bounded or now_s - self._news_since_s >= self._runtime.timing.news_s
+        return bounded or now_s - self._news_since_s >= self._runtime.timing.news_s
 
     def _cut(self, start: Position, sizes: Mapping[QueueReader, int]) -> None:
+        self._news_since_s = None
         epoch = self._highest = self._highest + 1
         bytes_before = self._queues.planned_bytes
         planned = {queue.name: queue.plan(epoch, sizes.get(queue, 0)) for queue in self._queues}

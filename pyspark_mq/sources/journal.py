@@ -177,9 +177,9 @@ class Journal:
             self._to_note.add(name)
         return name
 
-    def has_news(self, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> bool:
-        """Whether something about messages without an ID is in no file yet."""
-        return self.memory.has_news(_held(in_flight_tables))
+    def has_news(self, in_flight_tables: Mapping[str, InFlightTable[Key, Any]], *, repeats: bool) -> bool:
+        """Whether it is in no file yet that messages without an ID are settled or, with `repeats`, that they repeat."""
+        return self.memory.has_news(_held(in_flight_tables), repeats=repeats)
 
     def begin_alone(self, start: Position) -> bool:
         """Record that this process plans an epoch that may be the only epoch of its run.
@@ -276,6 +276,8 @@ class Journal:
         """
         if not end.file:
             return {}
+        if _EXPECTED in self._files.parts(end.file):  # by a process that knew of a commit which is lost
+            self._files.remove([end.file], _EXPECTED)
         self._open[end.epoch] = end.file
         planned = planned_in(self._files, end.file)
         if self._repeating(planned):
@@ -367,7 +369,7 @@ class NoJournal:
         """Write nothing."""
         return ""
 
-    def has_news(self, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> bool:  # noqa: ARG002
+    def has_news(self, in_flight_tables: Mapping[str, InFlightTable[Key, Any]], *, repeats: bool) -> bool:  # noqa: ARG002
         """Return False: no message is known."""
         return False
 

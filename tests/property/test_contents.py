@@ -33,18 +33,18 @@ RULES = {
     ),
     "what has no flag is new": ("            new = sure and self._proves\n", "            new = False\n"),
     "a committed message without a handle comes": (
-        "        if self._coming.get(digest):\n", "        if False:\n"
+        "        if not self._coming.get(digest):\n", "        if True:\n"
     ),
     "what was left open is dropped": ("        if key in left and ", "        if False and "),
     "what another session holds is that": ("        return key in elsewhere and ", "        return False and "),
     "what repeats is not dropped": ("        return key not in repeats and ", "        return "),
     "a session brings a message once": (
-        "self._again.get(digest) != session", "True"
+        "session not in self._again.get(digest, ())", "True"
     ),
     "two messages of a content repeat": (
         "                if held or key in known or key in repeats:\n", "                if key in repeats:\n"
     ),
-    "what was acknowledged again is settled": ("            self._memory.settle_again(contents)\n", ""),
+    "an echo is not emitted": ("                self._echoes[found] = expected\n", ""),
 }  # fmt: skip
 
 #: Histories that break without a rule which others take long to break: seed, contents, proves, shows_start.

@@ -6,11 +6,15 @@ The first three lost every repetition, one with each start, and one that had bee
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
+from dataclasses import replace
+from itertools import count
 
 import pytest
 
 from pyspark_mq.errors import DataLossError
 from tests.support.engine import At, Crashed
+from tests.support.memory_broker import MEMORY, MemoryQueue
 from tests.support.scene import Scene
 from tests.unit.test_contents import Contents
 
@@ -80,3 +84,101 @@ def test_a_query_with_ids_writes_nothing_more_and_waits_for_nothing() -> None:
         scene.world.let_pass(10.0)
     assert len(scene.query.folder.files) == files
     assert scene.world.now_s - began_s < 210
+
+
+def test_what_is_committed_without_a_handle_stays_left_when_its_epoch_is_settled() -> None:
+    """The session of one queue ends in a replay, which the other queue's messages complete."""
+    scene = Scene(broker=MEMORY, queues=("first", "second"), max_messages=20, prefetch=60, dedup_window=0)
+    queues = [scene.broker.declare(name) for name in ("first", "second")]
+    for number in range(5):
+        for queue in queues:
+            queue.publish(b"%d" % number, None)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    first, second = queues
+    second.take_away(5)
+
+    def end_the_first() -> None:
+        for session in list(first.sessions):
+            first.end(session, "its node is away")
+        first.take_away(100)
+        second.bring_back()
+
+    scene.world.at(3.0, end_the_first)
+    for _ in range(40):
+        scene.query.trigger()
+        scene.world.let_pass(2.0)
+    scene.query.crash()
+    first.bring_back()
+    scene.query.drain()
+    assert len(scene.query.emitted) == 10
+
+
+@pytest.mark.parametrize("batch_s", [3.0, 12.0])
+def test_jobs_of_two_queues_end_with_both_settled_however_long_their_batches_are(batch_s: float) -> None:
+    scene = Scene(
+        broker=replace(MEMORY, proves_new=False),
+        queues=("first", "second"),
+        max_messages=5,
+        prefetch=60,
+        dedup_window=0,
+    )
+    first, second = (scene.broker.declare(name) for name in ("first", "second"))
+    first.faults.flags = second.faults.flags = False
+    published = Counter[str]()
+
+    def publish(queue: MemoryQueue, content: str) -> None:
+        queue.publish(content.encode(), None)
+        published[f"{content} of {queue.name}"] += 1
+
+    for job in range(4):
+        later = [f"later {job}"]
+
+        def batch(later: list[str] = later) -> None:
+            if later:  # beyond the end of the run
+                publish(first, later.pop())
+            scene.world.let_pass(batch_s)
+
+        scene.query.running = batch
+        publish(first, "equal")
+        for number in range(15):
+            publish(second, f"{job}.{number}")
+        scene.query.run_available()
+        scene.world.let_pass(100.0)
+    scene.query.running = lambda: None
+    scene.query.run_available()
+    assert Counter(scene.query.emitted) == published
+
+
+@pytest.mark.parametrize("consumers", [1, 3])
+def test_one_kill_costs_at_most_one_repetition_for_each_consumer(consumers: int) -> None:
+    one = Contents(proves=False, consumers=consumers, settle_grace_s=60.0)
+    one.publish("equal")
+    one.trigger()
+    one.trigger()
+    one.scene.query.crash()
+    one.trigger()
+    one.scene.query.running = lambda: one.scene.world.let_pass(0.1)
+    queue = one.scene.queue
+    for _ in range(20):
+        queue.sessions.append(queue.sessions.pop(0))  # in turn
+        one.publish("equal")
+        one.scene.broker.step()
+        one.scene.world.let_pass(0.3)
+        one.trigger()
+    lost, _ = one.lost_and_twice
+    assert lost <= consumers
+
+
+def test_a_producer_of_pairs_does_not_keep_a_bounded_run_from_its_end() -> None:
+    one = Contents()
+    one.publish("first")
+    number = count()
+
+    def batch() -> None:
+        one.publish(*[f"pair {next(number)}"] * 2)
+        one.scene.world.let_pass(0.3)
+
+    one.scene.query.running = batch
+    one.scene.query.run_available()
+    assert len(one.scene.query.sink) == 2

@@ -50,7 +50,7 @@ class Trigger(Enum):
 #: Trigger -> the window of new sessions, and the minimum window of open sessions. None leaves a window unchanged.
 WINDOWS: Mapping[Trigger, tuple[Window | None, Window | None]] = MappingProxyType(
     {
-        # An open session has enough to start with: redeliveries are acknowledged on sight.
+        # An open session has enough to start with: redeliveries are acknowledged on sight, or with the next epoch.
         Trigger.UNPROVEN: (Window.SLOW, None),
         Trigger.REPLAY: (Window.SLOW, Window.SLOW),
         Trigger.NO_CRASH_LOOP: (Window.WIDE, Window.WIDE),
