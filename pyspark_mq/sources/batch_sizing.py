@@ -15,7 +15,6 @@ one queue does not need is left to the others.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -23,15 +22,13 @@ from itertools import islice
 import numpy as np
 
 from pyspark_mq.sources.connections.block import BlockRows
-from pyspark_mq.sources.queues.available_now import EndOfRun
+from pyspark_mq.sources.queues.available_now import EndOfRun, warn_of_unconfirmed
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.reader import QueueReader
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
 __all__ = ["BatchSizing", "fair_shares"]
-
-_LOG = logging.getLogger("pyspark_mq")
 
 #: One epoch takes half of a window; the other half fills while the epoch runs.
 _EPOCHS_IN_WINDOW = 2
@@ -161,11 +158,7 @@ class BatchSizing:
             self._settings.settle_grace_s + self._timing.confirm_s,
         )
         if any(queue.view.settles_contents for queue in ends):
-            _LOG.warning(
-                "%s: the run ends before the broker has confirmed all acknowledgements. The next run may take messages "
-                "without an ID for redeliveries if their contents are equal to those of unconfirmed messages",
-                self._settings.destination,
-            )
+            warn_of_unconfirmed(self._settings.destination)
         return {}
 
     # -- waiting

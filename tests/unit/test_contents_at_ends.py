@@ -182,3 +182,44 @@ def test_a_producer_of_pairs_does_not_keep_a_bounded_run_from_its_end() -> None:
     one.scene.query.running = batch
     one.scene.query.run_available()
     assert len(one.scene.query.sink) == 2
+
+
+def _run_with_a_late_queue(confirms_s: float, size: int, max_bytes: int) -> Scene:
+    """One queue is at its end and holds more; the other has messages that come late, or that there is no room for."""
+    scene = Scene(
+        broker=replace(MEMORY, proves_new=False), queues=("first", "second"), max_messages=20, prefetch=200,
+        dedup_window=0, max_bytes=max_bytes,
+    )  # fmt: skip
+    first, second = (scene.broker.declare(name) for name in ("first", "second"))
+    first.faults.flags = second.faults.flags = False
+    first.faults.confirms_s = second.faults.confirms_s = confirms_s
+    first.publish(b"equal", None)
+    for number in range(100):
+        second.publish(b"%d" % number + b" " * size, None)
+    beyond = [200]
+
+    def batch() -> None:
+        for number in range(beyond.pop() if beyond else 0):
+            first.publish(b"beyond %d" % number + b" " * size, None)
+        scene.world.let_pass(0.1)
+
+    scene.query.running = batch
+    scene.query.run_available()
+    scene.query.running = lambda: None
+    return scene
+
+
+def test_a_run_reads_all_of_a_queue_for_which_another_leaves_no_room() -> None:
+    scene = _run_with_a_late_queue(0.0, 1_000, 10_000)
+    emitted = [content for content in scene.query.emitted if content.endswith("of second")]
+    assert len(emitted) == 100
+
+
+@pytest.mark.parametrize("confirms_s", [1.5, 4.0])
+def test_a_queue_at_its_end_is_left_when_its_contents_are_settled(confirms_s: float) -> None:
+    scene = _run_with_a_late_queue(confirms_s, 1_000, 10_000)
+    (first,) = [queue for queue in scene.broker.queues.values() if queue.name == "first"]
+    first.publish(b"equal", None)
+    scene.query.run_available()
+    scene.query.drain()
+    assert Counter(scene.query.emitted)["equal of first"] == 2

@@ -10,9 +10,18 @@ from pyspark_mq.sources.connections.block import BlockRows
 from pyspark_mq.sources.queues.reader import QueueReader
 from pyspark_mq.sources.runtime import Runtime
 
-__all__ = ["EndOfRun"]
+__all__ = ["EndOfRun", "warn_of_unconfirmed"]
 
 _LOG = logging.getLogger("pyspark_mq")
+
+
+def warn_of_unconfirmed(destination: str) -> None:
+    """Warn that a run leaves acknowledgements of messages without an ID unsettled."""
+    _LOG.warning(
+        "%s: the run does not wait longer for the broker to confirm acknowledgements. The next run may take messages "
+        "without an ID for redeliveries if their contents are equal to those of unconfirmed messages",
+        destination,
+    )
 
 
 class EndOfRun:
@@ -88,8 +97,14 @@ class EndOfRun:
             return False
         if self._unconfirmed_since_s is None:
             self._unconfirmed_since_s = now_s
-        grace_s = self._queue.settings.settle_grace_s if settles else 0.0
-        return now_s - self._unconfirmed_since_s < self._timing.bounded_confirm_s + grace_s
+        most_s = self._timing.bounded_confirm_s
+        if settles:
+            # The confirmation, the grace, and the answer after it, as at the end of the run.
+            most_s = self._queue.settings.settle_grace_s + 2 * self._timing.confirm_s
+        waits = now_s - self._unconfirmed_since_s < most_s
+        if settles and not waits:
+            warn_of_unconfirmed(self._queue.destination)
+        return waits
 
     def finish(self) -> None:
         """Stop reading the queue, whatever is redelivered."""
@@ -150,7 +165,7 @@ class EndOfRun:
         """
         queue, now_s = self._queue, self._runtime.monotonic_s()
         queue.refresh_depth()
-        if not queue.view.complete or queue.view.late:
+        if not queue.view.complete or queue.view.late or queue.view.paused:
             self.begin()  # nothing can arrive; connecting gives up after `reconnectTimeout`
             return
         if any(queue.view.depths):
