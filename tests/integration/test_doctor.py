@@ -273,7 +273,7 @@ def test_options_come_from_a_file_and_queues_from_a_pattern(rabbit43: RabbitNode
     told.one("queue 'good'", "delivery-limit", "ok", "50 deliveries")
     told.one("queue 'large'", "read", "ok", "2 message(s) returned")
     told = doctor("--from", str(job), queuePattern="none-.*")
-    told.one("queues matching 'none-.*'", "queue", "unknown", "no queue matches yet")
+    told.one("queues matching 'none-.*'", "queue", "unknown", "no queue matches the pattern yet")
 
 
 @pytest.fixture(scope="module")
@@ -416,7 +416,7 @@ def of_activemq() -> Iterator[dict[str, Told]]:
     ("queue", "check", "level", "words"),
     [
         ("orders", "priorities", "warning", "by priority"),
-        ("orders", "prefetch", "warning", "mistakes 1000 for its default, and replaces it by `queuePrefetch`"),
+        ("orders", "prefetch", "warning", "mistakes the prefetch 1000 for its default"),
         ("orders", "page-size", "warning", "maxPageSize is 200, prefetch 1,000"),
         ("orders", "write-timeout", "warning", "no soWriteTimeout"),
         ("orders", "slow-consumers", "problem", "slowConsumerStrategy"),
@@ -537,7 +537,7 @@ def test_a_dead_letter_address_without_a_queue_is_found(of_artemis: dict[str, To
 
 def test_a_queue_for_fewer_consumers_than_are_needed_is_found(of_artemis: dict[str, Told]) -> None:
     # Over STOMP a wider window is one more; and somebody else is there, so it cannot be read at all.
-    of_artemis["stomp"].one("queue 'alone'", "prefetch", "problem", "takes 1 consumer(s), and this query needs 1")
+    of_artemis["stomp"].one("queue 'alone'", "prefetch", "problem", "accepts 1 consumer(s), but this query needs 1")
     of_artemis["stomp"].one("queue 'alone'", "read", "problem", "alone")
 
 
