@@ -24,6 +24,7 @@ import numpy as np
 import pika
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
+from pyspark_mq.brokers.facts import version_of
 from pyspark_mq.decode.amqp091 import Amqp091Batch, as_text, unreadable_of
 from pyspark_mq.decode.amqp091_properties import Raw, check, unreadable
 from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
@@ -40,6 +41,8 @@ from pyspark_mq.sources.url import BrokerUrl
 __all__ = ["Amqp091Session"]
 
 _LOG = logging.getLogger("pyspark_mq")
+#: The version from which a quorum queue counts no delivery of messages that a consumer returns.
+_RETURNS_SINCE = (4, 3)
 # pika writes a traceback for each failed attempt; this package reports failed attempts itself.
 leave_out_own_lines("pika")
 
@@ -351,9 +354,10 @@ class Amqp091Session(Session):
         deadline = self.now_s() + _CLOSE_TIMEOUT_S
         try:
             if not (connection.is_closing or connection.is_closed):
-                if self._channel is not None and self._channel.is_open:
-                    # A quorum queue of RabbitMQ 4.3 counts a delivery of what the end of a channel returns, but not of
-                    # what its consumer returns. Without consumers, nothing comes back here.
+                returns = version_of(self._field("version")) >= _RETURNS_SINCE
+                if returns and self._channel is not None and self._channel.is_open:
+                    # A quorum queue counts a delivery of what the end of a channel returns, but not of what its
+                    # consumer returns. Without consumers, nothing comes back here. In 3.10 this costs the order.
                     for tag in self._consumer_tags:
                         self._channel.basic_cancel(tag)
                     self._channel.basic_nack(0, multiple=True)
