@@ -14,10 +14,11 @@ from tests.support.sockets import LIMIT_S
 
 #: Starts what it is told to with a pipe as standard input, as Java's ProcessBuilder does.
 _JVM = """
-import subprocess, sys
+import contextlib, subprocess, sys
 child = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
-child.stdin.write(b"nobody reads this")
-child.stdin.flush()
+with contextlib.suppress(BrokenPipeError):  # the other end is closed
+    child.stdin.write(b"nobody reads this")
+    child.stdin.flush()
 child.wait()
 """
 _READER = """
