@@ -66,10 +66,11 @@ class SendWindow:
     """
 
     def __init__(self, where: object, send_timeout_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
-        self.unconfirmed: dict[Any, int] = {}
+        #: Key of a message -> its size and its number.
+        self.unconfirmed: dict[Any, tuple[int, int]] = {}
         self.bytes = 0
-        #: Number of messages sent since :meth:`begin`, and the number of each unconfirmed one.
-        self._sent, self._numbers = 0, dict[Any, int]()
+        #: Number of messages sent since :meth:`begin`.
+        self._sent = 0
         #: The broker's reason for blocking the connection; empty if it does not block.
         self.blocked = ""
         self._where, self._timeout_s, self._now_s = where, send_timeout_s, now_s
@@ -81,26 +82,25 @@ class SendWindow:
         return len(self.unconfirmed) >= WINDOW_MESSAGES or self.bytes >= WINDOW_BYTES
 
     def begin(self) -> None:
-        """Number the messages that are sent from now on, from 0."""
-        self._sent, self._numbers = 0, {}
+        """Number the messages that are sent from now on, from 0. All earlier messages are confirmed."""
+        self._sent = 0
 
     def left(self, count: int) -> list[int]:
         """Return the numbers of those of the first `count` messages that are unsent or unconfirmed."""
-        return [*self._numbers.values(), *range(self._sent, count)]
+        return [*(number for _, number in self.unconfirmed.values()), *range(self._sent, count)]
 
     def sent(self, key: Any, size: int) -> None:
         """Record a sent message."""
-        self._numbers[key] = self._sent
-        self._sent += 1
         if not self.unconfirmed:
             self._moved()
-        self.unconfirmed[key] = size
+        self.unconfirmed[key] = size, self._sent
+        self._sent += 1
         self.bytes += size
 
     def confirmed(self, key: Any) -> None:
         """Record a confirmation. An unknown key changes no count."""
-        self.bytes -= self.unconfirmed.pop(key, 0)
-        self._numbers.pop(key, None)
+        size, _ = self.unconfirmed.pop(key, (0, 0))
+        self.bytes -= size
         self._moved()
 
     def block(self, reason: str) -> None:
