@@ -49,7 +49,6 @@ class EndOfRun:
         others = queue.view.other_consumers > 0
         self._held_by_others = queue.settings.window if others else 0
         self._finished = self._said = False
-        self._unconfirmed_since_s: float | None
         self._taken = 0
         self._run_began_s = self._mark_s = runtime.monotonic_s()
         self._mark_received = 0
@@ -59,7 +58,7 @@ class EndOfRun:
         """Start the next epoch, or restart the wait for its messages."""
         self._began_s = self._runtime.monotonic_s()
         self._empty_since_s: float | None = None
-        self._unconfirmed_since_s = None  # nothing is confirmed while Spark runs an epoch
+        self._unconfirmed_since_s: float | None = None  # nothing is confirmed while Spark runs an epoch
         if self._view.unacked + self._taken >= self._view.window or self._view.paused:
             self._mark()  # there was no room, so the broker waited for the epoch
 
