@@ -472,6 +472,12 @@ def test_a_replayed_payload_is_held_and_can_be_exchanged() -> None:
 # -- messages without an ID
 
 
+def make_without_ids(*, proves: bool) -> tuple[InFlightTable[Any, str], ContentMatcher]:
+    memory = QueueMemory(Memory(100, 100, b"secret"), "orders")
+    matcher = ContentMatcher(memory, proves=proves)
+    return make(memory=memory, matcher=matcher), matcher
+
+
 def receive(
     in_flight: InFlightTable[Any, str], matcher: ContentMatcher, contents: str, session: int, *, flagged: bool
 ) -> Acknowledgements | None:
@@ -483,9 +489,7 @@ def receive(
 
 
 def test_an_echo_is_acknowledged_when_its_epoch_begins_and_is_not_emitted() -> None:
-    memory = QueueMemory(Memory(100, 100, b"secret"), "orders")
-    matcher = ContentMatcher(memory, proves=True)
-    in_flight: InFlightTable[Any, str] = make(memory=memory, matcher=matcher)  # type: ignore[assignment]
+    in_flight, matcher = make_without_ids(proves=True)
     receive(in_flight, matcher, "ab", 1, flagged=False)
     in_flight.plan(1, 2)
     in_flight.commit(1)
@@ -511,9 +515,7 @@ def test_an_echo_is_acknowledged_when_its_epoch_begins_and_is_not_emitted() -> N
 
 
 def test_an_echo_that_goes_back_comes_again_as_one() -> None:
-    memory = QueueMemory(Memory(100, 100, b"secret"), "orders")
-    matcher = ContentMatcher(memory, proves=False)
-    in_flight: InFlightTable[Any, str] = make(memory=memory, matcher=matcher)  # type: ignore[assignment]
+    in_flight, matcher = make_without_ids(proves=False)
     receive(in_flight, matcher, "aa", 1, flagged=False)
     in_flight.plan(1, 2)
     in_flight.lose(1)
