@@ -1,8 +1,8 @@
 """Committed IDs in Redis: shared by queries, and not lost with a checkpoint.
 
 Each queue or topic has a sorted set. The members of the set are keys, and their scores give the order of commits. A set
-keeps `window` members; every call is one round trip for a whole epoch. A member is a type byte and the key, so that a
-string never equals a digest.
+keeps `window` members. A look-up takes one round trip for each chunk of an epoch's keys, and a write two. A member is a
+type byte and the key, so that a string never equals a digest.
 """
 
 from __future__ import annotations
