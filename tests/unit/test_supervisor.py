@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from itertools import count
 from operator import methodcaller
@@ -216,7 +217,9 @@ def test_what_the_network_does_is_no_reason_to_stop_before_the_reconnect_timeout
 
 
 @pytest.mark.parametrize("tells_depth", [True, False])
-def test_a_balancer_that_ends_every_quiet_connection_ends_no_query(tells_depth: bool) -> None:
+def test_a_balancer_that_ends_every_quiet_connection_ends_no_query_and_is_told_once(
+    tells_depth: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     scene = Scene(reconnect_timeout_s=20.0)
     scene.queue.faults.tells_depth = tells_depth
     scene.supervisor.start()
@@ -226,6 +229,9 @@ def test_a_balancer_that_ends_every_quiet_connection_ends_no_query(tells_depth: 
     scene.run(6)
     assert not scene.of(Failed)
     assert len(scene.of(Opened)) > 500
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len([text for text in warnings if "set 'heartbeat' (now 60s) below its limit" in text]) == 1
+    assert len(warnings) <= 6
 
 
 def test_sessions_that_end_at_once_add_up_where_the_first_message_may_be_the_cause() -> None:
@@ -239,7 +245,7 @@ def test_sessions_that_end_at_once_add_up_where_the_first_message_may_be_the_cau
     assert "reconnectTimeout=20s" in str(scene.failure)
 
 
-def test_an_idle_session_that_ends_every_night_never_adds_up() -> None:
+def test_an_idle_session_that_ends_every_night_never_adds_up(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(reconnect_timeout_s=60.0)
     scene.supervisor.start()
     for _ in range(30):
@@ -248,6 +254,7 @@ def test_an_idle_session_that_ends_every_night_never_adds_up() -> None:
     scene.run(1)
     assert not scene.of(Failed)
     assert len(scene.of(Opened)) == 31
+    assert "'heartbeat'" not in caplog.text
 
 
 @pytest.mark.parametrize("timeout_s", [2.0, 20.0])

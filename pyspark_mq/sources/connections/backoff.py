@@ -23,6 +23,8 @@ _GOOD_REST_S = 0.02
 #: delivery limit of quorum queues in RabbitMQ 4 (20), and one less than the limit of Artemis (10), because deliveries
 #: before ours count, too.
 _ENDS_MAX = 9
+#: So many ends of idle sessions in a row look like the limit of a proxy or a load balancer, if none lasted this long.
+_IDLE_ENDS, _IDLE_LIMIT_S = 3, 3_600.0
 
 
 class Backoff:
@@ -45,6 +47,7 @@ class Backoff:
         self._since_s: float | None = None
         self._next_s = _BACKOFF_FIRST_S
         self._ends = 0
+        self._idle_ends = 0
 
     @property
     def patience_s(self) -> float:
@@ -54,13 +57,35 @@ class Backoff:
     def succeeded(self) -> None:
         """Record a good session."""
         self._ends = 0
+        if self._idle_ends < _IDLE_ENDS:
+            self._idle_ends = 0
 
-    def served(self) -> None:
+    def idle(self, lived_s: float) -> int:
         """Record a session that received nothing: a broker was there. The delays stay as they are.
 
-        A proxy or a balancer may end every quiet connection.
+        A proxy or a load balancer may end every idle connection. After some ends in a row the log says so, once.
+
+        Args:
+            lived_s: duration of the session, in seconds.
+
+        Returns:
+            int: the level of :mod:`logging` for messages about the end.
         """
         self._since_s = None
+        self._idle_ends += lived_s < _IDLE_LIMIT_S
+        if self._idle_ends < _IDLE_ENDS or lived_s >= _IDLE_LIMIT_S:
+            return logging.WARNING
+        if self._idle_ends == _IDLE_ENDS:
+            _LOG.warning(
+                "%s: %d connections in a row have ended while no message came, the last after %.0f s. The source "
+                "reconnects each time. If a proxy or a load balancer ends idle connections, set 'heartbeat' (now %gs) "
+                "below its limit. Further ends of this kind are logged at level INFO",
+                self._endpoint.destination,
+                self._idle_ends,
+                lived_s,
+                self._endpoint.heartbeat_s,
+            )
+        return logging.INFO
 
     def reset_s(self) -> float:
         """Forget earlier failures, after a good or a long session; return the shortest delay.
@@ -70,12 +95,13 @@ class Backoff:
         self._since_s, self._next_s = None, _BACKOFF_FIRST_S
         return _GOOD_REST_S * self._runtime.jitter()
 
-    def rest_s(self, problem: Exception, since_s: float) -> float:
+    def rest_s(self, problem: Exception, since_s: float, level: int = logging.WARNING) -> float:
         """Return the pause before the next attempt, in seconds.
 
         Args:
             problem: why the last attempt failed.
             since_s: time when that attempt began.
+            level: of the message that is logged.
 
         Raises:
             BrokerUnavailableError: attempts have failed for too long.
@@ -92,7 +118,7 @@ class Backoff:
                 f"'{option}'"
             )
             raise BrokerUnavailableError(text) from problem
-        _LOG.warning("%s; retrying in %.1f s", _error_text(problem), pause_s)
+        _LOG.log(level, "%s; retrying in %.1f s", _error_text(problem), pause_s)
         return pause_s
 
     def record_refusal(self, problem: SessionLostError) -> None:

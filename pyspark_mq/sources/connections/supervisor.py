@@ -185,22 +185,22 @@ class ConnectionSupervisor:
             lost = yield from self._live(*opened)
             if lost is None:
                 return
+            session, greeting, lived_s = *opened, self.turned_s - began_s
+            empty = greeting.depth is not None and not greeting.depth.ready
+            idle = session.consuming and not session.buffer.deliveries and (empty or lived_s >= _SERVED_S)
+            level = backoff.idle(lived_s) if idle else logging.WARNING
+            _LOG.log(level, "%s: session lost: %s", greeting.url, lost)
             if self._confirmed > confirmed:
                 backoff.succeeded()
                 yield backoff.reset_s()
                 continue
-            session, depth = opened[0], opened[1].depth
-            long, empty = self.turned_s - began_s >= _LONG_SESSION_S, depth is not None and not depth.ready
             # A broker may fail on the first message that it delivers. If it refused the consumer, it delivered none.
-            if session.buffer.deliveries or (session.consuming and not long and not empty):
+            if session.buffer.deliveries or (session.consuming and lived_s < _LONG_SESSION_S and not empty):
                 backoff.record_refusal(lost)
-            if long:
+            if lived_s >= _LONG_SESSION_S:
                 yield backoff.reset_s()
-                continue
-            if session.consuming and not session.buffer.deliveries and (empty or self.turned_s - began_s >= _SERVED_S):
-                backoff.served()
-                began_s = self._runtime.monotonic_s()
-            yield backoff.rest_s(lost, began_s)
+            else:
+                yield backoff.rest_s(lost, self._runtime.monotonic_s() if idle else began_s, level)
 
     def _establish(self, backoff: Backoff) -> Generator[float, None, tuple[Session, Greeting] | None]:
         """Open a session at whichever candidate answers first; return None if stopped meanwhile.
@@ -279,7 +279,6 @@ class ConnectionSupervisor:
                     self.turned_s = self._count_break()
                     yield 0.0
         except SessionLostError as lost:
-            _LOG.warning("%s: session lost: %s", greeting.url, lost)
             return lost
         except StopRequestedError:
             pass
