@@ -145,7 +145,7 @@ _TABLE = (
         "a JMS selector, for ActiveMQ Classic and Artemis. RabbitMQ has no selectors, so this option is an error "
         "there. The checkpoint records the selector: to change the selector, begin with a new checkpoint. ActiveMQ "
         "Classic applies a selector only to the first `maxPageSize` messages of a queue (200, unless its policy says "
-        "more): behind as many messages that do not match, a bounded run ends without a row",
+        "more): behind as many messages that do not match, a bounded run ends without a row, and the log warns",
     ),
     Option(
         "includeMetadata",

@@ -12,7 +12,7 @@ from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.timing import Timing
 from tests.support.effort import with_all
 from tests.support.engine import At, Crashed
-from tests.support.memory_broker import MemoryBroker
+from tests.support.memory_broker import MEMORY, MemoryBroker
 from tests.support.scene import Scene
 from tests.support.simulation import Query, World, make_settings
 
@@ -303,3 +303,15 @@ def test_what_a_run_that_failed_gave_back_is_not_counted_twice() -> None:
     scene.world.let_pass(1.0)
     assert 1_000 <= scene.query.run_available() <= 1_030
     scene.world.cancel()
+
+
+@pytest.mark.parametrize("matches", [True, False])
+def test_a_run_whose_selector_may_have_met_a_full_page_is_told(matches: bool, caplog: pytest.LogCaptureFixture) -> None:
+    broker = replace(MEMORY, remedies={"page-size": "raise `maxPageSize`"})
+    scene = Scene(broker=broker, selector="colour = 'red'")
+    scene.queue.faults.tells_depth = False
+    if matches:
+        scene.publish(1)
+    assert scene.query.run_available() == matches
+    said = "matches selector \"colour = 'red'\"" in caplog.text and "raise `maxPageSize`" in caplog.text
+    assert said is not matches

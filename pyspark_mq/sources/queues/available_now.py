@@ -157,6 +157,17 @@ class EndOfRun:
             )  # fmt: skip
         return False
 
+    def _warn_of_selector(self) -> None:
+        """Warn that messages that match may wait where the broker does not look for them."""
+        endpoint, remedy = self._queue.settings.endpoint, self._queue.settings.endpoint.broker.remedies.get("page-size")
+        if endpoint.selector is not None and remedy is not None and not self._queue.counters().received:
+            _LOG.warning(
+                "%s: the run ends without a message that matches selector %r. The broker applies a selector only to "
+                "the first messages of a queue, as many as its `maxPageSize` (200 by default). If messages that match "
+                "wait behind others: %s",
+                self._queue.destination, endpoint.selector, remedy,
+            )  # fmt: skip
+
     def poll(self) -> None:
         """Check whether the queue is read to its end. To be called while nothing is buffered.
 
@@ -172,6 +183,7 @@ class EndOfRun:
         elif self._empty_since_s is None:
             self._empty_since_s = now_s
         elif now_s - self._empty_since_s >= (self._timing.empty_s if queue.view.depths else self._timing.quiet_s):
+            self._warn_of_selector()
             self.reached()
             return
         if now_s - max(queue.last_activity_s, self._began_s) > self._timing.withheld_s:
