@@ -71,6 +71,8 @@ _CHOICES: dict[str, list[str]] = {
     "guarantees": ["--brokers=rabbitmq", "--contenders=ours", "--protocols=amqp-0-9-1", "--rounds=5"],
     "messages": ["--brokers=rabbitmq", "--contenders=ours,bare", "--protocols=amqp-0-9-1", "--guarantees=exactly-once",
                  "--bodies=200,4096", "--headers=both", "--messages=150000"],
+    "contents": ["--brokers=rabbitmq", "--contenders=ours,bare", "--protocols=amqp-0-9-1",
+                 "--guarantees=exactly-once", "--without-ids=both"],
     "busy": ["--brokers=rabbitmq", "--contenders=ours,bare", "--protocols=amqp-0-9-1", "--guarantees=exactly-once",
              "--busy=0,1", "--rounds=5"],
 }  # fmt: skip
@@ -244,7 +246,13 @@ def run(args: argparse.Namespace, console: Console) -> tuple[Run, bool]:
     """All brokers, one after the other; and was it interrupted?"""
     figures: list[Figures] = []
     versions: dict[str, str] = {}
-    shapes = [Shape(size, headers, busy) for size in args.bodies for headers in args.headers for busy in args.busy]
+    shapes = [
+        Shape(size, headers, busy, ids)
+        for size in args.bodies
+        for headers in args.headers
+        for ids in args.without_ids
+        for busy in args.busy
+    ]
     chosen = choose(args.brokers, args.contenders, args.protocols, args.guarantees, args.ceilings)
     pace = Pace(sum(len(list(_turns(contenders, shapes, args.rounds))) for contenders in chosen.values()))
     before = taken_by_others()
@@ -306,6 +314,8 @@ def _arguments(name: str, words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--bodies", type=whole_numbers, default=[200], help="bytes of a body, comma-separated")
     parser.add_argument("--headers", nargs="?", const=[True], default=[False], type=_with_headers, metavar="both",
                         help="messages with application headers; 'both': with and without")  # fmt: skip
+    parser.add_argument("--without-ids", nargs="?", const=[False], default=[True], type=_without_ids, metavar="both",
+                        help="messages of RabbitMQ without IDs; 'both': with and without")  # fmt: skip
     parser.add_argument(
         "--busy", type=whole_numbers, default=[0], help="other processes that take a core, 0,1 for both"
     )
@@ -341,6 +351,10 @@ def _with_headers(text: str) -> list[bool]:
     if text != "both":
         raise argparse.ArgumentTypeError(f"{text!r} is not 'both'")
     return [False, True]
+
+
+def _without_ids(text: str) -> list[bool]:
+    return _with_headers(text)[::-1]
 
 
 if __name__ == "__main__":

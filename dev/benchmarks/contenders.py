@@ -93,21 +93,25 @@ class Shape:
         body_bytes: of each.
         headers: do they have application headers?
         busy: other processes that take a core each.
+        ids: do they have message IDs? Without, each has a body of its own. RabbitMQ only.
     """
 
     body_bytes: int
     headers: bool
     busy: int = 0
+    ids: bool = True
 
     @property
     def title(self) -> str:
+        without = "" if self.ids else ", without IDs"
         beside = f", beside {self.busy} busy process{'es' if self.busy > 1 else ''}" if self.busy else ""
-        return f"{self.body_bytes:,}-byte bodies, {'with' if self.headers else 'without'} headers{beside}"
+        return f"{self.body_bytes:,}-byte bodies, {'with' if self.headers else 'without'} headers{without}{beside}"
 
     @property
     def slug(self) -> str:
         """For names of files."""
-        return f"{self.body_bytes}{'-headers' if self.headers else ''}{f'-busy-{self.busy}' if self.busy else ''}"
+        ids = "" if self.ids else "-no-ids"
+        return f"{self.body_bytes}{'-headers' if self.headers else ''}{ids}{f'-busy-{self.busy}' if self.busy else ''}"
 
 
 def family(broker: str) -> str:

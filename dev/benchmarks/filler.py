@@ -1,7 +1,8 @@
-"""A producer for large backlogs of RabbitMQ: `python -m benchmarks.filler URL QUEUE BYTES HEADERS CORRELATED MESSAGES`.
+"""A producer for large backlogs of RabbitMQ: `python -m benchmarks.filler`.
 
-Persistent messages with random UUIDs as IDs, confirmed. HEADERS is `yes` or `no`, and so is CORRELATED, for UUIDs as
-correlation IDs, too. It ends by itself.
+Its arguments are URL QUEUE BYTES HEADERS IDS CORRELATED MESSAGES. Persistent messages with random UUIDs as IDs,
+confirmed. HEADERS is `yes` or `no`, and so are IDS, without which each body is another one, and CORRELATED, for UUIDs
+as correlation IDs, too. It ends by itself.
 """
 
 from __future__ import annotations
@@ -25,32 +26,37 @@ FILL_RATE_MIN = 4_000
 
 def command(url: str, queue: str, shape: Shape, messages: int, *, correlated: bool) -> list[str]:
     """What runs it."""
-    flags = ["yes" if flag else "no" for flag in (shape.headers, correlated)]
+    flags = ["yes" if flag else "no" for flag in (shape.headers, shape.ids, correlated)]
     return [sys.executable, "-m", "benchmarks.filler", url, queue, str(shape.body_bytes), *flags, str(messages)]
 
 
-def bodies(size: int, messages: int) -> Iterator[bytes]:
-    """The same one so many times."""
+def bodies(shape: Shape, messages: int) -> Iterator[bytes]:
+    """The same one so many times; of messages without IDs each begins with a random UUID."""
+    size = shape.body_bytes
     body = os.urandom(size // 2).hex().encode().ljust(size, b".")
-    return (body for _ in range(messages))
+    if shape.ids:
+        return (body for _ in range(messages))
+    return (uuid.uuid4().hex.encode() + body[32:] for _ in range(messages))
 
 
-def ids(messages: int) -> Iterator[str]:
-    """Random UUIDs."""
-    return (str(uuid.uuid4()) for _ in range(messages))
+def ids(shape: Shape, messages: int) -> Iterator[str | None]:
+    """Random UUIDs, or none."""
+    return (str(uuid.uuid4()) if shape.ids else None for _ in range(messages))
 
 
-def main(url: str, queue: str, size: int, headers: bool, correlated: bool, messages: int) -> None:
+def main(url: str, queue: str, size: int, headers: bool, has_ids: bool, correlated: bool, messages: int) -> None:
     """Publish; returns when all are confirmed."""
     import pika
 
+    shape = Shape(size, headers, ids=has_ids)
     fixed = {"delivery_mode": 2, "headers": HEADERS if headers else None}
     told = (
         (body, pika.BasicProperties(message_id=key, correlation_id=key if correlated else None, **fixed))
-        for body, key in zip(bodies(size, messages), ids(messages), strict=True)
+        for body, key in zip(bodies(shape, messages), ids(shape, messages), strict=True)
     )
     publish_confirmed(pika.URLParameters(url), queue, told, timeout_s=60 + messages / FILL_RATE_MIN)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "yes", sys.argv[5] == "yes", int(sys.argv[6]))
+    flags = (word == "yes" for word in sys.argv[4:7])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *flags, int(sys.argv[7]))

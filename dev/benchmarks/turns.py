@@ -86,8 +86,8 @@ class Arena:
             return
         self.node.publish(
             queue,
-            bodies(shape.body_bytes, messages),
-            ids=ids(messages),
+            bodies(shape, messages),
+            ids=ids(shape, messages),
             headers=HEADERS if shape.headers else None,
             protocol=protocol,
             timeout_s=max(_FILL_TIMEOUT_S, messages / FILL_RATE_MIN),
