@@ -43,7 +43,7 @@ _AROUND_BYTES = 8
 _REFUSED, _NOT_FOUND, _LOCKED, _PRECONDITION = 403, 404, 405, 406
 #: Reply code with which a broker that is stopped closes connections.
 _CONNECTION_FORCED = 320
-_Encoded: TypeAlias = "tuple[bytes, int]"
+_Encoded: TypeAlias = "tuple[bytes, int, Destination]"
 
 
 class Amqp091Publisher(Publisher):
@@ -57,7 +57,9 @@ class Amqp091Publisher(Publisher):
         self._connection: Any = None
         self._channel: Any = None
         self._end: object = None
-        self._failed: MqError | None = None
+        #: What the broker did not accept, and the destination of the message.
+        self._failed: tuple[WriteError, Destination] | None = None
+        self._encoded: list[_Encoded] = []
         self._left: Iterator[_Encoded] = iter(())
         self._exhausted = True
         self._tag = 0
@@ -174,21 +176,36 @@ class Amqp091Publisher(Publisher):
     def encode(self, message: Message) -> _Encoded:
         channel = self._channel.channel_number
         frame_bytes = self._connection.params.frame_max - _AROUND_BYTES
-        return _method(message.destination, channel) + content(message, channel, frame_bytes), len(message.body)
+        frames = _method(message.destination, channel) + content(message, channel, frame_bytes)
+        return frames, len(message.body), message.destination
 
     def send(self, encoded: list[_Encoded]) -> None:
-        self._left, self._exhausted = iter(encoded), False
+        self._encoded, self._left, self._exhausted = encoded, iter(encoded), False
         self._fill()
         while True:
             # Check for a failure first: returned messages are confirmed all the same.
             if self._failed is not None:
-                raise self._failed
+                self._check_available(self._failed[1])
+                raise self._failed[0]
             if self._exhausted and not self.window.unconfirmed:
                 return
             if self._end is not None:
                 raise self._end_error("")
             self.window.check()
             self._turn(_TURN_S)
+
+    def _check_available(self, destination: Destination) -> None:
+        """Raise an error if a queue exists, but is unavailable.
+
+        If the node of a classic queue is away, RabbitMQ 3.10 returns messages, and 4.3 refuses them with `basic.nack`.
+        """
+        if destination.kind == "queue":
+            try:
+                self._check(destination, time.monotonic() + self.endpoint.connect_timeout_s)
+            except BrokerUnavailableError as away:
+                raise self.unavailable(destination, away.text) from away
+            except DestinationError:
+                return
 
     def _fill(self) -> None:
         """Publish as many messages as the window has room for, with turns of the socket in between."""
@@ -198,7 +215,7 @@ class Amqp091Publisher(Publisher):
             if item is None:
                 self._exhausted = True
                 break
-            frames, size = item
+            frames, size, _ = item
             self._tag += 1
             window.sent(self._tag, size)
             parts.append(frames)
@@ -213,13 +230,17 @@ class Amqp091Publisher(Publisher):
 
     def _answered(self, frame: Any) -> None:
         answer, window = frame.method, self.window
+        if self._failed is not None:
+            return  # this may confirm a message that was returned
         upto = answer.delivery_tag
         tags = list(takewhile(lambda tag: tag <= upto, window.unconfirmed)) if answer.multiple else [upto]
         if answer.NAME != "Basic.Ack":
+            _, number = window.unconfirmed.get(upto, (0, 0))
             self._fail(
+                self._encoded[number][2],
                 f"{self.url}: the broker refused {len(tags)} message(s) for {self._named()}: the queue is full and "
                 "rejects messages (`overflow` is reject-publish), or the queue failed. Make room in the queue, or "
-                "raise its limit; see the broker's log"
+                "raise its limit; see the broker's log",
             )
             return
         was_full = window.full
@@ -237,17 +258,19 @@ class Amqp091Publisher(Publisher):
         said = f"({method.reply_code} {method.reply_text}), messageId '{properties.message_id}'"
         if method.exchange:
             self._fail(
+                Destination("exchange", method.exchange, method.routing_key),
                 f"{self.url}: exchange '{method.exchange}' does not route key '{method.routing_key}' to any queue "
-                f"{said}: bind a queue, or correct option or column 'routingKey'"
+                f"{said}: bind a queue, or correct option or column 'routingKey'",
             )
         else:
             self._fail(
+                Destination("queue", method.routing_key),
                 f"{self.url}: queue '{method.routing_key}' does not exist in virtual host '{self.url.virtual_host}' "
-                f"{said}: declare it, or correct option or column 'queue'"
+                f"{said}: declare it, or correct option or column 'queue'",
             )
 
-    def _fail(self, text: str) -> None:
-        self._failed = self._failed or WriteError(text)
+    def _fail(self, destination: Destination, text: str) -> None:
+        self._failed = self._failed or (WriteError(text), destination)
         self._loop.stop()
 
     def _end_error(self, text: str) -> MqError:

@@ -33,7 +33,7 @@ from proton import (
 
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RowError, WriteError
 from pyspark_mq.sink.amqp10_message import encoded
-from pyspark_mq.sink.publisher import ConnectionLostError, Publisher
+from pyspark_mq.sink.publisher import Publisher, WriteInterruptedError
 from pyspark_mq.sink.settings import Destination, Message
 from pyspark_mq.sources.amqp10.engine import free_closed, log_in, send
 from pyspark_mq.sources.amqp10.errors import PROTOCOL_NAME, open_error
@@ -52,6 +52,8 @@ _PRIORITY_MAX = 9
 _NO_CREDIT = "it gives no credit to send more"
 _NO_WINDOW = "it has stopped reading"
 _OLDEST_RABBITMQ = 4
+#: In the condition of an outcome `rejected` while the queue's node is away: "queue 'x' is unavailable" (RabbitMQ 4.3).
+_REASON, _UNAVAILABLE = symbol("reason"), symbol("unavailable")
 _UNREADABLE = (ProtonException, UnicodeDecodeError, TypeError, ValueError)
 _Encoded: TypeAlias = "tuple[Destination, bytes, str]"
 
@@ -235,11 +237,14 @@ class Amqp10Publisher(Publisher):
             self.window.confirmed(tag)
         return len(accepted)
 
-    def _outcome_error(self, tag: str) -> WriteError:
+    def _outcome_error(self, tag: str) -> MqError:
         delivery, destination, message_id = self._sent[tag]
         state = delivery.remote_state
         condition = delivery.remote.condition
         reason = f"{condition.name}: {condition.description}" if condition is not None else f"{state or 'no outcome'}"
+        details = condition.info if condition is not None else None
+        if isinstance(details, dict) and details.get(_REASON) == _UNAVAILABLE:
+            return self.unavailable(destination, reason)
         if state in (Delivery.RELEASED, Delivery.MODIFIED):
             return WriteError(
                 f"{self.url}: no queue accepted the message with messageId '{message_id}' for {destination} "
@@ -258,7 +263,7 @@ class Amqp10Publisher(Publisher):
             str(destination), destination.kind, str(condition.name), str(condition.description or "")
         )
         # The link alone has ended.
-        return WriteError(refusal.text) if isinstance(refusal, ConnectionLostError) else refusal
+        return WriteError(refusal.text) if isinstance(refusal, WriteInterruptedError) else refusal
 
     def _end_error(self) -> MqError:
         """Return the error for the end of the session or the connection."""

@@ -27,7 +27,7 @@ from pyspark_mq.sources.connections.socket_loop import count_addresses
 from pyspark_mq.sources.endpoint import FILES, Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["PUBLISHERS", "ConnectionLostError", "Publisher", "SendWindow", "publisher_class", "write_rows"]
+__all__ = ["PUBLISHERS", "Publisher", "SendWindow", "WriteInterruptedError", "publisher_class", "write_rows"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -134,8 +134,8 @@ class SendWindow:
             )
 
 
-class ConnectionLostError(BrokerUnavailableError):
-    """The connection ended.
+class WriteInterruptedError(BrokerUnavailableError):
+    """The connection ended, or a queue is unavailable. Another connection may send what is not confirmed.
 
     Attributes:
         stated: whether the broker ended it for a stated reason, which may hold for the next connection, too.
@@ -197,19 +197,27 @@ class Publisher(ABC):
 
         Raises:
             WriteError: the broker did not accept a message, or confirmed none for too long.
-            ConnectionLostError: the connection ended.
+            WriteInterruptedError: the connection ended, or a queue is unavailable.
         """
 
     @abstractmethod
     def close(self) -> None:
         """Close the connection, whatever its state."""
 
-    def lost(self, reason: object, *, stated: bool = False) -> ConnectionLostError:
+    def lost(self, reason: object, *, stated: bool = False) -> WriteInterruptedError:
         """Return the error for a connection that ended."""
-        return ConnectionLostError(
+        return WriteInterruptedError(
             f"{self.url}: the connection ended with {len(self.window.unconfirmed)} message(s) unconfirmed ({reason}). "
             "A rerun of the write sends these messages with the same IDs",
             stated=stated,
+        )
+
+    def unavailable(self, destination: object, reason: object) -> WriteInterruptedError:
+        """Return the error for a destination that exists, but whose node is away."""
+        return WriteInterruptedError(
+            f"{self.url}: {destination} is unavailable, with {len(self.window.unconfirmed)} message(s) unconfirmed "
+            f"({reason}). A rerun of the write sends these messages with the same IDs",
+            stated=False,
         )
 
 
@@ -294,14 +302,15 @@ class _Connection:
     def send(self, messages: Sequence[Message]) -> None:
         """Send messages until all are confirmed.
 
-        After the end of a connection, messages that were not confirmed are sent again, through another connection.
+        After the end of a connection, and while a queue is unavailable, messages that were not confirmed are sent
+        again, through another connection.
 
         Raises:
             BrokerUnavailableError: no message was confirmed for `reconnectTimeout`.
             WriteError: the broker did not accept a message, or ended too many connections.
         """
         timeout_s, left = self._settings.endpoint.reconnect_timeout_s, [*messages]
-        since_s, ends = time.monotonic(), 0
+        since_s, ends, pause_s = time.monotonic(), 0, _PAUSE_S
         if self._publisher is not None and since_s - self._used_s > self._gap_s:
             self.close()
         while left:
@@ -312,22 +321,23 @@ class _Connection:
             publisher.window.begin()
             try:
                 publisher.send([publisher.encode(message) for message in left])
-            except ConnectionLostError as lost:
+            except WriteInterruptedError as lost:
                 self.close()
                 rest = publisher.window.left(len(left))
                 now_s, ends = time.monotonic(), ends + lost.stated
                 if len(rest) < len(left):
-                    since_s, ends = now_s, 0
+                    since_s, ends, pause_s = now_s, 0, _PAUSE_S
                 if ends >= _ENDS_MAX:
                     raise WriteError(
                         f"{lost.text}. The broker has ended {ends} connections in a row before it confirmed a message: "
                         "its log says why"
                     ) from lost
-                if now_s + _PAUSE_S - since_s >= timeout_s:
+                if now_s + pause_s - since_s >= timeout_s:
                     raise
                 _LOG.warning("%s. Reconnecting, to send %d message(s) again", lost.text, len(rest))
                 left = [left[number] for number in rest]
-                time.sleep(_PAUSE_S)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
             else:
                 left = []
         self._used_s = time.monotonic()

@@ -5,11 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
+from pyspark_mq.brokers import BROKERS
+from pyspark_mq.sink.columns import ColumnPlan
+from pyspark_mq.sink.ids import Identity
+from pyspark_mq.sink.publisher import write_rows
+from pyspark_mq.sink.settings import SinkSettings
+from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.url import parse_urls
 from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.node import unique_ids
 from testbed.chaos.audit import verdict
@@ -19,6 +28,7 @@ from testbed.clusters.rabbitmq import DISCONNECTED_MS
 from testbed.process import NodeError, poll
 from tests.plugin import missing
 from tests.support.engine import Engine, full_epochs
+from tests.support.sink import batch_of, fields_of
 
 if TYPE_CHECKING:
     from testbed.clusters.activemq import ActiveMqPair
@@ -225,6 +235,53 @@ def test_a_classic_queue_whose_node_is_away_is_waited_for(rabbits: RabbitCluster
         with meanwhile(come_back):
             live.drain(run)
         live.assert_exactly_once(run)
+
+
+@pytest.mark.parametrize("named_by", ["option", "rows"])
+@pytest.mark.parametrize("protocol", ["amqp-0-9-1", "amqp-1.0"])
+def test_a_write_waits_for_a_classic_queue_whose_node_is_away(
+    rabbits: RabbitCluster, protocol: str, named_by: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if protocol == "amqp-1.0" and rabbits.version.startswith("3."):
+        pytest.skip("before version 4 nothing is written over AMQP 1.0")
+    home, other, _ = rabbits.members
+    queue = f"test-{next(unique_ids())}"
+    home.declare(queue)
+    endpoint = Endpoint(
+        broker=BROKERS["rabbitmq"], protocol=protocol, urls=parse_urls(other.url(protocol)), reconnect_timeout_s=120.0
+    )
+    settings = SinkSettings(endpoint, queue=queue if named_by == "option" else None)
+    rows = [{"body": b"%d" % number, **({} if settings.queue else {"queue": queue})} for number in range(400)]
+    fields = fields_of(rows[0])
+
+    def come_back() -> None:
+        assert poll(lambda: "is unavailable" in caplog.text, 90), caplog.text
+        rabbits.bring_back(0)
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield batch_of(rows[:200], fields)
+            rabbits.kill(0)
+            returned.append(pool.submit(come_back))
+            yield batch_of(rows[200:], fields)
+
+        returned: list[Future[None]] = []
+        assert write_rows(batches(), settings, ColumnPlan(fields, settings), Identity(("w",), 0)) == 400
+        returned[0].result(120)
+    with other._channel() as channel:
+        found = [(properties.message_id, body) for _, properties, body in drained(channel, queue)]
+    assert {body for _, body in found} == {row["body"] for row in rows}
+    assert len(set(found)) == 400
+    rabbits.members[0].delete(queue)
+
+
+def drained(channel: Any, queue: str) -> Iterator[Any]:
+    """What is in a queue, until nothing comes."""
+    for delivery in channel.consume(queue, auto_ack=True, inactivity_timeout=2.0):
+        if delivery[0] is None:
+            return
+        yield delivery
 
 
 # -- Artemis, primary and backup --------------------------------------------------------------

@@ -8,7 +8,7 @@ read is felt by the sender after that buffer, as through any wire.
 What a fault applies to:
 
 * `cut`, `mute`: connections there are at that moment; new ones work (unless asked otherwise).
-* `stall`, `throttle`, `refuse`, `retarget`: in force until changed, for all connections.
+* `stall`, `throttle`, `limit_idle`, `refuse`, `retarget`: in force until changed, for all connections.
 """
 
 from __future__ import annotations
@@ -89,9 +89,10 @@ class _Pump:
 class _Link:
     """One proxied connection."""
 
-    __slots__ = ("broker", "client", "closed", "pumps")
+    __slots__ = ("broker", "client", "closed", "moved_s", "pumps")
 
     def __init__(self, client: socket.socket, broker: socket.socket, muted: frozenset[Direction]) -> None:
+        self.moved_s = time.monotonic()  #: when the last byte came, from either side
         self.client = _End(client, self)
         self.broker = _End(broker, self)
         self.closed = False
@@ -153,6 +154,9 @@ class FaultProxy:
         self._mute_new: frozenset[Direction] = frozenset()
         self._cuts: dict[Direction, _Cut] = {}
         self._budgets: dict[Direction, _Budget] = {}
+        self._idle_limit_s: float | None = None
+        #: Connections that :meth:`limit_idle` has ended.
+        self.idle_ends = 0
         self._calls: deque[Callable[[], None]] = deque()
         self._closing = False
         self._selector = selectors.DefaultSelector()
@@ -254,6 +258,14 @@ class FaultProxy:
 
         self._call(throttle)
 
+    def limit_idle(self, seconds: float | None) -> None:
+        """Reset each connection on which no byte came for so long, as load balancers do; None to lift it."""
+
+        def limit() -> None:
+            self._idle_limit_s = seconds
+
+        self._call(limit)
+
     def refuse(self) -> None:
         """New connections are refused (ECONNREFUSED); those there are go on."""
         self._call(self._refuse)
@@ -339,7 +351,8 @@ class FaultProxy:
     def _run(self) -> None:
         try:
             while not self._closing:
-                for key, events in self._selector.select(self._earn()):
+                waits = [wait_s for wait_s in (self._earn(), self._end_idle()) if wait_s is not None]
+                for key, events in self._selector.select(min(waits, default=None)):
                     self._handle(key.data, events)
                 while self._calls:
                     self._calls.popleft()()
@@ -359,6 +372,16 @@ class FaultProxy:
         if any(budget.left >= 1.0 for budget in dry):
             self._update_all()
         return min(budget.wait_s for budget in dry)
+
+    def _end_idle(self) -> float | None:
+        """Reset what was idle for too long; how long to wait for the next at most."""
+        limit_s, now_s = self._idle_limit_s, time.monotonic()
+        if limit_s is None:
+            return None
+        for link in [link for link in self._links if now_s - link.moved_s >= limit_s]:
+            self.idle_ends += 1
+            self._abort(link)
+        return max(0.0, min((link.moved_s for link in self._links), default=now_s) + limit_s - now_s)
 
     def _may_pass(self, way: Direction) -> bool:
         budget = self._budgets.get(way)
@@ -452,6 +475,8 @@ class FaultProxy:
             return
         if count == 0:
             pump.ended = True
+        else:
+            pump.source.link.moved_s = time.monotonic()
         self._bytes_seen[pump.way] += count
         pump.sent = 0
         pump.filled = 0 if pump.muted else count

@@ -354,6 +354,27 @@ def test_a_narrow_link_still_tells_of_the_end(proxy: FaultProxy, client: socket.
     assert server.endings == ["end of stream"]
 
 
+# -- idle limit -------------------------------------------------------------------------------
+
+
+def test_a_connection_on_which_nothing_comes_is_reset_and_no_other(
+    proxy: FaultProxy, client: socket.socket, server: EchoServer
+) -> None:
+    proxy.limit_idle(0.6)
+    with dial(proxy) as busy:
+        for _ in range(10):
+            assert echoes(busy)
+            time.sleep(0.1)
+        assert received_until_reset(client) == 0
+        assert server.endings == ["reset"]
+        assert proxy.idle_ends == 1
+        assert echoes(busy)
+    proxy.limit_idle(None)
+    with dial(proxy) as quiet:
+        time.sleep(0.8)
+        assert echoes(quiet)
+
+
 def test_no_bytes_a_second_is_no_narrow_link(proxy: FaultProxy) -> None:
     with pytest.raises(ValueError, match="stall"):
         proxy.throttle(0)

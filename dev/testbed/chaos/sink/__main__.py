@@ -3,6 +3,9 @@
 A query on a standalone cluster of Spark, with speculation, writes numbered rows through a slow proxy, while its
 drivers, executors, Python workers, connections and brokers are lost, by a seed. Then a checker reads the queue with a
 bare client, and what the source makes of it.
+
+With ``--local`` the query runs in `local[2]`, where Spark tries no task twice: connections and brokers alone are lost,
+and the query has to go on by itself. With ``--batch`` it writes each batch by `foreachBatch`.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import psutil
 import pyarrow.parquet as pq
 from rich.console import Console
 
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.chaos.audit import committed_files, print_rows
 from testbed.chaos.chaos import Job
 from testbed.chaos.faults import Fault, fault_of
@@ -41,11 +45,15 @@ from testbed.signals import freeze_one, kill_one
 from testbed.spark.standalone import SparkCluster
 
 QUEUE, MOVED = "chaos", "chaos-moved"
+_USER, _EVENTS = "writer", "events"
 #: A batch takes seconds, so that faults meet it.
 _LINK_BYTES_PER_S, _BODY_BYTES = 150_000, 400
 _FROZEN_S, _FAULT_TIMEOUT_S, _COMMIT_TIMEOUT_S = 12.0, 20.0, 240.0
 _EXECUTOR, _TASK = "CoarseGrainedExecutorBackend", "pyspark.daemon"
 _OPTIONS = {"connectTimeout": "5s", "heartbeat": "2s", "sendTimeout": "8s"}
+#: A broker that is frozen or killed is away for longer than the above.
+_OPTIONS_ALONE = {"connectTimeout": "60s", "heartbeat": "2s"}
+_ALARM_S, _SECRET_S = 10.0, 4.0
 _SPARK = {
     "spark.ui.enabled": "false", "spark.task.maxFailures": "8", "spark.speculation": "true",
     "spark.speculation.interval": "100ms", "spark.speculation.quantile": "0.5", "spark.speculation.multiplier": "1.1",
@@ -59,15 +67,17 @@ class WritingJob(Job):
     """The query, as a process tree.
 
     Attributes:
-        cluster: that it runs on.
+        cluster: that it runs on; None for this process tree.
         rows: numbers of a batch.
+        batch: whether it writes by `foreachBatch`.
     """
 
     cluster: SparkCluster | None = None
     rows: int = 0
+    batch: bool = False
 
     def command(self) -> list[str]:
-        given = {"options": self.options, "rows": self.rows, "filling": filling()}
+        given = {"options": self.options, "rows": self.rows, "filling": filling(), "batch": self.batch}
         program = Path(__file__).with_name("job.py")
         return [str(self.python), str(program), self.master, str(self.checkpoint), json.dumps(given)]
 
@@ -109,6 +119,8 @@ class _Broker:
             self._alone = stack.enter_context(alone)
             self.protocol, nodes = alone.protocol, (alone.node,)
         self.version = nodes[0].version
+        self._rabbit = [node for node in nodes if isinstance(node, RabbitNode)]
+        self.login: dict[str, str] = {}
         self.urls = [node.url(self.protocol) for node in nodes]
         ports = [urlsplit(url).port or 0 for url in self.urls]
         self.proxies = [stack.enter_context(FaultProxy(LOOPBACK, port)) for port in ports]
@@ -117,14 +129,46 @@ class _Broker:
         pairs = zip(self.urls, ports, self.proxies, strict=True)
         self.proxied = ",".join(url.replace(f":{port}", f":{proxy.port}") for url, port, proxy in pairs)
 
+    def log_in_by_file(self, secret: Path) -> None:
+        """Have a user whose password is in a file, for :meth:`faults` to change. RabbitMQ only."""
+        if self._rabbit:
+            secret.write_text("first", "ascii")
+            node, self._secret = self._rabbit[0], secret
+            node.ctl("add_user", _USER, "first")
+            node.ctl("set_permissions", _USER, ".*", ".*", ".*")
+            self.login = {"username": _USER, "passwordFile": str(secret)}
+
     def faults(self) -> dict[str, Fault]:
         if self._cluster is not None:
-            return self._cluster.faults(QUEUE)
-        assert self._alone is not None
-        return {
-            "kill -9 of the broker, restart": self._alone.kill_and_start,
-            "SIGSTOP of the broker, SIGCONT": self._alone.freeze,
-        }
+            faults = self._cluster.faults(QUEUE)
+        else:
+            assert self._alone is not None
+            faults = {
+                "kill -9 of the broker, restart": self._alone.kill_and_start,
+                "SIGSTOP of the broker, SIGCONT": self._alone.freeze,
+            }
+        if self._rabbit:
+            faults["memory alarm"] = self._alarm
+        if self.login:
+            faults["password changed, connections closed, file changed"] = self._rotate
+        return faults
+
+    def _alarm(self) -> bool:
+        for node in self._rabbit:
+            node.ctl("set_vm_memory_high_watermark", "absolute", "1")
+        time.sleep(_ALARM_S)
+        for node in self._rabbit:
+            node.ctl("set_vm_memory_high_watermark", "0.6")
+        return True
+
+    def _rotate(self) -> bool:
+        new = f"{time.time_ns():x}"
+        self._rabbit[0].ctl("change_password", _USER, new)
+        for proxy in self.proxies:
+            proxy.cut()
+        time.sleep(_SECRET_S)
+        self._secret.write_text(new, "ascii")
+        return True
 
 
 def main() -> int:
@@ -139,15 +183,13 @@ def main() -> int:
 
 def _run(arguments: argparse.Namespace, folder: Path, console: Console, stack: ExitStack) -> int:
     began, chance = time.monotonic(), random.Random(f"{arguments.seed}:faults")
-    events = folder / "events"
-    events.mkdir(parents=True, exist_ok=True)
     broker = _Broker(arguments, stack)
-    cluster = stack.enter_context(SparkCluster(hosts=(LOOPBACK, "localhost")))
-    given = {"broker": broker.name, "url": broker.proxied, "protocol": broker.protocol, "queue": QUEUE, **_OPTIONS}
-    spark = {**cluster.settings, **_SPARK, "spark.eventLog.dir": f"file://{events}"}
-    job = WritingJob(broker.name, "", QUEUE, folder, given, cluster.url, spark, cluster=cluster, rows=arguments.rows)
+    cluster = None if arguments.local else stack.enter_context(SparkCluster(hosts=(LOOPBACK, "localhost")))
+    job = _job(arguments, broker, cluster, folder)
     console.print(f"{broker.name} {broker.version}, {broker.protocol}, seed {arguments.seed}", highlight=False)
-    faults = _faults(job, cluster, broker, chance)
+    faults = {**_faults_of_connections(broker, chance), **broker.faults()}
+    if cluster is not None:
+        faults |= _faults_of_spark(job, cluster, chance)
     faults = {name: fault for name, fault in faults.items() if name in (arguments.only or faults)}
     done: Counter[str] = Counter()
     turn = 0
@@ -169,24 +211,47 @@ def _run(arguments: argparse.Namespace, folder: Path, console: Console, stack: E
         return 1
     finally:
         job.kill_driver()
-        cluster.close()
+        if cluster is not None:
+            cluster.close()
     committed, log = job.numbers(), job.log.read_text("utf-8", "replace")
     found = move(broker.name, broker.protocol, broker.urls[0], QUEUE, MOVED)
-    behind = _read({**given, "url": ",".join(broker.urls), "queue": MOVED}, folder, len(set(found)))
+    reading = {name: value for name, value in job.options.items() if name not in broker.login}
+    behind = _read({**reading, "url": ",".join(broker.urls), "queue": MOVED}, folder, len(set(found)))
     judged = verdict(found, behind, committed, filling())
-    speculative = sum(file.read_text("utf-8", "replace").count('"Speculative":true') for file in events.iterdir())
+    speculative = sum(
+        file.read_text("utf-8", "replace").count('"Speculative":true') for file in (folder / _EVENTS).iterdir()
+    )
+    failed = len(re.findall("^FAILED", log, re.MULTILINE))
     rows = {
         "rows of committed batches": 2 * committed, **asdict(judged), **done, "starts of the job": job.starts,
-        "queries that failed": len(re.findall("^FAILED", log, re.MULTILINE)), "speculative tasks": speculative // 2,
+        "queries that failed": failed, "speculative tasks": speculative // 2,
     }  # fmt: skip
+    holds = judged.holds and not (arguments.local and (failed or job.starts > 1))
     print_rows(console, f"Chaos test of writing, {broker.name} over {broker.protocol}", rows, time.monotonic() - began)
     if arguments.report:
-        arguments.report.write_text(json.dumps({**rows, "holds": judged.holds}), "utf-8")
-    if not judged.holds or arguments.keep:
+        arguments.report.write_text(json.dumps({**rows, "holds": holds}), "utf-8")
+    if not holds or arguments.keep:
         kept = arguments.keep or Path(tempfile.gettempdir()) / f"chaos test-sink-{os.getpid()}.log"
         kept.write_text(log, "utf-8")
         console.print(f"log: {kept}")
-    return 0 if judged.holds else 1
+    return 0 if holds else 1
+
+
+def _job(arguments: argparse.Namespace, broker: _Broker, cluster: SparkCluster | None, folder: Path) -> WritingJob:
+    (folder / _EVENTS).mkdir(parents=True, exist_ok=True)
+    options = {"broker": broker.name, "url": broker.proxied, "protocol": broker.protocol, "queue": QUEUE}
+    spark, master = {**_SPARK, "spark.eventLog.dir": f"file://{folder / _EVENTS}"}, "local[2]"
+    if cluster is None:
+        if not arguments.batch:
+            broker.log_in_by_file(folder / "secret")
+        options |= {**_OPTIONS_ALONE, **broker.login}
+    else:
+        options |= _OPTIONS
+        spark, master = {**cluster.settings, **spark}, cluster.url
+    return WritingJob(
+        broker.name, "", QUEUE, folder, options, master, spark, cluster=cluster, rows=arguments.rows,
+        batch=arguments.batch,
+    )  # fmt: skip
 
 
 def _await_commit(job: WritingJob) -> None:
@@ -205,7 +270,12 @@ def _await_commit(job: WritingJob) -> None:
         raise TimeoutError(f"no batch was committed after {before} for {_COMMIT_TIMEOUT_S:.0f} s")
 
 
-def _faults(job: WritingJob, cluster: SparkCluster, broker: _Broker, chance: random.Random) -> dict[str, Fault]:
+def _when_there(fault: Fault) -> Fault:
+    """Tasks and connections come and go: wait for some."""
+    return lambda: poll(fault, _FAULT_TIMEOUT_S, interval_s=0.02)
+
+
+def _faults_of_connections(broker: _Broker, chance: random.Random) -> dict[str, Fault]:
     def cut_mid_frame() -> bool:
         proxy = chance.choice(broker.proxies)
         direction, most = chance.choice([(Direction.TO_BROKER, 100_000), (Direction.TO_CLIENT, 2_000)])
@@ -220,22 +290,22 @@ def _faults(job: WritingJob, cluster: SparkCluster, broker: _Broker, chance: ran
             proxy.mute(ways)
         return bool(muted)
 
-    def when_there(fault: Fault) -> Fault:
-        """Tasks and connections come and go: wait for some."""
-        return lambda: poll(fault, _FAULT_TIMEOUT_S, interval_s=0.02)
-
     return {
-        "cut": when_there(lambda: sum(proxy.cut() for proxy in broker.proxies) > 0),
+        "cut": _when_there(lambda: sum(proxy.cut() for proxy in broker.proxies) > 0),
         "cut in mid-frame": cut_mid_frame,
-        "connection silent (half-open)": when_there(silence),
-        "kill -9 of a Python worker": when_there(lambda: kill_one(job.of_cluster(_TASK), chance.choice)),
-        "SIGSTOP of a Python worker, SIGCONT": when_there(
+        "connection silent (half-open)": _when_there(silence),
+    }
+
+
+def _faults_of_spark(job: WritingJob, cluster: SparkCluster, chance: random.Random) -> dict[str, Fault]:
+    return {
+        "kill -9 of a Python worker": _when_there(lambda: kill_one(job.of_cluster(_TASK), chance.choice)),
+        "SIGSTOP of a Python worker, SIGCONT": _when_there(
             lambda: freeze_one(job.of_cluster(_TASK), chance.choice, _FROZEN_S)
         ),
-        "kill -9 of an executor": when_there(lambda: kill_one(job.of_cluster(_EXECUTOR), chance.choice)),
+        "kill -9 of an executor": _when_there(lambda: kill_one(job.of_cluster(_EXECUTOR), chance.choice)),
         "kill -9 of a Spark worker, start": cluster.kill_worker,
         "kill -9 of the driver and its JVM": job.kill_driver,
-        **broker.faults(),
     }
 
 
@@ -279,6 +349,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--version", default="", help="of the broker, by its beginning")
     parser.add_argument("--quorum", action="store_true", help="quorum queues of RabbitMQ")
+    parser.add_argument("--local", action="store_true", help="in local[2], without faults of Spark")
+    parser.add_argument("--batch", action="store_true", help="by foreachBatch")
     parser.add_argument("--cluster", action="store_true", help="a cluster of brokers, whose nodes are lost")
     parser.add_argument("--faults", type=int, default=10, help="%(default)s")
     parser.add_argument("--rows", type=int, default=400, help="numbers of a batch, each twice, %(default)s")

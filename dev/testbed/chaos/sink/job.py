@@ -2,7 +2,7 @@
 
 Each number comes twice, so equal rows have to be counted. Half of all rows is in one partition, which is what Spark
 repeats by speculation; a shuffle has handed them over in any order. JSON has `options` of the write, the number of
-`rows` in a batch, and the `filling` of a body.
+`rows` in a batch, the `filling` of a body, and whether to write by `foreachBatch` (`batch`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import sys
 
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 _PARTITIONS = 4
 
@@ -24,8 +24,15 @@ def main(master: str, checkpoint: str, given: str) -> None:
     numbers = source.option("rowsPerBatch", told["rows"]).load().selectExpr("value", "explode(array(1, 2))")
     keyed = numbers.selectExpr("if(value % 2 = 0, 0, value % 50) key", f"concat(value, ' {told['filling']}') body")
     rows = keyed.repartition(_PARTITIONS, "key").select("body")
+
+    def write(batch: DataFrame, number: int) -> None:
+        named = batch.write.format("mq").mode("append").options(**told["options"], writeId=f"chaos/{number}")
+        named.save()
+
     while True:
         writer = rows.writeStream.format("mq").options(**told["options"])
+        if told["batch"]:
+            writer = rows.writeStream.foreachBatch(write)
         try:
             writer.option("checkpointLocation", checkpoint).start().awaitTermination()
         except PySparkException as failed:
