@@ -58,5 +58,5 @@ def main(url: str, queue: str, size: int, headers: bool, has_ids: bool, correlat
 
 
 if __name__ == "__main__":
-    flags = (word == "yes" for word in sys.argv[4:7])
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *flags, int(sys.argv[7]))
+    has_headers, has_ids, correlated = (word == "yes" for word in sys.argv[4:7])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), has_headers, has_ids, correlated, int(sys.argv[7]))

@@ -80,9 +80,9 @@ def test_the_first_lines_read_a_queue(spark: Any, rabbit: RabbitNode, tmp_path: 
     execute(block(page, "df = ("), names, {URL: rabbit.url(), '"orders"': repr(name)})
     (query,) = spark.streams.active
     try:
-        assert poll(lambda: query.lastProgress is not None and (out / "_spark_metadata" / "0").exists(), 90)
+        # On a busy machine the first batch may be empty.
+        assert poll(lambda: total(rabbit, name) == 0, 90)
         assert sorted(bytes(row.body) for row in spark.read.parquet(str(out)).collect()) == sorted(bodies(10))
-        assert not FULL or poll(lambda: total(rabbit, name) == 0, 30)
     finally:
         query.stop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -56,7 +57,8 @@ def test_a_test_that_fits_a_few_entries_only_is_dealt_among_those() -> None:
 def collected(*arguments: str) -> set[str]:
     """Names of the tests of a run, which also does without pytest-xdist."""
     command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "--collect-only", "-q", *arguments, *COLLECTED]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTEST_ADDOPTS": ""}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout[-2000:]
     return {line for line in ran.stdout.splitlines() if "::" in line}
 
