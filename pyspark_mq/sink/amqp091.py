@@ -22,7 +22,7 @@ from pika.spec import BasicProperties
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, WriteError
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sink.amqp091_message import content, publish_frame
-from pyspark_mq.sink.publisher import Publisher
+from pyspark_mq.sink.publisher import Publisher, WriteInterruptedError
 from pyspark_mq.sink.settings import Destination, Message
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, reason_of
 from pyspark_mq.sources.amqp091.login import connection_parameters
@@ -185,8 +185,7 @@ class Amqp091Publisher(Publisher):
         while True:
             # Check for a failure first: returned messages are confirmed all the same.
             if self._failed is not None:
-                self._check_available(self._failed[1])
-                raise self._failed[0]
+                raise self._failure(*self._failed)
             if self._exhausted and not self.window.unconfirmed:
                 return
             if self._end is not None:
@@ -194,18 +193,20 @@ class Amqp091Publisher(Publisher):
             self.window.check()
             self._turn(_TURN_S)
 
-    def _check_available(self, destination: Destination) -> None:
-        """Raise an error if a queue exists, but is unavailable.
+    def _failure(self, refusal: WriteError, destination: Destination) -> MqError:
+        """Return the error for a message that the broker did not accept.
 
         If the node of a classic queue is away, RabbitMQ 3.10 returns messages, and 4.3 refuses them with `basic.nack`.
         """
-        if destination.kind == "queue":
-            try:
-                self._check(destination, time.monotonic() + self.endpoint.connect_timeout_s)
-            except BrokerUnavailableError as away:
-                raise self.unavailable(destination, away.text) from away
-            except DestinationError:
-                return
+        if destination.kind != "queue":
+            return refusal
+        try:
+            self._check(destination, time.monotonic() + self.endpoint.connect_timeout_s)
+        except BrokerUnavailableError as away:
+            return self.unavailable(destination, away.text)
+        except DestinationError:
+            return refusal
+        return WriteInterruptedError(refusal.text, refusal=refusal)
 
     def _fill(self) -> None:
         """Publish as many messages as the window has room for, with turns of the socket in between."""

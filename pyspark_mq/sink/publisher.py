@@ -138,12 +138,14 @@ class WriteInterruptedError(BrokerUnavailableError):
     """The connection ended, or a queue is unavailable. Another connection may send what is not confirmed.
 
     Attributes:
-        stated: whether the broker ended it for a stated reason, which may hold for the next connection, too.
+        stated: whether the broker ended the connection for a stated reason, which may hold for the next one, too.
+        refusal: if the broker refused a message, the error unless the next connection gets further. A queue refuses
+            messages if it is full, but also if its node was away a moment ago.
     """
 
-    def __init__(self, text: str, *, stated: bool) -> None:
+    def __init__(self, text: str, *, stated: bool = False, refusal: WriteError | None = None) -> None:
         super().__init__(text)
-        self.stated = stated
+        self.stated, self.refusal = stated, refusal
 
 
 class Publisher(ABC):
@@ -216,8 +218,7 @@ class Publisher(ABC):
         """Return the error for a destination that exists, but whose node is away."""
         return WriteInterruptedError(
             f"{self.url}: {destination} is unavailable, with {len(self.window.unconfirmed)} message(s) unconfirmed "
-            f"({reason}). A rerun of the write sends these messages with the same IDs",
-            stated=False,
+            f"({reason}). A rerun of the write sends these messages with the same IDs"
         )
 
 
@@ -310,7 +311,7 @@ class _Connection:
             WriteError: the broker did not accept a message, or ended too many connections.
         """
         timeout_s, left = self._settings.endpoint.reconnect_timeout_s, [*messages]
-        since_s, ends, pause_s = time.monotonic(), 0, _PAUSE_S
+        since_s, ends, pause_s, refused = time.monotonic(), 0, _PAUSE_S, False
         if self._publisher is not None and since_s - self._used_s > self._gap_s:
             self.close()
         while left:
@@ -326,7 +327,10 @@ class _Connection:
                 rest = publisher.window.left(len(left))
                 now_s, ends = time.monotonic(), ends + lost.stated
                 if len(rest) < len(left):
-                    since_s, ends, pause_s = now_s, 0, _PAUSE_S
+                    since_s, ends, pause_s, refused = now_s, 0, _PAUSE_S, False
+                if refused and lost.refusal is not None:
+                    raise lost.refusal from lost
+                refused = lost.refusal is not None
                 if ends >= _ENDS_MAX:
                     raise WriteError(
                         f"{lost.text}. The broker has ended {ends} connections in a row before it confirmed a message: "
