@@ -26,6 +26,7 @@ __all__ = [
     "ARTEMIS_VERSIONS",
     "DELTA_JARS",
     "HADOOP",
+    "JDBC_JARS",
     "JOLOKIA",
     "KAFKA",
     "KAFKA_JARS",
@@ -151,6 +152,12 @@ KAFKA_JARS = Distribution(
         "org.apache.commons:commons-pool2:2.13.1",
     ),
     "fca370d8f105f9b7b4184a1a77c9aec48d62615422429166e6c0e6c5e8e10683",
+)
+#: PostgreSQL's driver for JDBC, which works with any Spark.
+JDBC_JARS = Distribution(
+    "postgresql-42.7.8",
+    ("org.postgresql:postgresql:42.7.8",),
+    "316179611b9e879e69103f68a741eef173182415dd6ef211781605e74ecff63d",
 )
 #: TLC, which checks the specification in dev/spec/.
 TLA_TOOLS = Distribution(

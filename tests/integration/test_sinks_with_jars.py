@@ -1,12 +1,13 @@
-"""Delta and Kafka, whose sinks are jars for one Spark: held and killed at the moments that count, and audited."""
+"""Delta, Kafka and JDBC, whose sinks are jars for one Spark: held and killed at the moments that count, and audited."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -16,7 +17,7 @@ from pyspark_mq.cli.inspect import report
 from pyspark_mq.cli.sink import check_sink
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.chaos.audit import verdict
-from testbed.distributions import KAFKA_JARS, SPARK_OF_JARS, fetch
+from testbed.distributions import JDBC_JARS, KAFKA_JARS, SPARK_OF_JARS, Distribution, fetch
 from testbed.process import NodeError, poll
 from tests.plugin import missing
 from tests.support.delta import Commits
@@ -30,10 +31,11 @@ try:
     from deltalake import DeltaTable, write_deltalake
 
     from tests.support.kafka import Kafka
+    from tests.support.postgres import Postgres
 except ImportError:
     if "CI" in os.environ:
         raise
-    pytest.skip("needs deltalake and confluent-kafka", allow_module_level=True)
+    pytest.skip("needs deltalake, confluent-kafka and psycopg", allow_module_level=True)
 
 PAGE = "docs/write.md"
 PROGRAM = Path(__file__).parents[1] / "support" / "page_program.py"
@@ -41,6 +43,9 @@ QUEUES = ("orders", "refunds")
 #: That are published at a time.
 MESSAGES = 200
 WAIT_S = 120.0
+
+#: A job, and the bodies that its sink has.
+Sink: TypeAlias = "tuple[SinkJob, Callable[[], list[bytes]]]"
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(900)]  # the first time that Spark is installed
 
@@ -70,6 +75,16 @@ def kafka() -> Iterator[Kafka]:
         missing(str(absent))
     with broker:
         yield broker
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    try:
+        server = Postgres()
+    except NodeError as absent:
+        missing(str(absent))
+    with server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -245,10 +260,7 @@ def test_the_code_of_the_page_merges_each_message_once(
 def test_kafka_has_every_message_and_what_the_open_batch_wrote_before_a_kill_twice(
     python: Path, kafka: Kafka, rabbit: RabbitNode, tmp_path: Path
 ) -> None:
-    try:
-        jars = {"spark.jars": ",".join(map(str, sorted(fetch(KAFKA_JARS).glob("*.jar"))))}
-    except NodeError as absent:
-        missing(str(absent))
+    jars = jars_of(KAFKA_JARS)
     kafka.make_topic("orders")
     job = SinkJob("rabbitmq", rabbit.url(), "orders", tmp_path, python=python, spark=jars, program="to_kafka.py",
         arguments=("--broker", "rabbitmq", "--url", rabbit.url(), "--queue", "orders",
@@ -302,3 +314,86 @@ def read_once(python: Path, jars: dict[str, str], kafka: Kafka, folder: Path) ->
         assert reader.stop() == 0, reader.log.read_text("utf-8")[-4000:]
     rows = pq.read_table(folder / "rows").to_pylist()
     return sorted((row["key"].decode(), row["value"]) for row in rows)
+
+
+# -- batches without a row ------------------------------------------------------------------------
+
+#: A job that writes by JDBC, as Spark's documentation has it for `foreachBatch`.
+BY_JDBC = """
+def write(batch, number):
+    batch.select("body").write.jdbc(url, "ticks", mode="append", properties={"driver": "org.postgresql.Driver"})
+
+query = messages.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint).start()
+"""
+
+
+@pytest.fixture
+def to_delta(python: Path, commits: Commits, rabbit: RabbitNode, tmp_path: Path) -> Sink:
+    table = tmp_path / "table"
+    job = SinkJob("rabbitmq", rabbit.url(), "orders", tmp_path, python=python, spark=commits.settings,
+        program="to_delta.py", arguments=("--broker", "rabbitmq", "--url", rabbit.url(), "--queue", "orders",
+        "--table", str(table)))  # fmt: skip
+    return job, lambda: [body for _, body in content(table)] if (table / "_delta_log").exists() else []
+
+
+@pytest.fixture
+def to_kafka(python: Path, kafka: Kafka, rabbit: RabbitNode, tmp_path: Path) -> Sink:
+    kafka.make_topic("ticks")
+    job = SinkJob("rabbitmq", rabbit.url(), "orders", tmp_path, python=python, spark=jars_of(KAFKA_JARS),
+        program="to_kafka.py", arguments=("--broker", "rabbitmq", "--url", rabbit.url(), "--queue", "orders",
+        "--servers", kafka.servers, "--topic", "ticks"))  # fmt: skip
+    return job, lambda: [record.value for record in kafka.records("ticks")]
+
+
+@pytest.fixture
+def to_jdbc(python: Path, postgres: Postgres, rabbit: RabbitNode, tmp_path: Path) -> Sink:
+    code = tmp_path / "jdbc.py"
+    code.write_text(BY_JDBC, "utf-8")
+    url = f"jdbc:postgresql://{postgres.url.rpartition('@')[2]}?user=postgres&password={postgres.password}"
+    options = {"broker": "rabbitmq", "url": rabbit.url(), "queue": "orders"}
+    given = [f"--option={option}={value}" for option, value in options.items()]
+    job = SinkJob("rabbitmq", rabbit.url(), "orders", tmp_path, python=python, spark=jars_of(JDBC_JARS),
+        program=PROGRAM, arguments=(str(code), f"--name=url={url}", *given))  # fmt: skip
+
+    def rows() -> list[bytes]:
+        ((there,),) = postgres.ask("SELECT to_regclass('ticks')")
+        return [bytes(body) for (body,) in postgres.ask("SELECT body FROM ticks")] if there else []
+
+    return job, rows
+
+
+def jars_of(distribution: Distribution) -> dict[str, str]:
+    try:
+        return {"spark.jars": ",".join(map(str, sorted(fetch(distribution).glob("*.jar"))))}
+    except NodeError as absent:
+        missing(str(absent))
+        raise
+
+
+@pytest.mark.parametrize("sink", ["to_delta", "to_kafka", "to_jdbc"])
+def test_a_sink_takes_the_empty_batch_of_an_idle_query(
+    request: pytest.FixtureRequest, rabbit: RabbitNode, sink: str
+) -> None:
+    job, rows = request.getfixturevalue(sink)
+    bodies: list[bytes] = []
+    try:
+        for run in range(2):
+            # The first is equal each time, and without IDs: the next process has to know that it is settled.
+            sent = [b"tick", b"run %d" % run]
+            rabbit.publish("orders", sent, ids=[None, None])
+            bodies += sent
+            job.keep_alive()
+            emptied(job, rabbit, "orders")
+            assert sorted(rows()) == sorted(bodies)
+            last = newest(job)
+            assert poll(lambda last=last: newest(job) > last or not job.running, WAIT_S, interval_s=0.2)
+            assert job.running, job.log.read_text("utf-8")[-4000:]
+            assert sorted(rows()) == sorted(bodies)
+            killed(job)
+    finally:
+        job.stop()
+
+
+def newest(job: SinkJob) -> int:
+    """The newest batch that Spark has committed."""
+    return max(int(file.name) for file in (job.checkpoint / "commits").iterdir() if file.name.isdecimal())
