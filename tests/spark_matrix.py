@@ -23,6 +23,7 @@ import time
 import uuid
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,9 @@ _WORK = _ROOT / "build" / "spark"
 _UV = Path(sys.executable).with_name("uv")
 _KEPT = _ROOT / "docs" / "matrix"
 _TESTS = ("tests/integration/test_spark.py", "tests/integration/test_sink.py")
-_CHAOS = ["--messages", "30000", "--faults", "12"]
+_CHAOS = ("--messages", "50000", "--faults", "30")
+#: One cell of broker and protocol for each protocol.
+_STORMS = {"amqp-0-9-1": "rabbitmq", "stomp": "activemq", "amqp-1.0": "artemis"}
 _BEGIN, _END = "<!-- written by make spark-matrix -->", "<!-- end -->"
 
 
@@ -151,18 +154,19 @@ def run_driver(_version: str, python: Path) -> dict[str, Any]:
     return {"passed": matrix.passed, "problem": ""}
 
 
-def run_chaos(version: str, python: Path) -> dict[str, Any]:
-    """A short soak."""
+def run_chaos(version: str, python: Path, protocol: str) -> dict[str, Any]:
+    """A short soak over one protocol."""
     report = _WORK / f"{version}.chaos.json"
     report.unlink(missing_ok=True)
-    _program(python, "testbed.chaos.soak", *_CHAOS, "--report", str(report))
+    cell = ("--broker", _STORMS[protocol], "--protocol", protocol)
+    _program(python, "testbed.chaos.soak", *_CHAOS, *cell, "--report", str(report))
     return json.loads(report.read_text("utf-8")) if report.exists() else {"holds": False, "faults in all": 0}
 
 
 _PARTS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     "tests": run_tests,
     "driver": run_driver,
-    "chaos": run_chaos,
+    **{f"chaos-{protocol}": partial(run_chaos, protocol=protocol) for protocol in _STORMS},
 }
 
 
@@ -195,11 +199,11 @@ def _tell(version: str, **facts: Any) -> None:
 
 
 def _holds(told: dict[str, Any]) -> bool:
-    tests, driver, chaos = (told.get(part) for part in _PARTS)
+    tests, driver, *storms = (told.get(part) for part in _PARTS)
     return (
         (tests is None or not tests["failed"])
         and (driver is None or not driver["problem"])
-        and (chaos is None or bool(chaos["holds"]))
+        and all(chaos is None or bool(chaos["holds"]) for chaos in storms)
     )
 
 
@@ -217,7 +221,10 @@ def table(known: dict[str, dict[str, Any]]) -> list[str]:
         ("Python, Java", lambda told: f"{told['python']}, {told['java']}" if told.get("python") else "not run"),
         ("tests with a real Spark", lambda told: _said(told, "tests", _tests_entry)),
         ("driver killed at five points", lambda told: _said(told, "driver", _driver_entry)),
-        ("chaos test: faults; sent, lost, twice, left", lambda told: _said(told, "chaos", _chaos_entry)),
+        *(
+            (f"{broker}, {protocol}: faults; sent, lost, twice, left", partial(_said_of_storm, protocol))
+            for protocol, broker in _STORMS.items()
+        ),
     ]
     return [
         "| | " + " | ".join(f"Spark {version}" for version in known) + " |",
@@ -230,6 +237,10 @@ def _said(told: dict[str, Any], part: str, entry: Callable[[dict[str, Any]], str
     if told.get("obstacle"):
         return f"cannot run: {told['obstacle'].splitlines()[0]}"
     return f"{entry(told[part])}; {told[part]['date']}" if part in told else "not run"
+
+
+def _said_of_storm(protocol: str, told: dict[str, Any]) -> str:
+    return _said(told, f"chaos-{protocol}", _chaos_entry)
 
 
 def _tests_entry(tests: dict[str, Any]) -> str:

@@ -267,9 +267,10 @@ class Amqp10Publisher(Publisher):
 
     def _end_error(self) -> MqError:
         """Return the error for the end of the session or the connection."""
-        condition = self._condition()
+        condition = self._stated()
         if condition is None:
-            return self.lost(self._end)
+            # The engine's own, if nothing came from the broker for too long, or bytes that are not AMQP.
+            return self.lost(": ".join(self._condition() or (self._end,)))
         # RabbitMQ ends the session if it refuses a link.
         destination = self.settings.destination
         where, kind = (
@@ -300,9 +301,17 @@ class Amqp10Publisher(Publisher):
     # -- the connection
 
     def _condition(self) -> tuple[str, str] | None:
-        for part in (self._session, self._proton, self._transport):
+        """Return why the connection ended: what the broker stated, or else the engine's own reason."""
+        found = self._stated()
+        if found is None and self._transport.condition:
+            found = self._transport.condition.name, str(self._transport.condition.description or "")
+        return found
+
+    def _stated(self) -> tuple[str, str] | None:
+        """Return the reason that the broker stated for the end of the session or the connection."""
+        for part in (self._session, self._proton):
             try:
-                condition = part and (part.condition if part is self._transport else part.remote_condition)
+                condition = part and part.remote_condition
             except _UNREADABLE as unreadable:
                 return "amqp:decode-error", str(unreadable)
             if condition:

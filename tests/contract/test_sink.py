@@ -473,6 +473,22 @@ def test_a_write_outlives_a_broker_that_is_killed_and_started_again(
     assert len({id_of(entry, {**row, "properties": dict(row["properties"])}) for row in found}) == 15_000
 
 
+def test_a_connection_that_falls_silent_is_replaced(entry: LiveEntry, caplog: pytest.LogCaptureFixture) -> None:
+    with entry.proxy() as proxy:
+        found = settings_of(entry, proxy)
+        settings = replace(found, endpoint=replace(found.endpoint, heartbeat_s=2.0))
+        fields = fields_of(["body"])
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield batch_of(bodies(1), fields)
+            proxy.mute()
+            yield batch_of(bodies(10, 1), fields)
+
+        assert write_rows(batches(), settings, ColumnPlan(fields, settings), Identity(("w",), 0)) == 11
+    assert "Reconnecting, to send 10 message(s) again" in caplog.text
+    assert {row["body"] for row in read(entry, entry.total())} == {row["body"] for row in bodies(11)}
+
+
 def test_a_write_gives_up_a_broker_that_stays_away(entry: LiveEntry) -> None:
     with entry.proxy() as proxy:
         cut = proxy.cut_after(30_000, Direction.TO_BROKER)
