@@ -107,7 +107,7 @@ def main() -> int:
             "connections ended": sum(one.proxy.idle_ends for one in readings),
             "messages that took longer than 20 s": late,
             "queries that hold": sum(one.holds for one in readings),
-            "warnings that name 'heartbeat'": said.count("connections in a row have ended"),
+            "warnings that name 'heartbeat'": said.count("connections have ended while no message came"),
             "other warnings": said.count("session lost") + said.count("retrying in"),
         }
         holds = all(one.holds for one in readings)

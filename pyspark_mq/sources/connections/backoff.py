@@ -23,7 +23,7 @@ _GOOD_REST_S = 0.02
 #: delivery limit of quorum queues in RabbitMQ 4 (20), and one less than the limit of Artemis (10), because deliveries
 #: before ours count, too.
 _ENDS_MAX = 9
-#: So many ends of idle sessions in a row look like the limit of a proxy or a load balancer, if none lasted this long.
+#: So many ends of idle sessions look like the limit of a proxy or a load balancer, if none lasted this long.
 _IDLE_ENDS, _IDLE_LIMIT_S = 3, 3_600.0
 
 
@@ -57,13 +57,11 @@ class Backoff:
     def succeeded(self) -> None:
         """Record a good session."""
         self._ends = 0
-        if self._idle_ends < _IDLE_ENDS:
-            self._idle_ends = 0
 
     def idle(self, lived_s: float) -> int:
         """Record a session that received nothing: a broker was there. The delays stay as they are.
 
-        A proxy or a load balancer may end every idle connection. After some ends in a row the log says so, once.
+        A proxy or a load balancer may end every idle connection. After some ends the log says so, once.
 
         Args:
             lived_s: duration of the session, in seconds.
@@ -77,8 +75,8 @@ class Backoff:
             return logging.WARNING
         if self._idle_ends == _IDLE_ENDS:
             _LOG.warning(
-                "%s: %d connections in a row have ended while no message came, the last after %.0f s. The source "
-                "reconnects each time. If a proxy or a load balancer ends idle connections, set 'heartbeat' (now %gs) "
+                "%s: %d connections have ended while no message came, the last after %.0f s. The source reconnects "
+                "each time. If a proxy or a load balancer ends idle connections, set 'heartbeat' (now %gs) "
                 "below its limit. Further ends of this kind are logged at level INFO",
                 self._endpoint.destination,
                 self._idle_ends,
