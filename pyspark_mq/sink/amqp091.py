@@ -163,6 +163,8 @@ class Amqp091Publisher(Publisher):
         timer = self._loop.call_later(timeout_s, self._loop.stop)
         try:
             self._loop.start()
+        except Exception as error:  # noqa: BLE001 - pika raises whatever it runs into
+            self._ended(error)
         finally:
             self._loop.remove_timeout(timer)
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -27,6 +27,7 @@ from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.chaos.proxy import Direction, FaultProxy
+from testbed.ports import ReservedPort
 from testbed.process import poll
 from tests.support.certificates import Certificates
 from tests.support.columns import built
@@ -387,6 +388,16 @@ def test_nobody_there_is_said_within_the_time(entry: LiveEntry) -> None:
     with pytest.raises(BrokerUnavailableError):
         write(entry, bodies(1), settings=settings)
     assert 1.0 <= time.monotonic() - began < 8.0
+
+
+def test_a_proxy_without_a_broker_behind_it_is_nobody(entry: LiveEntry) -> None:
+    """It resets each connection, at any moment of its opening."""
+    with entry.proxy() as proxy, closing(ReservedPort()) as nobody:
+        proxy.retarget(nobody.number)
+        settings = settings_of(entry, proxy, connect_timeout_s=0.2)
+        for _ in range(3):
+            with pytest.raises(BrokerUnavailableError):
+                write(entry, bodies(1), settings=settings)
 
 
 def test_a_second_url_is_tried(entry: LiveEntry) -> None:
