@@ -39,7 +39,7 @@ from testbed.chaos.queues import PrivateBroker
 from testbed.chaos.sink.checker import move, verdict
 from testbed.clusters.cluster import Cluster
 from testbed.clusters.factory import make_cluster
-from testbed.ports import LOOPBACK
+from testbed.ports import LOOPBACK, listens
 from testbed.process import poll
 from testbed.signals import freeze_one, kill_one
 from testbed.spark.standalone import SparkCluster
@@ -214,7 +214,8 @@ def _run(arguments: argparse.Namespace, folder: Path, console: Console, stack: E
         if cluster is not None:
             cluster.close()
     committed, log = job.numbers(), job.log.read_text("utf-8", "replace")
-    found = move(broker.name, broker.protocol, broker.urls[0], QUEUE, MOVED)
+    served = next(url for url in broker.urls if listens(urlsplit(url).port or 0))  # of a pair one waits
+    found = move(broker.name, broker.protocol, served, QUEUE, MOVED)
     reading = {name: value for name, value in job.options.items() if name not in broker.login}
     behind = _read({**reading, "url": ",".join(broker.urls), "queue": MOVED}, folder, len(set(found)))
     judged = verdict(found, behind, committed, filling())
