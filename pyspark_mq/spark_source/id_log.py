@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -44,6 +45,9 @@ _FILE = re.compile(
 )
 #: Pauses between attempts to read a file.
 _RESTS_S = (0.2, 1.0)
+#: Spark's log is compared at most once in this time. With `asyncProgressTrackingEnabled` it lacks batches, or has them
+#: too late.
+_COMPARE_S = 10.0
 _DIGEST_BYTES = 16
 _HEX = 2 * _DIGEST_BYTES
 _END = ".arrow"
@@ -94,6 +98,8 @@ class IdLog:
         self._number, self._first = 0, ""
         #: Files that Spark has shown, the newest last; None once nothing depends on these files.
         self._shown: dict[str, None] | None = {}
+        #: The last file that was looked up in Spark's log, and when.
+        self._compared, self._compared_s = "", -math.inf
         #: Files left by crashes but not reported yet.
         self._left: list[str] = []
         #: Whether this process has recorded a sync.
@@ -107,9 +113,15 @@ class IdLog:
         Raises:
             CheckpointError: the folder is in a checkpoint, and Spark's log there has no offset that names the file.
         """
-        if not file or self._shown is None or file in self._shown:
+        now_s = time.monotonic()
+        known = file == self._compared if self._shown is None else file in self._shown
+        if not file or known or (self._shown is None and now_s - self._compared_s < _COMPARE_S):
             return
         self._check_home(file)
+        self._compared = file
+        if self._shown is None:
+            self._compared_s = now_s
+            return
         self._shown[file] = None
         found = _FILE.fullmatch(file)
         if self.offsets is not None and found is not None and found["token"] is not None:
@@ -167,10 +179,12 @@ class IdLog:
             place = shown_place(above(self._place) or self._place)
             raise CheckpointError(
                 f"{self._destination}: {place!r}, the 'checkpointLocation' of the source, is not this query's "
-                "checkpoint: its folder 'offsets' has no offset of this source. This start emitted and acknowledged "
-                "nothing. Set the same 'checkpointLocation' on writeStream: without this option Spark uses a temporary "
-                "folder, as it does for the sinks 'console' and 'memory'. Each query needs its own load() and "
-                "'checkpointLocation'. To look at messages without consuming them, use 'pyspark-mq peek'"
+                "checkpoint: its folder 'offsets' has no offset of this batch. The batch was neither emitted nor "
+                "acknowledged. Set the same 'checkpointLocation' on writeStream: without this option Spark uses a "
+                "temporary folder, as it does for the sinks 'console' and 'memory'. Each query needs its own load() "
+                "and 'checkpointLocation'. If the folders are the same, leave out 'asyncProgressTrackingEnabled', "
+                "with which Spark writes offsets too late. To look at messages without consuming them, use "
+                "'pyspark-mq peek'"
             )
 
     # -- files of epochs

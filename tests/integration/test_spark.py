@@ -275,6 +275,28 @@ def test_the_wrapper_of_available_now_is_refused_in_words(
     assert [row.messageId for row in job.rows] == sent
 
 
+@pytest.mark.whole
+def test_logs_that_spark_writes_late_are_refused_in_words(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    job, sent, early = Job(spark, tmp_path, rabbit, name), [], {}
+    writer = job.load().writeStream.foreachBatch(lambda batch, number: early.update({number: batch.collect()}))
+    late = {"asyncProgressTrackingEnabled": "true", "_asyncProgressTrackingOverrideSinkSupportCheck": "true"}
+    late["asyncProgressTrackingCheckpointIntervalMs"] = "600000"  # logs of the first batch alone
+    query = writer.options(**late, checkpointLocation=job.checkpoint).trigger(processingTime="1 second").start()
+    while query.exception() is None and len(sent) < 2_000:
+        sent += rabbit.publish(name, bodies(20))
+        poll(lambda: query.exception() is not None, 1)
+    assert "leave out 'asyncProgressTrackingEnabled'" in str(query.exception())
+    query.stop()
+    # The same checkpoint goes on without it: a batch that is not logged as committed is run again, as always.
+    query = job.start()
+    assert poll(lambda: total(rabbit, name) == 0, 60)
+    query.stop()
+    rows = [row for batch in {**early, **job.batches}.values() for row in batch]
+    assert sorted(row.messageId for row in rows) == sorted(sent)
+
+
 @full_api
 @pytest.mark.whole
 @pytest.mark.parametrize("sink", ["parquet", "foreachBatch", "mq"])
