@@ -57,7 +57,10 @@ class Lookup(Protocol):
         """Return a function that returns the state of any of these keys. The table's next change makes it invalid."""
 
     def in_other_sessions(self, session: int, keys: Collection[Any]) -> set[Any]:
-        """Return the keys for which another session has an open delivery or an unsettled acknowledgement."""
+        """Return the keys for which other sessions have an open delivery or an unsettled acknowledgement.
+
+        Keys for which `session` has one, too, are left out.
+        """
 
 
 class ContentMatcher:

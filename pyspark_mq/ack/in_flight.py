@@ -140,8 +140,11 @@ class InFlightTable(Generic[K, P]):
         return set() if self._memory is None else self._memory.left_among(keys)
 
     def in_other_sessions(self, session: int, keys: Collection[K]) -> set[K]:
-        return self._open.held(except_session=session).intersection(keys) | self.settling.among(
-            keys, except_session=session
+        others = self._open.held(except_session=session).intersection(keys)
+        others |= self.settling.among(keys, lambda number: number != session)
+        # A broker does not deliver a message again to the session that holds it.
+        return others.difference(self._open[session].messages()) - self.settling.among(
+            others, lambda number: number == session
         )
 
     @property

@@ -10,7 +10,7 @@ redelivered, however late.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -69,13 +69,13 @@ class Settling(Generic[K]):
         """Epochs with unsettled acknowledgements."""
         return {batch.epoch for batch in self._batches.values() if batch.epoch is not None}
 
-    def among(self, keys: Collection[K], except_session: int) -> set[K]:
-        """Return the messages that have an unsettled acknowledgement in a session other than `except_session`."""
-        wanted, batches = set(keys), self._batches.items()
+    def among(self, keys: Collection[K], sessions: Callable[[int], bool]) -> set[K]:
+        """Return the messages that have an unsettled acknowledgement in one of these sessions."""
+        wanted = set(keys)
         return {
             key
-            for (_, session), batch in batches
-            if session != except_session
+            for (_, session), batch in self._batches.items()
+            if sessions(session)
             for key in wanted.intersection(batch.keys)
         }
 

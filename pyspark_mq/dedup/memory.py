@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import count
 from types import MappingProxyType
 from typing import Any
 
@@ -91,7 +91,6 @@ class Memory:
         forgotten: number of IDs forgotten although their messages may be redelivered.
         contents: batches of left contents; for each, the connected second at which its contents were left, and the
             number of messages left by then.
-        settled_contents: whether contents were settled since the last file.
         repeats: contents known to repeat, and how many messages with each content were left and not redelivered since.
     """
 
@@ -109,6 +108,9 @@ class Memory:
         #: Batches of left IDs that are not in a file yet.
         self._new: list[int] = []
         self._new_contents, self._new_repeats = _NOTHING, _NOTHING
+        #: Epochs settled by notes since the last file, and how many of the above are in a note.
+        self._settled: list[int] = []
+        self._noted = (0, 0, 0)
         #: Repeating contents found before the first file. They are kept by queue and key, not by digest, because a load
         #: changes the secret of digests.
         self._repeated: dict[tuple[str, Key], None] | None = {}
@@ -123,7 +125,6 @@ class Memory:
         self.connected_s = 0.0
         self.forgotten = 0
         self.contents: dict[int, tuple[int, int]] = {}
-        self.settled_contents = False
         self.repeats: dict[bytes, int] = {}
 
     def __len__(self) -> int:
@@ -165,7 +166,6 @@ class Memory:
             its = self._unsettled.pop(epoch)
             number = its.ids
             if self.ids.size(its.contents):
-                self.settled_contents = True
                 self._remove(self.ids.get([its.contents]), self.contents)
                 number = next(self._numbers)
                 self.ids.join([its.ids, its.contents], number)
@@ -218,15 +218,29 @@ class Memory:
         unsettled = (self._unsettled.get(epoch) for epoch in epochs)
         return any(its is not None and self.ids.size(its.contents) for its in unsettled)
 
-    def has_news(self, held: Collection[int], *, repeats: bool) -> bool:
-        """Whether it is in no file yet that contents are settled.
+    def note(self, held: Collection[int]) -> EpochFile | None:
+        """Settle epochs, and return what changed since the last file or note.
 
         Args:
             held: epochs with an unsettled acknowledgement.
-            repeats: also, whether it is in no file yet that contents repeat.
+
+        Returns:
+            the note, for :meth:`load`; None unless it is in no file that contents are settled or repeat.
         """
-        settled = self.settled_contents or self.has_contents(self._unsettled.keys() - set(held))
-        return settled or (repeats and len(self._new_repeats) > 0)
+        settled = [epoch for epoch in self._unsettled if epoch not in held]
+        left, contents, repeats = self._noted
+        if not self.has_contents(settled) and len(self._new_repeats) == repeats:
+            return None
+        self._settled += self.settle(settled)
+        self._noted = len(self._new), len(self._new_contents), len(self._new_repeats)
+        return EpochFile(
+            connected_s=self.connected_s,
+            left_so_far=self._left_so_far,
+            settled=settled,
+            left=self.ids.get(self._new[left:]),
+            left_contents=self._new_contents[contents:],
+            repeating=self._new_repeats[repeats:],
+        )
 
     def note_repeat(self, queue: str, key: Key) -> None:
         """Record that a content repeats. Record the content's key, too, because a load may change the secret."""
@@ -282,13 +296,13 @@ class Memory:
             echoes: messages of the epoch that it does not emit.
         """
         self._repeated = self._left = None
-        settled = self.settle([one for one in self._unsettled if one not in held])
+        settled = [*self._settled, *self.settle([one for one in self._unsettled if one not in held])]
         number = next(self._numbers)
         self._join(self.left, self._new, number)
         left = self.ids.get([number])
         self._new = []
         new_contents, new_repeats = self._new_contents, self._new_repeats
-        self._new_contents, self._new_repeats, self.settled_contents = _NOTHING, _NOTHING, False
+        self._new_contents, self._new_repeats, self._settled, self._noted = _NOTHING, _NOTHING, [], (0, 0, 0)
         self.forgotten += self._forget_left()
         window_part = left_part = repeats = _NOTHING
         unsettled: list[Snapshot] = []
@@ -378,13 +392,23 @@ class Memory:
 
     # -- restart
 
-    def load(self, name: str, read: Callable[[str], EpochFile], *, committed: bool) -> Counter[str]:
+    def load(
+        self,
+        name: str,
+        read: Callable[[str], EpochFile],
+        *,
+        committed: bool,
+        notes: Sequence[EpochFile] = (),
+        begun: bool = False,
+    ) -> Counter[str]:
         """Load the memory of a former process. This memory must be empty.
 
         Args:
             name: name of the newest file.
             read: reads a file, without the abandoned messages of its epoch.
             committed: whether the epoch of that file is committed.
+            notes: what :meth:`note` returned after that commit, oldest first; none before it.
+            begun: whether the echoes of that epoch are settled.
 
         Returns:
             the number of messages in each queue that were left when the former process ended.
@@ -421,15 +445,23 @@ class Memory:
         self._leave(own.left)
         if self._base != name:
             self._apply(own)
+        if begun:
+            self._commit_all(own.epoch, own.echoes)
+            self.settle([own.epoch])
         if committed:
-            self._plan(own)
+            self._commit_all(own.epoch, own.planned)
+            self._commit_all(own.epoch, {} if begun else own.echoes)
+        for note in notes:
+            self._apply(note)
         self.written(name, own)
-        self._left_so_far = own.left_so_far
+        self._left_so_far = notes[-1].left_so_far if notes else own.left_so_far
         self.forget_contents()
         self._forget_left()
         self._new, self.forgotten, self._loaded = [], 0, True
-        self._new_contents, self._new_repeats, self.settled_contents = _NOTHING, new_repeats, False
+        self._new_contents, self._new_repeats = _NOTHING, new_repeats
         recent = self._leave_unsettled()
+        for note in notes:
+            self._leave(note.left)  # the next file has them again
         self.leave(left)
         return recent
 
@@ -440,17 +472,18 @@ class Memory:
         shelf.parts.append((file, number))
 
     def _apply_base(self, file: EpochFile) -> None:
+        self.repeat(file.repeats)
+        for one in file.contents:
+            self._left_so_far = one.so_far
+            self._leave_contents(one.contents, one.number)
+        self._joined = next(self._numbers)
+        # After the left contents: the echo of a left content is in an unsettled epoch, too.
         for one in file.unsettled:
             its = self._unsettled[one.number] = _Unsettled(
                 next(self._numbers), next(self._numbers), Counter(one.queues)
             )
             self.ids.put(its.ids, one.digests)
             self.ids.put(its.contents, one.contents)
-        self.repeat(file.repeats)
-        for one in file.contents:
-            self._left_so_far = one.so_far
-            self._leave_contents(one.contents, one.number)
-        self._joined = next(self._numbers)
 
     def _apply(self, file: EpochFile) -> None:
         """Apply the changes that a file records."""
@@ -461,8 +494,12 @@ class Memory:
 
     def _plan(self, file: EpochFile) -> None:
         """Commit the epoch of a file."""
-        for queue, keys in chain(file.planned.items(), file.echoes.items()):
-            self.commit(file.epoch, queue, keys)
+        self._commit_all(file.epoch, file.planned)
+        self._commit_all(file.epoch, file.echoes)
+
+    def _commit_all(self, epoch: int, planned: ByQueue) -> None:
+        for queue, keys in planned.items():
+            self.commit(epoch, queue, keys)
 
     def _leave_unsettled(self) -> Counter[str]:
         recent: Counter[str] = Counter()

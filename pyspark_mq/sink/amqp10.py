@@ -54,6 +54,8 @@ _NO_WINDOW = "it has stopped reading"
 _OLDEST_RABBITMQ = 4
 #: In the condition of an outcome `rejected` while the queue's node is away: "queue 'x' is unavailable" (RabbitMQ 4.3).
 _REASON, _UNAVAILABLE = symbol("reason"), symbol("unavailable")
+#: Condition with which a broker that is stopped closes connections, and what engines say of a silent peer.
+_FORCED, _SILENT = "amqp:connection:forced", "idle-timeout expired"
 _UNREADABLE = (ProtonException, UnicodeDecodeError, TypeError, ValueError)
 _Encoded: TypeAlias = "tuple[Destination, bytes, str]"
 
@@ -267,10 +269,12 @@ class Amqp10Publisher(Publisher):
 
     def _end_error(self) -> MqError:
         """Return the error for the end of the session or the connection."""
-        condition = self._stated()
+        condition = _condition_of(self._session)
         if condition is None:
-            # The engine's own, if nothing came from the broker for too long, or bytes that are not AMQP.
-            return self.lost(": ".join(self._condition() or (self._end,)))
+            name, description = self._condition() or ("", self._end)
+            # An engine whose peer was silent for too long states that, too: ours, or the broker's.
+            stated = bool(_condition_of(self._proton)) and name != _FORCED and _SILENT not in description
+            return self.lost(": ".join(filter(None, (name, description))), stated=stated)
         # RabbitMQ ends the session if it refuses a link.
         destination = self.settings.destination
         where, kind = (
@@ -296,27 +300,19 @@ class Amqp10Publisher(Publisher):
             )
         if name == "amqp:resource-limit-exceeded":
             return WriteError(f"{self.url}: {where} is full ({reason}): make room in it, or raise its limit")
-        return self.lost(reason, stated=name != "amqp:connection:forced")
+        return self.lost(reason, stated=name != _FORCED)
 
     # -- the connection
 
     def _condition(self) -> tuple[str, str] | None:
         """Return why the connection ended: what the broker stated, or else the engine's own reason."""
-        found = self._stated()
-        if found is None and self._transport.condition:
-            found = self._transport.condition.name, str(self._transport.condition.description or "")
-        return found
-
-    def _stated(self) -> tuple[str, str] | None:
-        """Return the reason that the broker stated for the end of the session or the connection."""
-        for part in (self._session, self._proton):
-            try:
-                condition = part and part.remote_condition
-            except _UNREADABLE as unreadable:
-                return "amqp:decode-error", str(unreadable)
-            if condition:
-                return str(condition.name), str(condition.description or "")
-        return None
+        own = self._transport.condition
+        return (
+            _condition_of(self._session)
+            or _condition_of(self._proton)
+            or (own and (str(own.name), str(own.description or "")))
+            or None
+        )
 
     def _until(self, done: Callable[[], bool], deadline: float) -> bool:
         while not done():
@@ -366,3 +362,12 @@ class Amqp10Publisher(Publisher):
                     lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), time.monotonic() + _CLOSE_TIMEOUT_S
                 )
         self._socket.close()
+
+
+def _condition_of(part: Any) -> tuple[str, str] | None:
+    """Return the reason that the broker stated for the end of a session or connection."""
+    try:
+        condition = part and part.remote_condition
+    except _UNREADABLE as unreadable:
+        return "amqp:decode-error", str(unreadable)
+    return (str(condition.name), str(condition.description or "")) if condition else None

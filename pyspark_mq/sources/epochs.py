@@ -107,8 +107,8 @@ class EpochSource:
         self._highest = 0
         #: Uncommitted epoch whose payload Spark has asked for -> names of the epoch's queues, in order.
         self._begun: dict[int, list[str]] = {}
-        #: Time since which something about messages without an ID is in no file; None if everything is.
-        self._news_since_s: float | None = None
+        #: Whether the planned epoch may be the only one of the run.
+        self._alone = False
         #: The newest epoch noted as synced.
         self._synced: int | None = None
         self._act: Mapping[Act, Callable[[_Asked], None]] = {
@@ -285,27 +285,15 @@ class EpochSource:
             self._backlog.begin([queue.name for queue in self._queues if not queue.view.depths])
         sizes = self._batch_sizing.gather(asked.limit, once=once)
         self._timings.gathered()
-        if sizes or self._tells_news():
+        self._alone = asked.alone or asked.limit is None
+        if sizes:
             self._cut(asked.start, sizes)
-        elif noted:
+            return
+        self._memory.note_settled(asked.start, self._queues.in_flight_tables)
+        if noted:
             self._memory.end_alone(asked.start)
 
-    def _tells_news(self) -> bool:
-        """Whether to plan an empty epoch, whose file says what is known about messages without an ID.
-
-        A process that starts without this knowledge would take an equal message for a redelivery and drop it.
-        """
-        now_s, bounded = self._runtime.monotonic_s(), self._batch_sizing.is_bounded
-        # Messages beyond the end of a bounded run may repeat without end.
-        if not self._memory.has_news(self._queues.in_flight_tables, repeats=not bounded):
-            self._news_since_s = None
-            return False
-        if self._news_since_s is None:
-            self._news_since_s = now_s
-        return bounded or now_s - self._news_since_s >= self._runtime.timing.news_s
-
     def _cut(self, start: Position, sizes: Mapping[QueueReader, int]) -> None:
-        self._news_since_s = None
         epoch = self._highest = self._highest + 1
         bytes_before = self._queues.planned_bytes
         planned = {queue.name: queue.plan(epoch, sizes.get(queue, 0)) for queue in self._queues}
@@ -321,6 +309,9 @@ class EpochSource:
     def _begin(self, asked: _Asked) -> None:
         self._sync(asked.start)  # emit only messages that are planned durably
         self._hold(asked.end)
+        # No later call would find the epoch's echoes settled.
+        if self._alone and self._batch_sizing.await_settled():
+            self._memory.note_begun(asked.end)
 
     def _begin_again(self, asked: _Asked) -> None:
         """Begin an epoch of a former process as soon as its messages are here."""

@@ -26,9 +26,11 @@ _LOG = logging.getLogger("pyspark_mq")
 #: Bytes of the secret for digests.
 _SECRET_BYTES = 32
 #: Parts of an epoch next to its file: a note that its process is about to acknowledge it; a note that another process
-#: expects its messages; a note that a process plans, after this epoch, what may be the only epoch of its run; and
-#: numbered records of abandoned messages.
-_ACKNOWLEDGED, _EXPECTED, _ALONE, _ABANDONED = "acknowledged", "expected", "alone", "abandoned"
+#: expects its messages; a note that a process plans, after this epoch, what may be the only epoch of its run; a note
+#: that its echoes are settled; and, numbered, records of abandoned messages, and notes of what was settled since.
+_ACKNOWLEDGED, _EXPECTED, _ALONE, _BEGUN, _ABANDONED, _SETTLED = (
+    "acknowledged", "expected", "alone", "begun", "abandoned", "settled",
+)  # fmt: skip
 
 
 class LeftOpen(NamedTuple):
@@ -177,9 +179,30 @@ class Journal:
             self._to_note.add(name)
         return name
 
-    def has_news(self, in_flight_tables: Mapping[str, InFlightTable[Key, Any]], *, repeats: bool) -> bool:
-        """Whether it is in no file yet that messages without an ID are settled or, with `repeats`, that they repeat."""
-        return self.memory.has_news(_held(in_flight_tables), repeats=repeats)
+    def note_settled(self, start: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
+        """Write down what no file says yet about messages without an ID: which are settled, and which repeat.
+
+        A process that starts without this knowledge would take an equal message for a redelivery and drop it.
+
+        Args:
+            start: the last committed position, to whose file the note belongs.
+
+        Raises:
+            CheckpointError: the note cannot be written.
+        """
+        note = self.memory.note(_held(in_flight_tables)) if start.file else None
+        if note is not None:
+            number = sum(part.startswith(_SETTLED) for part in self._files.parts(start.file))
+            self._files.put(note, start.file, f"{_SETTLED}-{number:06d}")
+
+    def note_begun(self, end: Position) -> None:
+        """Write down that the echoes of an epoch are settled, for a run that ends without another call.
+
+        Raises:
+            CheckpointError: the note cannot be written.
+        """
+        if end.file:
+            self._files.put(EpochFile(), end.file, _BEGUN)
 
     def begin_alone(self, start: Position) -> bool:
         """Record that this process plans an epoch that may be the only epoch of its run.
@@ -307,13 +330,19 @@ class Journal:
         """Load the memory from a file: as of the plan of the file's epoch, or, with `committed`, as of its commit."""
         if not name:
             return LeftOpen({}, {}, {})
-        counts = self.memory.load(name, self._file, committed=committed)
+        parts = self._files.parts(name)
+        notes = [self._files.read(name, part) for part in parts if committed and part.startswith(_SETTLED)]
+        begun = _BEGUN in parts
+        counts = self.memory.load(name, self._file, committed=committed, notes=notes, begun=begun)
         file, keys = self._file(name), planned_in(self._files, start.file)
         # For contents that were known to repeat when the epoch was planned, a note tells whether it is acknowledged.
         # For contents found to repeat since then, there is no such note. The echoes of an open epoch may have been
         # acknowledged when that epoch began, so they are not expected.
-        since = frozenset() if name == start.file else frozenset(map(bytes, file.repeating))
+        changed = notes if name == start.file else [file]
+        since = frozenset(bytes(content) for one in changed for content in one.repeating)
         echoes = {} if name == start.file else file.echoes
+        if any(start.epoch in note.settled for note in notes):
+            keys = {}  # nothing of the epoch is redelivered
         coming = self._repeating(
             {queue: _without(some, Counter(echoes.get(queue, ()))) for queue, some in keys.items()}, since
         )
@@ -369,9 +398,11 @@ class NoJournal:
         """Write nothing."""
         return ""
 
-    def has_news(self, in_flight_tables: Mapping[str, InFlightTable[Key, Any]], *, repeats: bool) -> bool:  # noqa: ARG002
-        """Return False: no message is known."""
-        return False
+    def note_settled(self, start: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
+        """Note nothing: no message is known."""
+
+    def note_begun(self, end: Position) -> None:
+        """Note nothing."""
 
     def begin_alone(self, start: Position) -> bool:  # noqa: ARG002
         """Return whether windows may be wide.

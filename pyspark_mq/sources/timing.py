@@ -66,9 +66,6 @@ class Timing:
     #: Interval of retries if the first look-up of queues by a pattern failed.
     pattern_retry_s: float = 1.0
 
-    #: If no other epoch comes in this time, an empty one records what is known about messages without an ID.
-    news_s: float = 15.0
-
     #: A broker that has messages and room in the window must deliver within this time, or its session is replaced.
     silence_s: float = 30.0
     #: If no confirmation arrives within this time, a warning is logged. Some ten thousand messages take seconds on a

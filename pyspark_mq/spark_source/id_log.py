@@ -68,6 +68,14 @@ _WRITTEN = {
         "the note that messages of the epoch of '{}' are expected cannot be written",
         f"Nothing was received. {_MAKE_ROOM}",
     ),
+    "begun": (
+        "the note that echoes of the epoch of '{}' are settled cannot be written",
+        f"The epoch was not emitted. {_MAKE_ROOM}",
+    ),
+    "settled": (
+        "the note that the epoch of '{}' is settled cannot be written",
+        f"Everything committed is acknowledged. {_MAKE_ROOM}",
+    ),
     "acknowledged": (
         "the note that the epoch of '{}' is acknowledged cannot be written",
         f"The epoch was not acknowledged. {_MAKE_ROOM}",

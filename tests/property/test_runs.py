@@ -58,7 +58,7 @@ class Side:
             "expected": (in_flight.expected, len(in_flight.planned), in_flight.planned.size_bytes),
             "counters": in_flight.counters,
             "left": in_flight.left_among(keys),
-            "settling": in_flight.settling.among(keys, except_session=0),
+            "settling": in_flight.settling.among(keys, lambda _: True),
         }  # fmt: skip
 
 
