@@ -12,6 +12,7 @@ from itertools import count
 
 import pytest
 
+from pyspark_mq.dedup import EpochFile, Memory
 from pyspark_mq.errors import DataLossError
 from tests.support.engine import At, Crashed
 from tests.support.memory_broker import MEMORY, MemoryQueue
@@ -38,6 +39,65 @@ def test_a_run_that_ends_leaves_nothing_open(others: int, *, shows_start: bool) 
         one.scene.query.running = lambda: None
         one.scene.world.let_pass(60.0)
     assert one.lost_and_twice == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ["before 4.2", "once"])
+def test_runs_of_one_epoch_lose_no_repetition(kind: str) -> None:
+    one = Contents(shows_start=kind == "once", settle_grace_s=5.0)
+    query = one.scene.query
+    one.publish("equal")
+    for number in range(6):
+        query.trigger(once=kind == "once")
+        query.running = lambda: None
+        query.crash()
+        one.scene.world.let_pass(60.0)
+        one.publish(f"other {number}")
+        query.running = lambda: (one.publish("equal"), one.scene.world.let_pass(0.5))
+    query.running = lambda: None
+    assert one.lost_and_twice == (0, 0)
+
+
+@pytest.mark.parametrize("idle_s", [8, 12, 20])
+def test_a_query_that_is_stopped_while_it_is_idle_leaves_nothing_open(idle_s: int) -> None:
+    one = Contents(settle_grace_s=5.0)
+    one.publish("equal")
+    for _ in range(idle_s):
+        one.trigger()
+        one.scene.world.let_pass(1.0)
+    one.publish("equal")
+    one.scene.world.let_pass(0.3)
+    one.scene.query.crash()
+    assert one.lost_and_twice == (0, 0)
+
+
+def test_an_echo_in_a_base_file_removes_its_content_when_it_is_settled() -> None:
+    content, files = bytes(range(16)), {"first": Memory(10, 10, b"secret").compose(0, ["orders"], {}, held=())}
+    memory = Memory(10, 10, b"")
+    memory.load("first", files.__getitem__, committed=True)
+    memory.leave({"orders": [content]})
+    memory.commit(1, "orders", [content])  # its echo
+    files["second"] = memory.compose(2, ["orders"], {}, held={1})
+    assert files["second"].base == ""
+    later = Memory(10, 10, b"")
+    later.load("second", files.__getitem__, committed=True, notes=[EpochFile(settled=[1])])
+    assert later.contents_left == 0
+
+
+def test_a_session_that_holds_a_message_is_not_handed_it_again() -> None:
+    one = Contents(proves=True, consumers=2, min_messages=20, max_delay_s=60.0)
+    queue = one.scene.queue
+    one.trigger()
+    for number in range(4):
+        queue.sessions.append(queue.sessions.pop(0))  # in turn
+        one.publish("equal")
+        if number:  # it was another client's before
+            queue.ready[-1].deliveries = 1
+        one.scene.broker.step()
+        one.scene.world.let_pass(0.3)
+        one.trigger()
+    one.scene.world.let_pass(60.0)
+    lost, _ = one.lost_and_twice
+    assert lost <= 1  # another consumer holds the first
 
 
 @pytest.mark.parametrize("starts", [1, 6])
