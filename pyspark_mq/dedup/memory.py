@@ -107,7 +107,8 @@ class Memory:
         self._left_so_far = 0
         #: Batches of left IDs that are not in a file yet.
         self._new: list[int] = []
-        self._new_contents, self._new_repeats = _NOTHING, _NOTHING
+        self._new_contents: Any = _NOTHING
+        self._new_repeats: list[bytes] = []
         #: Epochs settled by notes since the last file, and how many of the above are in a note.
         self._settled: list[int] = []
         self._noted = (0, 0, 0)
@@ -239,7 +240,7 @@ class Memory:
             settled=settled,
             left=self.ids.get(self._new[left:]),
             left_contents=self._new_contents[contents:],
-            repeating=self._new_repeats[repeats:],
+            repeating=from_bytes(b"".join(self._new_repeats[repeats:])),
         )
 
     def note_repeat(self, queue: str, key: Key) -> None:
@@ -251,7 +252,7 @@ class Memory:
     def repeat(self, digests: Any) -> None:
         """Record that contents repeat."""
         left = {*self.ids.find(digests, self.contents)}
-        self._new_repeats = np.concatenate([self._new_repeats, digests])
+        self._new_repeats += map(bytes, digests)
         for place, text in enumerate(map(bytes, digests)):
             self.repeats.setdefault(text, int(place in left))
             if len(self.repeats) > _REPEATS_MAX:
@@ -301,8 +302,8 @@ class Memory:
         self._join(self.left, self._new, number)
         left = self.ids.get([number])
         self._new = []
-        new_contents, new_repeats = self._new_contents, self._new_repeats
-        self._new_contents, self._new_repeats, self._settled, self._noted = _NOTHING, _NOTHING, [], (0, 0, 0)
+        new_contents, new_repeats = self._new_contents, from_bytes(b"".join(self._new_repeats))
+        self._new_contents, self._new_repeats, self._settled, self._noted = _NOTHING, [], [], (0, 0, 0)
         self.forgotten += self._forget_left()
         window_part = left_part = repeats = _NOTHING
         unsettled: list[Snapshot] = []
@@ -416,10 +417,10 @@ class Memory:
         own, repeated, left = read(name), self._repeated or {}, self._left or {}
         self.digester, self.repeats = Digester(bytes.fromhex(own.secret)), {}
         self._repeated = self._left = None
-        self._new_repeats = _NOTHING
+        self._new_repeats = []
         for queue, key in repeated:
             self.note_repeat(queue, key)
-        new_repeats = self._new_repeats
+        new_repeats = [*self._new_repeats]
         self.connected_s = own.connected_s
         self._gone = deque(own.gone)
         self._base = own.base if own.base is None else own.base or name

@@ -371,29 +371,16 @@ def jars_of(distribution: Distribution) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("sink", ["to_delta", "to_kafka", "to_jdbc"])
-def test_a_sink_takes_the_empty_batch_of_an_idle_query(
-    request: pytest.FixtureRequest, rabbit: RabbitNode, sink: str
-) -> None:
+def test_a_sink_takes_a_batch_without_a_row(request: pytest.FixtureRequest, rabbit: RabbitNode, sink: str) -> None:
+    """The first of a query on an empty queue; a restart may have one, too."""
     job, rows = request.getfixturevalue(sink)
-    bodies: list[bytes] = []
     try:
-        for run in range(2):
-            # The first is equal each time, and without IDs: the next process has to know that it is settled.
-            sent = [b"tick", b"run %d" % run]
-            rabbit.publish("orders", sent, ids=[None, None])
-            bodies += sent
-            job.keep_alive()
-            emptied(job, rabbit, "orders")
-            assert sorted(rows()) == sorted(bodies)
-            last = newest(job)
-            assert poll(lambda last=last: newest(job) > last or not job.running, WAIT_S, interval_s=0.2)
-            assert job.running, job.log.read_text("utf-8")[-4000:]
-            assert sorted(rows()) == sorted(bodies)
-            killed(job)
+        job.keep_alive()
+        assert poll(lambda: job.has("commits", 0) or not job.running, WAIT_S, interval_s=0.2)
+        assert job.running, job.log.read_text("utf-8")[-4000:]
+        assert not rows()
+        sent = published(rabbit, "orders")
+        emptied(job, rabbit, "orders")
+        assert sorted(rows()) == sorted(sent.values())
     finally:
         job.stop()
-
-
-def newest(job: SinkJob) -> int:
-    """The newest batch that Spark has committed."""
-    return max(int(file.name) for file in (job.checkpoint / "commits").iterdir() if file.name.isdecimal())
