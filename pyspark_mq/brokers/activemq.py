@@ -71,7 +71,8 @@ ACTIVEMQ = Broker(
         # ID:<host>-<port>-<time>-<n>:<connection>:<session>:<producer>:<message>, whatever the connection's name.
         # A property `message-id`, set over AMQP 1.0 or OpenWire, replaces that ID (5.18, 6.3).
         own_id=re.compile(r"(?::-?[0-9]+){3}$"),
-        # The broker parses each part of an ID as a number, and closes a connection that acknowledges another ID (6.1).
+        # The broker parses each part of an ID as a number. An acknowledgement of another ID closes the connection
+        # without an ERROR; the broker's log has "java.lang.NumberFormatException: For input string: "abc"" (6.3).
         foreign_prefix="JMS_AMQP_",
     ),
     amqp10=Amqp10Dialect(

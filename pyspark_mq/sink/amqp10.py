@@ -275,7 +275,7 @@ class Amqp10Publisher(Publisher):
             # An engine whose peer was silent for too long states that, too: ours, or the broker's.
             stated = bool(_condition_of(self._proton)) and name != _FORCED and _SILENT not in description
             return self.lost(": ".join(filter(None, (name, description))), stated=stated)
-        # RabbitMQ ends the session if it refuses a link.
+        # RabbitMQ 4.0 ends the session if it refuses a link: amqp:not-found, "no queue 'nowhere' in vhost '/'".
         destination = self.settings.destination
         where, kind = (
             ("a destination of the rows", "queue") if destination is None else (str(destination), destination.kind)

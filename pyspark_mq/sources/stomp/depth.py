@@ -3,7 +3,8 @@
 A question is a message to the broker's management address. It names an operation in its properties, and has the
 arguments in its body, as JSON. The answer goes to the reply address that the question names (Artemis' manual, "Using
 Management Message API"). So the user must be allowed to `manage` the management address, and to create and consume an
-address for answers. Other users get an ERROR, which ends the connection.
+address for answers. Other users get an ERROR, after which the broker closes the connection: "AMQ229032 User reader does
+not have permission='CREATE_ADDRESS' on address …", or "AMQ339011 Error sending message CoreMessage[…]" (2.56).
 
 The broker does not take all counts at the same moment: while messages flowed, the counts were up to some hundreds too
 high or a few too low (measured on 2.40 and 2.56). Without traffic they are right. Messages of a dead connection count
