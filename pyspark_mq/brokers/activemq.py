@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP, Amqp10Dialect, Broker, Listing, StompDialect, by_scheme
+from pyspark_mq.brokers.destinations import KINDS
 
 __all__ = ["ACTIVEMQ"]
 
@@ -74,6 +75,14 @@ ACTIVEMQ = Broker(
         # The broker parses each part of an ID as a number. An acknowledgement of another ID closes the connection
         # without an ERROR; the broker's log has "java.lang.NumberFormatException: For input string: "abc"" (6.3).
         foreign_prefix="JMS_AMQP_",
+        # `/temp-queue/` is a queue of the connection's own, which nobody else can name.
+        forms=(
+            ("queue", "/queue/"),
+            ("topic", "/topic/"),
+            ("temp-queue", "/remote-temp-queue/"),
+            ("temp-topic", "/remote-temp-topic/"),
+        ),
+        kinds_in_names=True,
     ),
     amqp10=Amqp10Dialect(
         queue="queue://{name}",
@@ -84,5 +93,7 @@ ACTIVEMQ = Broker(
         # A page has 200 messages (`maxPageSize`). With that many messages unacknowledged, the queue delivers no more
         # until something wakes it, as each new credit does.
         credit_max=200,
+        forms=tuple((kind, f"{kind}://") for kind in KINDS),
+        states_kinds=True,
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP, Amqp10Dialect, Broker, Listing, StompDialect, by_scheme
+from pyspark_mq.brokers.destinations import KINDS
 
 __all__ = ["ARTEMIS"]
 
@@ -74,6 +75,7 @@ ARTEMIS = Broker(
         # header (2.56).
         group_id=("_AMQ_GROUP_ID",),
         group_sequence=("_AMQ_GROUP_SEQUENCE", "JMSXGroupSeq"),
+        forms=tuple((kind, f"{kind}://") for kind in KINDS),
     ),
     amqp10=Amqp10Dialect(
         queue="{name}",
@@ -85,5 +87,6 @@ ARTEMIS = Broker(
         # The node's UUID, which its journal keeps.
         names_itself=True,
         management="activemq.management",
+        states_kinds=True,
     ),
 )

@@ -8,10 +8,12 @@ rest of the package reads a :class:`Broker`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from urllib.parse import quote
+
+from pyspark_mq.brokers.destinations import Form
 
 __all__ = [
     "AMQP_0_9_1", "AMQP_1_0", "PASSING_HEADERS", "PASSING_PREFIXES", "STOMP", "Amqp10Dialect", "Broker", "Listing",
@@ -69,6 +71,8 @@ class StompDialect:
         user_id, app_id, content_encoding, group_id, group_sequence: headers that may have this value. The first header
             that is present counts. Empty if the broker does not send the value.
         routed: whether `destination` of MESSAGE names the exchange and routing key that the message was published with.
+        forms: how `reply-to` is written, see :mod:`.destinations`.
+        kinds_in_names: whether `destination` of SEND has these forms, too. Otherwise it has the name alone.
     """
 
     queue: str
@@ -101,6 +105,8 @@ class StompDialect:
     group_id: tuple[str, ...] = ()
     group_sequence: tuple[str, ...] = ()
     routed: bool = False
+    forms: Sequence[Form] = ()
+    kinds_in_names: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,8 @@ class Amqp10Dialect:
             does.
         management: address that answers questions about a queue, for users with the right to ask them; empty if there
             is no such address.
+        forms: how destinations are written, see :mod:`.destinations`.
+        states_kinds: whether messages state the kind of `reply-to` in an annotation, as JMS clients do.
     """
 
     queue: str
@@ -140,6 +148,8 @@ class Amqp10Dialect:
     virtual_host: str = ""
     management_since: int | None = None
     management: str = ""
+    forms: Sequence[Form] = ()
+    states_kinds: bool = False
 
     def queue_address(self, name: str, version: str) -> str:
         """Return a queue's address in this version of the broker. An unknown version counts as an old version."""

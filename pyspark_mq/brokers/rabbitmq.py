@@ -92,6 +92,7 @@ RABBITMQ = Broker(
         group_id=("JMSXGroupID",),
         group_sequence=("JMSXGroupSeq",),
         routed=True,
+        forms=(("queue", "/reply-queue/"), ("address", "/exchange/"), ("address", "/topic/")),
     ),
     amqp10=Amqp10Dialect(
         queue="/amq/queue/{name}",
@@ -105,5 +106,7 @@ RABBITMQ = Broker(
         queue_since=(4, "/queues/{name}"),
         virtual_host="vhost:{name}",
         management_since=4,
+        # `/queue/` is of address format 1.
+        forms=(("queue", "/queues/"), ("queue", "/queue/"), ("address", "/exchanges/"), ("address", "/exchange/")),
     ),
 )

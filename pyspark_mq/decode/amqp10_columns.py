@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_mq.brokers.destinations import as_row
 from pyspark_mq.decode.amqp10_message import COLUMNS, Named, Raw, is_not_redelivered
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.decode.amqp10_walk import Walk, Walked, prefix_of
@@ -177,6 +178,10 @@ def _walked(messages: Messages, reader: SectionReader) -> tuple[WalkedGroup | No
         return None, ()
     source = _Source(messages.data, walked)
     columns, rows = _columns(source, like, ttl_ms), np.flatnonzero(walked.rows)
+    if "replyTo" in columns:
+        texts, places = distinct(columns["replyTo"])
+        shown = [text and as_row(text, reader.forms, like.of.reply_kind) for text in texts]
+        columns["replyTo"] = pa.array(shown, pa.string()).take(pa.array(places))
     if source.malformed.any():
         return None, rows[source.malformed]
     constants = {name: COLUMNS[name]([like])[0] for name in _OF_THE_BEGINNING}

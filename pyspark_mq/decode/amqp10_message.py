@@ -20,13 +20,15 @@ from pyspark_mq.decode.amqp10_encoding import EncodingError, Pairs, bare_message
 from pyspark_mq.decode.batch import INT32_MAX, INT64_MAX, UNREADABLE_PROPERTY, Column, Unreadable
 
 __all__ = [
-    "COLUMNS", "DEATHS", "JMS_KIND", "ROUTING", "Named", "Raw", "Sections", "UnreadableMessage", "body_bytes", "id_of",
-    "is_not_redelivered", "json_text", "lasting", "property_of", "text", "unreadable_of",
+    "COLUMNS", "DEATHS", "JMS_KIND", "JMS_REPLY_KIND", "ROUTING", "Named", "Raw", "Sections", "UnreadableMessage",
+    "body_bytes", "id_of", "is_not_redelivered", "json_text", "lasting", "property_of", "text", "unreadable_of",
 ]  # fmt: skip
 
 #: Message annotation with the kind of a JMS message ("AMQP JMS Mapping", 3.2.1). The property with this kind has the
 #: same name as the annotation.
 JMS_KIND = "x-opt-jms-msg-type"
+#: Message annotation with the kind of `reply-to`, as a number (the same, 3.2.1).
+JMS_REPLY_KIND = "x-opt-jms-reply-to"
 #: Message annotations of RabbitMQ 4: where a message was published.
 ROUTING = ("x-exchange", "x-routing-key")
 #: Annotations of dead letters in RabbitMQ 4 and 3 ("Dead Letter Exchanges", "Effects on Messages").
@@ -43,6 +45,8 @@ class Sections(NamedTuple):
         priority, durable, deliveries: fields of the header. `deliveries` is the number of earlier deliveries.
         redelivered: whether the message may have been delivered before.
         id, correlation_id: IDs as the producer sent them: str, int, UUID, bytes, or None.
+        reply_to: as the message has it; of a delivery, as rows name destinations.
+        reply_kind: place of the kind of `reply_to` in :data:`.KINDS`, if the message states it.
         created_ms, expires_ms: milliseconds since 1970; 0 for none.
         application: application properties by name; a nested value is JSON.
         named: properties from other sections, which take precedence over application properties.
@@ -75,6 +79,7 @@ class Sections(NamedTuple):
     died: bool = False
     value: Any = None
     described: bool = False
+    reply_kind: int | None = None
 
 
 class Raw(NamedTuple):

@@ -7,13 +7,16 @@ delivery, an :class:`~pyspark_mq.decode.amqp10_encoding.EncodingError` is raised
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+from pyspark_mq.brokers.destinations import KINDS, Form, as_row
 from pyspark_mq.decode.amqp10_encoding import EncodingError, Pairs, Values, list_at, plain_at
 from pyspark_mq.decode.amqp10_message import (
     DEATHS,
     JMS_KIND,
+    JMS_REPLY_KIND,
     ROUTING,
     Named,
     Raw,
@@ -77,10 +80,11 @@ class SectionReader:
     Args:
         counts_acquirers: whether the broker marks a redelivery by the header `first-acquirer`.
         names_annotations: whether all message annotations become properties.
+        forms: how the broker writes destinations.
     """
 
-    def __init__(self, *, counts_acquirers: bool, names_annotations: bool = False) -> None:
-        self._counts_acquirers, self._names_annotations = counts_acquirers, names_annotations
+    def __init__(self, *, counts_acquirers: bool, names_annotations: bool = False, forms: Sequence[Form] = ()) -> None:
+        self._counts_acquirers, self._names_annotations, self.forms = counts_acquirers, names_annotations, forms
 
     def read(self, tag: int, data: bytes) -> Raw:
         """Return the message as a delivery with this tag.
@@ -91,6 +95,8 @@ class SectionReader:
             said = read_sections(
                 data, counts_acquirers=self._counts_acquirers, names_annotations=self._names_annotations
             )
+            if said.reply_to is not None:
+                said = said._replace(reply_to=as_row(said.reply_to, self.forms, said.reply_kind))
             body = json_text(said.value).encode() if said.described else body_bytes(said.value)
             return Raw(tag, body, len(data), said)
         except Exception as broken:  # noqa: BLE001 - whatever the error, this message is its cause
@@ -123,7 +129,7 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotati
     durable, priority, ttl_ms, first_acquirer, deliveries = header
     message_id, user, _, subject, reply_to, correlation_id, content_type, *others = properties
     encoding, expires, created, group, sequence, _ = others
-    named, exchange, key, died = _annotated(annotations, names_all=names_annotations)
+    named, exchange, key, died, kind = _annotated(annotations, names_all=names_annotations)
     if ttl_ms and created and not expires:
         expires = created + ttl_ms
     if group is not None:
@@ -151,6 +157,7 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotati
         died,
         _body(found),
         described,
+        kind,
     )
 
 
@@ -190,7 +197,7 @@ def _section_at(data: bytes, at: int) -> tuple[int, int]:
     raise EncodingError(f"no section begins at byte {at}: {data[at : at + 12].hex(' ')}")
 
 
-def _annotated(pairs: Pairs, *, names_all: bool) -> tuple[Named, str | None, str | None, bool]:
+def _annotated(pairs: Pairs, *, names_all: bool) -> tuple[Named, str | None, str | None, bool, int | None]:
     """Read message annotations.
 
     Args:
@@ -198,15 +205,17 @@ def _annotated(pairs: Pairs, *, names_all: bool) -> tuple[Named, str | None, str
             delivery. In a log a broker cannot change annotations.
 
     Returns:
-        annotations as properties; the exchange and the routing key with which the message was published; and whether
-        the message was a dead letter.
+        annotations as properties; the exchange and the routing key with which the message was published; whether the
+        message was a dead letter; and the kind of `reply-to`, see :class:`.Sections`.
     """
     annotations = {key: value for key, value in reversed(pairs) if isinstance(key, str)}
     exchange, key = (text(annotations.get(name)) for name in ROUTING)
     died = any(name in annotations for name in DEATHS)
     names = sorted(name for name in annotations if name not in ROUTING) if names_all else [JMS_KIND]
     texts = {name: text(annotations.get(name)) for name in names}
-    return tuple((name, value) for name, value in texts.items() if value is not None), exchange, key, died
+    kind = annotations.get(JMS_REPLY_KIND)
+    kind = kind if type(kind) is int and 0 <= kind < len(KINDS) else None
+    return tuple((name, value) for name, value in texts.items() if value is not None), exchange, key, died, kind
 
 
 def _fields(data: bytes, at: int, kinds: tuple[frozenset[int], ...]) -> tuple[list[Any], int]:

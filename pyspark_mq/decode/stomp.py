@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_mq.brokers.base import StompDialect
+from pyspark_mq.brokers.destinations import as_row
 from pyspark_mq.decode.batch import (
     INT32_MAX,
     INT64_MAX,
@@ -192,6 +193,13 @@ class StompBatch(DeliveryBatch):
         uncounted = pc.if_else(self.has("redelivered", "true"), pa.scalar(None, pa.int64()), 1)
         return pc.coalesce(pc.add(counts, 1), uncounted)
 
+    def replies(self) -> DictionaryColumn:
+        """Return where replies are wanted, as rows name destinations."""
+        if not self.has_any("reply-to"):
+            return self.nothing()
+        texts, rows = distinct(self.text("reply-to"))
+        return DictionaryColumn([text and as_row(text, self.dialect.forms) for text in texts], rows)
+
     def routing(self, part: int) -> DictionaryColumn:
         """Return exchanges (0) or routing keys (1), taken from header `destination`.
 
@@ -211,7 +219,7 @@ class StompBatch(DeliveryBatch):
         {
             "properties": lambda batch: batch.properties(),
             "correlationId": lambda batch: batch.text("correlation-id"),
-            "replyTo": lambda batch: batch.text("reply-to"),
+            "replyTo": lambda batch: batch.replies(),
             "contentType": lambda batch: batch.text("content-type"),
             "type": lambda batch: batch.text("type"),
             "priority": lambda batch: batch.number("priority", INT32_MAX),

@@ -22,7 +22,9 @@ _TTL_MAX_MS = (1 << 32) - 1
 _INT32_MAX = (1 << 31) - 1
 #: Frame types (4.2.3): method, content header and body; and the octet at the end of each frame.
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, b"\xce"
-_BASIC, _PUBLISH, _MANDATORY = 60, 40, b"\x01"
+_BASIC, _PUBLISH, _MANDATORY, _NO_FLAGS = 60, 40, b"\x01", b"\x00"
+#: Beginning of the names of direct replies (RabbitMQ's documentation, "Direct Reply-to").
+_DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 _FRAME, _CONTENT = struct.Struct(">BHI"), struct.Struct(">BHIHHQ")
 #: Properties in the order of their flags, from the highest bit down (4.2.6.1, and the class `basic`).
 _PROPERTIES = (
@@ -39,7 +41,9 @@ def publish_frame(destination: Destination, channel: int) -> bytes:
     """
     exchange, key = (destination.name, destination.key) if destination.kind == "exchange" else ("", destination.name)
     names = _short("exchange", exchange) + _short("routingKey" if exchange else "queue", key)
-    payload = struct.pack(">HHH", _BASIC, _PUBLISH, 0) + names + _MANDATORY
+    # RabbitMQ 3.10 returns every message to a direct reply-to, whether its asker is there or not.
+    flags = _NO_FLAGS if not exchange and key.startswith(_DIRECT_REPLY_TO) else _MANDATORY
+    payload = struct.pack(">HHH", _BASIC, _PUBLISH, 0) + names + flags
     return _FRAME.pack(_METHOD, channel, len(payload)) + payload + _END
 
 

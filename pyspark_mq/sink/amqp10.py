@@ -31,6 +31,7 @@ from proton import (
     symbol,
 )
 
+from pyspark_mq.brokers.destinations import as_written
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RowError, WriteError
 from pyspark_mq.sink.amqp10_message import encoded
 from pyspark_mq.sink.publisher import Publisher, WriteInterruptedError
@@ -129,7 +130,7 @@ class Amqp10Publisher(Publisher):
         link.target.address = self._address(destination)
         dialect = self.endpoint.broker.amqp10
         if dialect is not None and dialect.capabilities:
-            wanted = symbol(dialect.capabilities[destination.kind == "topic"])
+            wanted = symbol(dialect.capabilities[destination.kind.endswith("topic")])
             link.target.capabilities.put_object(Array(UNDESCRIBED, Data.SYMBOL, wanted))  # type: ignore[arg-type]
         link.snd_settle_mode = Link.SND_UNSETTLED
         link.open()
@@ -159,6 +160,12 @@ class Amqp10Publisher(Publisher):
         assert dialect is not None
         if destination.kind == "topic":
             return dialect.topic_address(destination.name)
+        if destination.kind != "queue":
+            return (
+                as_written(f"{destination.kind}://{destination.name}", dialect.forms)
+                if dialect.forms
+                else (destination.name)
+            )
         return dialect.queue_address(destination.name, str(_OLDEST_RABBITMQ))
 
     # -- sending
@@ -169,7 +176,7 @@ class Amqp10Publisher(Publisher):
             raise RowError(
                 f"a row has {message.priority} in column 'priority', but '{broker.name}' allows 0 to {_PRIORITY_MAX}"
             )
-        return message.destination, encoded(message, broker.name), message.id
+        return message.destination, encoded(message, broker.name, broker.amqp10), message.id
 
     def send(self, encoded: list[_Encoded]) -> None:
         window = self.window

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pyspark_mq.brokers.base import Amqp10Dialect
+from pyspark_mq.brokers.destinations import KINDS, as_written, of_row
+from pyspark_mq.decode.amqp10_message import JMS_REPLY_KIND
 from pyspark_mq.errors import RowError
 from pyspark_mq.sink.settings import MQ_ID, Message, ttl_ms
 
@@ -14,11 +17,14 @@ __all__ = ["encoded"]
 
 _NULL, _TRUE, _FALSE = b"\x40", b"\x41", b"\x42"
 _UINT_MAX = (1 << 32) - 1
+_TEXT = "text/plain; charset=utf-8"
 #: Descriptors of sections (3.2).
-_HEADER, _PROPERTIES, _APPLICATION, _DATA, _VALUE = (b"\x00\x53" + bytes((code,)) for code in b"\x70\x73\x74\x75\x77")
+_HEADER, _ANNOTATIONS, _PROPERTIES, _APPLICATION, _DATA, _VALUE = (
+    b"\x00\x53" + bytes((code,)) for code in b"\x70\x72\x73\x74\x75\x77"
+)
 
 
-def encoded(message: Message, broker: str) -> bytes:
+def encoded(message: Message, broker: str, dialect: Amqp10Dialect | None = None) -> bytes:
     """Encode a message for a broker.
 
     RabbitMQ gets the ID as `message-id`. Artemis gets the ID as `message-id` and as a property. ActiveMQ Classic gets
@@ -28,11 +34,28 @@ def encoded(message: Message, broker: str) -> bytes:
 
     Args:
         broker: value of option `broker`.
+        dialect: how the broker writes destinations; None to write them as rows name them.
 
     Raises:
         RowError: AMQP 1.0 cannot carry a value.
     """
-    return b"".join((_header(message), _properties(message, broker), _application(message, broker), _body(message)))
+    annotations = b""
+    if message.reply_to is not None and dialect is not None:
+        if dialect.states_kinds:
+            annotations = _reply_kind(message.reply_to)
+        forms, reply_to = dialect.forms, message.reply_to
+        message = message._replace(reply_to=as_written(reply_to, forms) if forms else of_row(reply_to)[1])
+    body = _body(message, broker)
+    if broker == "rabbitmq" and message.is_text and message.content_type is None:
+        message = message._replace(content_type=_TEXT)
+    parts = (_header(message), annotations, _properties(message, broker), _application(message, broker), body)
+    return b"".join(parts)
+
+
+def _reply_kind(reply_to: str) -> bytes:
+    """Return an annotation with the kind of a destination, which JMS clients read (AMQP JMS Mapping 1.0, 3.2.1)."""
+    kind = b"\x51" + bytes((KINDS.index(of_row(reply_to)[0]),))
+    return _ANNOTATIONS + _compound(b"\xd1", [_symbol("replyTo", JMS_REPLY_KIND), kind])
 
 
 def _header(message: Message) -> bytes:
@@ -83,13 +106,15 @@ def _application(message: Message, broker: str) -> bytes:
     return _APPLICATION + _compound(b"\xd1", parts)
 
 
-def _body(message: Message) -> bytes:
-    if not message.is_text:
+def _body(message: Message, broker: str) -> bytes:
+    if message.is_text:
+        try:
+            message.body.decode()
+        except UnicodeDecodeError:
+            raise RowError("a row has a string that is not UTF-8 in column 'body': cast the column to binary") from None
+    # RabbitMQ passes an `amqp-value` on to AMQP 0-9-1 as its encoding, and `data` with a type of text to JMS as text.
+    if broker == "rabbitmq" or not message.is_text:
         return _DATA + _sized(b"\xa0", b"\xb0", message.body)
-    try:
-        message.body.decode()
-    except UnicodeDecodeError:
-        raise RowError("a row has a string that is not UTF-8 in column 'body': cast the column to binary") from None
     return _VALUE + _sized(b"\xa1", b"\xb1", message.body)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES
+from pyspark_mq.brokers.destinations import of_row
 from pyspark_mq.errors import RowError, SchemaError
 from pyspark_mq.sink.ids import Identity, Seen, field, pairs
 from pyspark_mq.sink.settings import MQ_ID, Destination, Message, SinkSettings
@@ -21,6 +22,8 @@ from pyspark_mq.sink.settings import MQ_ID, Destination, Message, SinkSettings
 __all__ = ["COLUMNS", "LEFT_OUT", "ColumnPlan", "RowReader"]
 
 _TEXT, _MAP = "string", "map<string,string>"
+#: Beginnings of RabbitMQ's addresses, by which a row could name an exchange.
+_ADDRESSES = ("/exchanges/", "/exchange/", "/queue/", "/amq/queue/", "/topic/")
 
 
 class _WriteColumn(NamedTuple):
@@ -42,7 +45,7 @@ COLUMNS: Mapping[str, _WriteColumn] = {
                     "column is required and must not be null"),
     "messageId": _WriteColumn(0, (_TEXT,), "the message's ID; a row without an ID gets a [stable ID](#ids)"),
     "correlationId": _WriteColumn(3, (_TEXT,), "an ID that matches a reply with its request"),
-    "replyTo": _WriteColumn(4, (_TEXT,), "where to send the reply"),
+    "replyTo": _WriteColumn(4, (_TEXT,), "[where to send the reply](request-reply.md)"),
     "contentType": _WriteColumn(5, (_TEXT,), "MIME type of the body"),
     "contentEncoding": _WriteColumn(6, (_TEXT,), "how the body is encoded; the body itself is sent unchanged"),
     "type": _WriteColumn(7, (_TEXT,), "the producer's name for this kind of message; sent as the subject over "
@@ -56,7 +59,8 @@ COLUMNS: Mapping[str, _WriteColumn] = {
     "groupSequence": _WriteColumn(12, ("bigint", "int"), "the message's number within its group"),
     "persistent": _WriteColumn(13, ("boolean",), "if false, a broker restart may lose the message. Null means true"),
     "properties": _WriteColumn(14, (_MAP,), "headers or application properties, as text"),
-    "queue": _WriteColumn(0, (_TEXT,), "the queue for this row, if no option names a destination"),
+    "queue": _WriteColumn(0, (_TEXT,), "the queue for this row, if no option names a destination. On ActiveMQ Classic "
+                    "and Artemis also `topic://name`, and the [`replyTo`](request-reply.md) of a row that was read"),
     "exchange": _WriteColumn(0, (_TEXT,), "RabbitMQ only: the exchange for this row, if no option names a destination"),
     "routingKey": _WriteColumn(0, (_TEXT,), "RabbitMQ only: the routing key for this row, unless an option sets one"),
 }  # fmt: skip
@@ -98,6 +102,7 @@ class ColumnPlan:
         self._destination = settings.destination
         self._meant = settings.endpoint.broker.special_characters
         self._key = settings.routing_key
+        self._queues_only = routed
         where = ("queue", "exchange") if routed else ("queue",)
         #: The column with each row's destination; empty if an option names the destination.
         self._where = "" if self._destination is not None else next((name for name in where if name in names), "?")
@@ -137,8 +142,16 @@ class ColumnPlan:
                 f"a row has '{name}' in column 'queue', but in a name broker 'activemq' reads "
                 f"{' '.join(sorted(self._meant))} as separators of queues or parameters: rename the queue"
             )
-        if self._where == "queue":
+        if self._where == "queue" and self._queues_only:
+            if name.startswith(_ADDRESSES):
+                raise RowError(
+                    f"a row has '{name}' in column 'queue', which is an address of AMQP 1.0 or STOMP, and not the name "
+                    "of a queue. If it comes from 'replyTo', its asker chose an address that could be an exchange: "
+                    "write the queue's name, or drop such rows"
+                )
             return Destination("queue", name)
+        if self._where == "queue":
+            return Destination(*of_row(name))
         return Destination("exchange", name, (row.get("routingKey") if self._key is None else self._key) or "")
 
 

@@ -18,7 +18,7 @@ class Destination(NamedTuple):
     """Destination of a message.
 
     Attributes:
-        kind: `queue`, `topic` or `exchange`.
+        kind: `queue`, `topic`, `temp-queue`, `temp-topic` or `exchange`.
         key: routing key, for an exchange.
     """
 

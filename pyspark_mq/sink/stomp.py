@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from stomp.protocol import Protocol12
 
+from pyspark_mq.brokers.destinations import as_written
 from pyspark_mq.decode.stomp_headers import parse
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RowError, WriteError
 from pyspark_mq.logs import leave_out_own_lines
@@ -118,9 +119,11 @@ class StompPublisher(Publisher):
         assert dialect is not None, "an option names this protocol for a broker without it"
         self._number += 1
         receipt = str(self._number)
-        template = dialect.topic if message.destination.kind == "topic" else dialect.queue
+        kind, name, _ = message.destination
         headers = frame_headers(message, self.endpoint.broker.name)
-        headers["destination"] = template.format(name=message.destination.name)
+        headers["destination"] = as_written(f"{kind}://{name}", dialect.forms) if dialect.kinds_in_names else name
+        if message.reply_to is not None:
+            headers["reply-to"] = as_written(message.reply_to, dialect.forms)
         headers["receipt"] = receipt
         self._ids[receipt] = message.id
         return receipt, headers, message.body
@@ -251,7 +254,7 @@ def frame_headers(message: Message, broker: str) -> dict[str, str]:
     headers["persistent"] = "true" if message.persistent else "false"
     headers[MQ_ID] = message.id
     if broker == "artemis":
-        headers["destination-type"] = "MULTICAST" if message.destination.kind == "topic" else "ANYCAST"
+        headers["destination-type"] = "MULTICAST" if message.destination.kind.endswith("topic") else "ANYCAST"
     if not message.is_text:
         headers["content-length"] = str(len(message.body))
     else:

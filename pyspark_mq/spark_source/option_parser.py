@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, ClassVar
 
 from pyspark_mq.brokers import Broker
+from pyspark_mq.brokers.destinations import of_row
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources.endpoint import Endpoint, Tls
 from pyspark_mq.sources.url import CONTROL, BrokerUrl, has_login, parse_urls, redact
@@ -24,6 +27,8 @@ _SECRET = frozenset({"password", "username"})
 _ON_ONE_LINE = frozenset({"password", "username", "subscription"})
 #: Options that may contain a password.
 _URLS = frozenset({"url", "managementUrl", "dedupStore", "idLog", "checkpointLocation"})
+_COMMA = re.compile(r"(?<!\\),")
+_ESCAPED = re.compile(r"\\(,)")
 #: Options that may contain any URL: a selector may compare a property with a URL.
 _ANY = frozenset({*_URLS, *_SECRET, "selector"})
 
@@ -152,6 +157,22 @@ class OptionParser:
         )
         self._check_credentials(endpoint)
         return endpoint
+
+    def _queue_names(self, broker: Broker) -> list[str]:
+        """Return the names in option `queue`; a comma in a name is written as ``\\,``."""
+        text = self._text("queue")
+        names = [] if text is None else [_ESCAPED.sub(r"\1", name.strip()) for name in _COMMA.split(text)]
+        if "" in names:
+            raise OptionError("queue", f"{text!r} has an empty name between its commas")
+        if len(set(names)) < len(names):
+            repeated = Counter(names).most_common(1)[0][0]
+            raise OptionError("queue", f"{text!r} names queue '{repeated}' more than once")
+        for name in names if not broker.virtual_hosts else ():
+            kind, rest = of_row(name)
+            if kind != "queue":
+                instead = f"set 'topic' to '{rest}'" if kind == "topic" else "name it in column 'queue' of a write"
+                raise OptionError("queue", f"'{name}' is a {kind.replace('temp-', 'temporary ')}: {instead}")
+        return names if broker.virtual_hosts else [of_row(name)[1] for name in names]
 
     def _check_credentials(self, endpoint: Endpoint) -> None:
         """Check that users and passwords are known for all URLs or for none, and that a password file can be read."""

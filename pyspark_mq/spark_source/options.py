@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,8 +35,6 @@ __all__ = ["Options", "parse_options"]
 T = TypeVar("T")
 
 #: A comma between two names, and the escape for a comma within a name.
-_COMMA = re.compile(r"(?<!\\),")
-_ESCAPED = re.compile(r"\\(,)")
 _NO_OFFSETS = (
     "a queue has no offsets: a query reads the waiting messages, and resumes from its checkpoint. RabbitMQ's streams "
     "have offsets and can be read again (docs/streams.md)"
@@ -137,7 +134,7 @@ class _QueueOptionParser(OptionParser):
         consumers = self._value("consumers")
         if consumers > 1 and endpoint.topic is not None:
             endpoint = self._shared(endpoint, consumers)
-        queues = self._queues(consumers)
+        queues = self._queues(broker, consumers)
         maximum = min(max_messages, prefetch * consumers * (max(1, len(queues)) if own_prefetch else 1))
         settings = Settings(
             endpoint=endpoint,
@@ -172,17 +169,6 @@ class _QueueOptionParser(OptionParser):
             self._value("includeMetadata"),
         )
 
-    def _names(self) -> list[str]:
-        """Return the names in option `queue`; a comma in a name is written as ``\\,``."""
-        text = self._text("queue")
-        names = [] if text is None else [_ESCAPED.sub(r"\1", name.strip()) for name in _COMMA.split(text)]
-        if "" in names:
-            raise OptionError("queue", f"{text!r} has an empty name between its commas")
-        if len(set(names)) < len(names):
-            repeated = Counter(names).most_common(1)[0][0]
-            raise OptionError("queue", f"{text!r} names queue '{repeated}' more than once")
-        return names
-
     def _pattern(self) -> str | None:
         text = self._text("queuePattern")
         if text is None:
@@ -214,9 +200,9 @@ class _QueueOptionParser(OptionParser):
             raise OptionError("managementUrl", f"{problem}, for example {endpoint.broker.listing.url}")
         return management
 
-    def _queues(self, consumers: int) -> tuple[str, ...]:
+    def _queues(self, broker: Broker, consumers: int) -> tuple[str, ...]:
         """Return the queue names if there are several, else an empty tuple."""
-        names = self._names()
+        names = self._queue_names(broker)
         if len(names) * consumers > CONNECTIONS_MAX:
             raise OptionError(
                 "queue",
@@ -254,13 +240,13 @@ class _QueueOptionParser(OptionParser):
         if endpoint.tls.key_file is not None and endpoint.tls.cert_file is None:
             raise OptionError("tls.keyFile", "is set without 'tls.certFile'")
         if protocol == AMQP_0_9_1:
-            names = [("queue", name) for name in self._names()]
+            names = [("queue", name) for name in self._queue_names(broker)]
             names += [("topic", endpoint.topic or ""), ("subscription", endpoint.subscription or "")]
             check_short([*names, ("url", urls[0].virtual_host)])
         return endpoint
 
     def _destination(self, broker: Broker, protocol: str, guarantee: Guarantee) -> dict[str, Any]:
-        names, topic, pattern = self._names(), self._text("topic"), self._pattern()
+        names, topic, pattern = self._queue_names(broker), self._text("topic"), self._pattern()
         queue = names[0] if len(names) == 1 else self._text("queue")
         if pattern is not None:
             other = "queue" if queue is not None else "topic" if topic is not None else None

@@ -60,7 +60,7 @@ COLUMNS: Mapping[str, _Column] = {
         "the message's headers or application properties as text; an empty map if there are none",
     ),
     "correlationId": _Column(StringType(), "an ID by which producers match replies with requests"),
-    "replyTo": _Column(StringType(), "where to send the reply"),
+    "replyTo": _Column(StringType(), "[where to send the reply](request-reply.md)"),
     "contentType": _Column(StringType(), "MIME type of the body, if the producer sets it"),
     "type": _Column(StringType(), "the producer's name for this kind of message"),
     "priority": _Column(IntegerType(), "the priority by which the broker sorts"),

@@ -87,7 +87,8 @@ class _SinkOptionParser(OptionParser):
                 f"{urls[0]}: over STOMP RabbitMQ does not report whether a queue has accepted a message, so writes "
                 f"cannot use STOMP; use {'amqps' if urls[0].tls else 'amqp'}://",
             )
-        queue, topic, exchange, key = (self._text(name) for name in ("queue", "topic", "exchange", "routingKey"))
+        topic, exchange, key = (self._text(name) for name in ("topic", "exchange", "routingKey"))
+        queue = self._queue(broker)
         self._check_destination(broker, queue, topic, exchange, key)
         if protocol == AMQP_0_9_1:
             check_short({"queue": queue, "exchange": exchange, "routingKey": key, "url": urls[0].virtual_host}.items())
@@ -104,6 +105,16 @@ class _SinkOptionParser(OptionParser):
             send_timeout_s=self._value("sendTimeout"),
             write_id=self._text("writeId"),
         )
+
+    def _queue(self, broker: Broker) -> str | None:
+        names = self._queue_names(broker)
+        if len(names) > 1:
+            raise OptionError(
+                "queue",
+                f"{self._text('queue')!r} names {len(names)} queues, but a write has one: name the queue of each row "
+                "in column 'queue' instead. Write a comma within a name as \\,",
+            )
+        return names[0] if names else None
 
     def _check_destination(
         self, broker: Broker, queue: str | None, topic: str | None, exchange: str | None, key: str | None

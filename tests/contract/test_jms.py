@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ import pytest
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import MessageError
+from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
 from testbed.process import NodeError, poll
+from tests.contract.test_sink import read, settings_of, write
 from tests.plugin import missing
 from tests.support import jms
+from tests.support.columns import built
 from tests.support.effort import each_of
 from tests.support.engine import ReaderError
 from tests.support.entries import LiveEntry
@@ -197,3 +201,85 @@ def test_the_kinds_of_jms_messages_are_told_apart(entry: LiveEntry, client: str)
         assert kinds == [None] * len(jms.KINDS)
         pytest.skip("ActiveMQ Classic does not say the kind of what came over OpenWire")
     assert kinds == [JMS_KINDS[kind] for kind in jms.KINDS]
+
+
+# -- request and reply
+
+
+def shown(entry: LiveEntry, client: str, text: str) -> str:
+    """What a client makes of a text that is written over the entry's protocol."""
+    # As delivered, Classic hands OpenWire clients the encoded AMQP message (`transport.transformer=native`).
+    encoded = (entry.entry.broker, entry.entry.protocol, client) == ("activemq", AMQP_1_0, "own")
+    return "not a text" if encoded else text
+
+
+def peer(entry: LiveEntry, what: str, client: str, *more: str) -> jms.Peer:
+    if entry.entry.protocol == STOMP and client == "qpid" and entry.entry.broker == "activemq":
+        pytest.skip("a request of Qpid JMS cannot be settled over Classic's STOMP")
+    try:
+        return jms.Peer(what, entry.node, entry.queue if client == "own" else entry.amqp10_address(), client, *more)
+    except NodeError as absent:
+        missing(str(absent))
+        raise
+
+
+@CLIENTS
+def test_an_answer_reaches_whoever_asked(entry: LiveEntry, client: str) -> None:
+    if entry.is_plugin or (entry.entry.broker == "rabbitmq" and (client == "own" or entry.entry.protocol == STOMP)):
+        pytest.skip("RabbitMQ has JMS clients over AMQP 1.0 alone, from version 4 on")
+    kinds = (
+        ["queue", "temp-queue"] if entry.entry.broker == "rabbitmq" else ["queue", "topic", "temp-queue", "temp-topic"]
+    )
+    names = [f"{entry.queue}-{kind}" for kind in kinds]
+    if entry.entry.broker == "rabbitmq":
+        entry.declare(names[0])
+    given = [word for kind, name in zip(kinds, names, strict=True) for word in (kind, name)]
+    if client == "qpid" and entry.entry.broker == "rabbitmq":
+        given[1] = f"/queues/{names[0]}"
+    with closing(peer(entry, "ask", client, *given)) as asker:
+        assert asker.line() == {"asked": len(kinds)}
+        with entry.session() as session:
+            session.take_any(len(kinds), window=100)
+            requests = built(BatchBuilder(ALL_COLUMNS), session.raws, session.decoder).to_pylist()
+            session.acknowledge(upto=session.tags()[-1])
+        assert [row["replyTo"] for row in requests][:1] == [names[0]]
+        answers = [
+            {"body": f"re: {row['body'].decode()}", "queue": row["replyTo"], "correlationId": row["correlationId"]}
+            for row in requests
+        ]
+        assert write(entry, answers, settings=settings_of(entry, queue=None), body="string") == len(kinds)
+        for kind in kinds:
+            text = shown(entry, client, f"re: ask {kind}")
+            expected = {"kind": kind, "text": text, "correlation": f"correlation {kind}", "more": False}
+            assert asker.line() == expected
+    for name in names[:1]:
+        entry.node.delete(name)
+
+
+@CLIENTS
+def test_a_service_answers_to_where_a_row_wants_it(entry: LiveEntry, client: str) -> None:
+    if entry.is_plugin or (entry.entry.broker == "rabbitmq" and (client == "own" or entry.entry.protocol == STOMP)):
+        pytest.skip("RabbitMQ has JMS clients over AMQP 1.0 alone, from version 4 on")
+    wanted = [f"{entry.queue}-answers"]
+    entry.declare(wanted[0])
+    if entry.entry.broker != "rabbitmq":
+        wanted.append(f"topic://{entry.queue}-answers-topic")
+    rows = [{"body": f"ask {number}", "replyTo": to, "correlationId": f"c{number}"} for number, to in enumerate(wanted)]
+    with ExitStack() as stack:
+        subscribed = None
+        if len(wanted) > 1:
+            subscribed = stack.enter_context(entry.session(queue=None, topic=f"{entry.queue}-answers-topic"))
+            subscribed.consume(10)
+            subscribed.idle(0.5)
+        write(entry, rows, body="string")
+        service = stack.enter_context(closing(peer(entry, "serve", client, str(len(wanted)))))
+        for number, to in enumerate(wanted):
+            kind = "topic" if to.startswith("topic") else "queue"
+            assert service.line() == {"text": shown(entry, client, f"ask {number}"), "kind": kind}
+        if shown(entry, client, "") != "":
+            return  # the service has no text to answer to
+        (answer,) = read(entry, 1, wanted[0])
+        assert (answer["body"], answer["correlationId"]) == (b"re: ask 0", "c0")
+        if subscribed is not None:
+            assert subscribed.take(1, window=10) == ["re: ask 1"]
+    entry.node.delete(wanted[0])

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import pika
 import pyarrow as pa
 import pytest
 
@@ -341,6 +342,43 @@ def test_a_topic_reaches_its_subscriptions(entry: LiveEntry) -> None:
         session.idle(0.5)
         write(entry, bodies(3), settings=settings_of(entry, queue=None, topic=topic))
         assert session.take(3, window=10) == ["row 0", "row 1", "row 2"]
+
+
+@pytest.mark.protocols(AMQP_0_9_1, AMQP_1_0)
+def test_a_direct_reply_reaches_its_asker_and_nobody_once_that_is_gone(entry: LiveEntry) -> None:
+    if not isinstance(entry.node, RabbitNode):
+        pytest.skip("of RabbitMQ")
+    connection = pika.BlockingConnection(pika.URLParameters(entry.node.url(AMQP_0_9_1)))
+    channel = connection.channel()
+    answers = channel.consume("amq.rabbitmq.reply-to", auto_ack=True, inactivity_timeout=30)
+    next(channel.consume("amq.rabbitmq.reply-to", auto_ack=True, inactivity_timeout=0.1))
+    asked = pika.BasicProperties(reply_to="amq.rabbitmq.reply-to", message_id="m", correlation_id="c", delivery_mode=2)
+    channel.basic_publish("", entry.queue, b"ask", asked)
+    (request,) = read(entry, 1)
+    rows = [{"body": b"re", "queue": request["replyTo"], "correlationId": request["correlationId"]}]
+    settings = settings_of(entry, queue=None)
+    assert write(entry, rows, settings=settings) == 1
+    _, properties, body = next(answers)
+    assert (properties.correlation_id, body) == ("c", b"re")
+    connection.close()
+    assert poll(lambda: _written_to_nobody(entry, rows, settings), 10)
+
+
+def _written_to_nobody(entry: LiveEntry, rows: Sequence[Mapping[str, Any]], settings: SinkSettings) -> bool:
+    """As RabbitMQ defines it, an answer that is too late is dropped; over AMQP 1.0 the asker's queue is missing."""
+    try:
+        return write(entry, rows, settings=settings) == 1
+    except DestinationError as gone:
+        return entry.entry.protocol == AMQP_1_0 and "does not exist" in str(gone)
+
+
+@pytest.mark.parametrize("name", ["/exchanges/amq.fanout", "/queue/x", "/amq/queue/x", "/exchange/e/k"])
+def test_a_row_names_no_exchange_by_an_address(entry: LiveEntry, name: str) -> None:
+    if entry.entry.broker != "rabbitmq":
+        pytest.skip("of RabbitMQ")
+    rows = [{"body": b"x", "queue": name}]
+    with pytest.raises(RowError, match=r"an address of AMQP 1\.0 or STOMP"):
+        write(entry, rows, settings=settings_of(entry, queue=None))
 
 
 # -- what does not

@@ -335,6 +335,44 @@ def test_the_code_of_the_pages_writes(spark: Any, orders: Target, tmp_path: Path
     assert total(orders.node, orders.queue) == 4
 
 
+@pytest.mark.whole
+def test_the_code_of_the_page_answers_and_asks(spark: Any, orders: Target, tmp_path: Path) -> None:
+    """From question to answer: a query asks, another one answers, and a third would read the answers."""
+    page, node, answers = "docs/request-reply.md", orders.node, f"answers.{uuid.uuid4().hex[:8]}"
+    node.declare(answers)
+    spark.createDataFrame([("why?", "1")], "body string, id string").write.parquet(str(tmp_path / "questions"))
+    options = {name: value for name, value in orders.options.items() if name != "queue"}
+
+    def execute(begin: str, **names: Any) -> dict[str, Any]:
+        code = block(page, begin).replace("'answers'", repr(answers)).replace('"questions"', repr(orders.queue))
+        exec(compile(code, page, "exec"), names)
+        return names
+
+    questions = spark.readStream.schema("body string, id string").parquet(str(tmp_path / "questions"))
+    asking = execute(
+        "asked = questions.selectExpr(", questions=questions, options=options, checkpoint=str(tmp_path / "asking")
+    )["query"]
+    place = str(tmp_path / "answering")
+    source = spark.readStream.format("mq").options(**orders.options, checkpointLocation=place)
+    requests = execute(
+        "trusted = requests.filter(\"replyTo rlike '^(answers[.]|temp-queue://)'\")", requests=source.load()
+    )["trusted"]
+    answering = execute(
+        'answers = requests.filter("replyTo is not null").selectExpr(',
+        requests=requests,
+        options=options,
+        checkpoint=place,
+    )["query"]
+    try:
+        assert poll(lambda: total(node, answers) == 1 or not (asking.isActive and answering.isActive), 90)
+    finally:
+        asking.stop()
+        answering.stop()
+    (row,) = Target(node, answers, {**options, "queue": answers}, {}).read(spark, tmp_path, 1)
+    assert (bytes(row.body), row.correlationId) == (b"re: why?", "1")
+    node.delete(answers)
+
+
 # -- kills
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import os
@@ -17,7 +18,7 @@ from testbed.brokers.java import JavaNode
 from testbed.brokers.node import Node
 from testbed.process import NodeError
 
-__all__ = ["CORRELATION_ID", "GROUP_ID", "KINDS", "PRIORITY", "PROPERTIES", "REPLY_TO", "TYPE", "send"]
+__all__ = ["CORRELATION_ID", "GROUP_ID", "KINDS", "PRIORITY", "PROPERTIES", "REPLY_TO", "TYPE", "Peer", "send"]
 
 _PROJECT = Path(__file__).resolve().parent.parent / "jms"
 _BUILD_TIMEOUT_S = 240
@@ -45,6 +46,44 @@ def send(node: Node, queue: str, client: str, *properties: tuple[str, str]) -> l
     Raises:
         NodeError: Maven or a compiler is missing, or it failed; the text has what it said.
     """
+    done = _run([*_program(node, client, "JmsSender"), queue, *chain.from_iterable(properties)], _SEND_TIMEOUT_S)
+    return [json.loads(line) for line in done.splitlines()]
+
+
+class Peer:
+    """A JMS client that asks, or answers, while a test does the other half.
+
+    Args:
+        what: `ask` or `serve`.
+        queue: address of the queue of the requests.
+        more: see `JmsPeer.java`.
+
+    Raises:
+        NodeError: as :func:`send`.
+    """
+
+    def __init__(self, what: str, node: Node, queue: str, client: str, *more: str) -> None:
+        first, *rest = _program(node, client, "JmsPeer")
+        place = rest.index("JmsPeer") + 1
+        command = [first, *rest[:place], what, *rest[place:], queue, *more]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+
+    def line(self) -> dict[str, Any]:
+        """Return the next line that it prints."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise NodeError(f"JmsPeer failed: {self._process.communicate()[1][-2000:]}")
+        return dict(json.loads(line))
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def _program(node: Node, client: str, program: str) -> list[str]:
+    """The command of one of the programs, up to user and password."""
     classes = _build()
     amqp = urlsplit(node.url(AMQP_1_0))
     if client == "own":
@@ -54,22 +93,7 @@ def send(node: Node, queue: str, client: str, *properties: tuple[str, str]) -> l
         name, url = client, f"amqp://{amqp.hostname}:{amqp.port}"
     path = os.pathsep.join([str(classes), str(classes.parent / "lib" / "*")])
     user = [amqp.username or "", amqp.password or ""]
-    done = _run(
-        [
-            "java",
-            "-XX:TieredStopAtLevel=1",
-            "-cp",
-            path,
-            "JmsSender",
-            name,
-            url,
-            *user,
-            queue,
-            *chain.from_iterable(properties),
-        ],
-        _SEND_TIMEOUT_S,
-    )
-    return [json.loads(line) for line in done.splitlines()]
+    return ["java", "-XX:TieredStopAtLevel=1", "-cp", path, program, name, url, *user]
 
 
 @functools.cache
@@ -78,7 +102,9 @@ def _build() -> Path:
     maven = shutil.which("mvn")
     if maven is None:
         raise NodeError("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
-    _run([maven, "--quiet", "--batch-mode", "--file", str(_PROJECT / "pom.xml"), "compile"], _BUILD_TIMEOUT_S)
+    with (_PROJECT / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # workers begin at the same time
+        _run([maven, "--quiet", "--batch-mode", "--file", str(_PROJECT / "pom.xml"), "compile"], _BUILD_TIMEOUT_S)
     return _PROJECT / "target" / "classes"
 
 

@@ -81,6 +81,14 @@ _KUBERNETES = (
 RUN_BY: dict[str, dict[str, str]] = {
     "docs/streams.md": {"df = (": "integration/test_streams.py::test_the_code_of_its_page_reads_a_stream"},
     "README.md": {"df = (": f"{_PAGES}::test_the_first_lines_read_a_queue"},
+    "docs/request-reply.md": dict.fromkeys(
+        (
+            'answers = requests.filter("replyTo is not null").selectExpr(',
+            "trusted = requests.filter(\"replyTo rlike '^(answers[.]|temp-queue://)'\")",
+            "asked = questions.selectExpr(",
+        ),
+        "integration/test_sink.py::test_the_code_of_the_page_answers_and_asks",
+    ),
     "docs/command-line.md": dict.fromkeys(
         (
             "pyspark-mq inspect /data/checkpoints/orders",

@@ -82,9 +82,23 @@ def test_what_is_refused_of_rabbitmq(changes: dict[str, Any], option: str, words
 @pytest.mark.parametrize("name", ["a,b", "a.*", "a.>", "a?consumer.exclusive=true"])
 def test_a_name_that_is_several_on_classic_is_refused(name: str) -> None:
     classic = {"broker": "activemq", "url": "stomp://localhost"}
-    assert "are wildcards or parameters" in refused(classic, queue=name)[1]
+    escaped = name.replace(",", "\\,")
+    assert "are wildcards or parameters" in refused(classic, queue=escaped)[1]
     assert "are wildcards or parameters" in refused(classic, topic=name)[1]
-    assert parsed({**ARTEMIS, "queue": name}).queue == name
+    assert parsed({**ARTEMIS, "queue": escaped}).queue == name
+
+
+@pytest.mark.parametrize("given", [RABBIT, ARTEMIS])
+def test_several_names_are_for_the_source_and_a_comma_within_one_is_escaped(given: dict[str, str]) -> None:
+    assert "names 2 queues, but a write has one" in refused(given, queue="a,b")[1]
+    assert parsed(given, queue="a\\,b").queue == "a,b"
+
+
+def test_an_option_names_a_queue_and_not_another_kind() -> None:
+    assert "set 'topic' to 'prices'" in refused(ARTEMIS, queue="topic://prices")[1]
+    assert "name it in column 'queue'" in refused(ARTEMIS, queue="temp-queue://x")[1]
+    assert parsed(ARTEMIS, queue="queue://prices").queue == "prices"
+    assert parsed(RABBIT, queue="topic://prices").queue == "topic://prices"
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ class Amqp10Session(Amqp10Connection):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._management: ManagementLinks | None = None
-        self._sections = SectionReader(counts_acquirers=self._dialect.counts_acquirers)
+        self._sections = SectionReader(counts_acquirers=self._dialect.counts_acquirers, forms=self._dialect.forms)
         self._incoming: Incoming | None = None
         self._open: dict[int, Handle] = {}
         #: Tag of the newest delivery.

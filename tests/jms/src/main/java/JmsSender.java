@@ -54,7 +54,7 @@ public final class JmsSender {
         }
     }
 
-    private static ConnectionFactory factory(String client, String url) throws Exception {
+    static ConnectionFactory factory(String client, String url) throws Exception {
         switch (client) {
             case "activemq":
                 return new org.apache.activemq.ActiveMQConnectionFactory(url);
