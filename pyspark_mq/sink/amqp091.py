@@ -8,6 +8,7 @@ so a returned message becomes an error before it counts as confirmed.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,7 +24,7 @@ from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError,
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sink.amqp091_message import content, publish_frame
 from pyspark_mq.sink.publisher import Publisher, WriteInterruptedError
-from pyspark_mq.sink.settings import Destination, Message
+from pyspark_mq.sink.settings import NO_DESTINATION, Destination, Message
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, reason_of
 from pyspark_mq.sources.amqp091.login import connection_parameters
 
@@ -43,7 +44,8 @@ _AROUND_BYTES = 8
 _REFUSED, _NOT_FOUND, _LOCKED, _PRECONDITION = 403, 404, 405, 406
 #: Reply code with which a broker that is stopped closes connections.
 _CONNECTION_FORCED = 320
-_Encoded: TypeAlias = "tuple[bytes, int, Destination]"
+_NO_EXCHANGE = re.compile(r"no exchange '(.*)' in vhost")
+_Encoded: TypeAlias = "tuple[bytes, int, Destination, str]"
 
 
 class Amqp091Publisher(Publisher):
@@ -60,6 +62,8 @@ class Amqp091Publisher(Publisher):
         #: What the broker did not accept, and the destination of the message.
         self._failed: tuple[WriteError, Destination] | None = None
         self._encoded: list[_Encoded] = []
+        #: Destination of returned messages that may be dropped -> why, and the messages' numbers.
+        self._gone: dict[Destination, tuple[WriteError, list[int]]] = {}
         self._left: Iterator[_Encoded] = iter(())
         self._exhausted = True
         self._tag = 0
@@ -179,7 +183,7 @@ class Amqp091Publisher(Publisher):
         channel = self._channel.channel_number
         frame_bytes = self._connection.params.frame_max - _AROUND_BYTES
         frames = _method(message.destination, channel) + content(message, channel, frame_bytes)
-        return frames, len(message.body), message.destination
+        return frames, len(message.body), message.destination, message.id
 
     def send(self, encoded: list[_Encoded]) -> None:
         self._encoded, self._left, self._exhausted = encoded, iter(encoded), False
@@ -189,11 +193,26 @@ class Amqp091Publisher(Publisher):
             if self._failed is not None:
                 raise self._failure(*self._failed)
             if self._exhausted and not self.window.unconfirmed:
+                self._drop_returned()
                 return
             if self._end is not None:
                 raise self._end_error("")
             self.window.check()
             self._turn(_TURN_S)
+
+    def _drop_returned(self) -> None:
+        """Drop returned messages whose destinations are not there.
+
+        Raises:
+            WriteInterruptedError: a destination is there, or will be.
+        """
+        while self._gone:
+            destination, (refusal, numbers) = self._gone.popitem()
+            failure = self._failure(refusal, destination)
+            if isinstance(failure, WriteInterruptedError):
+                raise failure
+            self.window.drop(numbers)
+            self.dropped.add(NO_DESTINATION, refusal.text, len(numbers))
 
     def _failure(self, refusal: WriteError, destination: Destination) -> MqError:
         """Return the error for a message that the broker did not accept.
@@ -218,7 +237,7 @@ class Amqp091Publisher(Publisher):
             if item is None:
                 self._exhausted = True
                 break
-            frames, size, _ = item
+            frames, size, _, _ = item
             self._tag += 1
             window.sent(self._tag, size)
             parts.append(frames)
@@ -260,17 +279,30 @@ class Amqp091Publisher(Publisher):
     def _returned(self, _: Any, method: Any, properties: Any, __: bytes) -> None:
         said = f"({method.reply_code} {method.reply_text}), messageId '{properties.message_id}'"
         if method.exchange:
-            self._fail(
+            self._not_routed(
                 Destination("exchange", method.exchange, method.routing_key),
+                properties.message_id,
                 f"{self.url}: exchange '{method.exchange}' does not route key '{method.routing_key}' to any queue "
                 f"{said}: bind a queue, or correct option or column 'routingKey'",
             )
         else:
-            self._fail(
+            self._not_routed(
                 Destination("queue", method.routing_key),
+                properties.message_id,
                 f"{self.url}: queue '{method.routing_key}' does not exist in virtual host '{self.url.virtual_host}' "
                 f"{said}: declare it, or correct option or column 'queue'",
             )
+
+    def _not_routed(self, destination: Destination, message_id: str, text: str) -> None:
+        if not self.settings.drops_destinations:
+            self._fail(destination, text)
+            return
+        _, numbers = self._gone.setdefault(destination, (WriteError(text), []))
+        for number, (_, _, to, key) in enumerate(self._encoded):
+            if key == message_id and to == destination:
+                self.window.put_back(number)
+                numbers.append(number)
+                break
 
     def _fail(self, destination: Destination, text: str) -> None:
         self._failed = self._failed or (WriteError(text), destination)
@@ -289,10 +321,12 @@ class Amqp091Publisher(Publisher):
                     "column 'body', or raise the broker's `max_message_size`"
                 )
             if code == _NOT_FOUND:
-                return DestinationError(
+                missing = DestinationError(
                     f"{self.url}: the exchange does not exist ({reason}): declare it, or correct option or column "
                     "'exchange'"
                 )
+                found = _NO_EXCHANGE.search(reason)
+                return self._without(found[1], missing) if found and self.settings.drops_destinations else missing
             if code == _REFUSED:
                 return DestinationError(
                     f"{self.url}: user '{self.endpoint.user(self.url) or 'guest'}' may not write to {self._named()} "
@@ -301,6 +335,13 @@ class Amqp091Publisher(Publisher):
             return WriteError(f"{self.url}: the broker ended the write to {self._named()} ({reason})")
         stated = isinstance(self._end, ConnectionClosedByBroker) and self._end.reply_code != _CONNECTION_FORCED
         return self.lost(reason, stated=stated)
+
+    def _without(self, exchange: str, missing: DestinationError) -> WriteInterruptedError:
+        """Drop the messages to an exchange that is not there, after which the channel is closed."""
+        those = [number for number, (_, _, to, _) in enumerate(self._encoded) if to[:2] == ("exchange", exchange)]
+        self.window.drop(those)
+        self.dropped.add(NO_DESTINATION, missing.text, len(those))
+        return WriteInterruptedError(missing.text)
 
     def close(self) -> None:
         connection, deadline = self._connection, time.monotonic() + _CLOSE_TIMEOUT_S

@@ -35,7 +35,7 @@ from pyspark_mq.brokers.destinations import as_written
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RowError, WriteError
 from pyspark_mq.sink.amqp10_message import encoded
 from pyspark_mq.sink.publisher import Publisher, WriteInterruptedError
-from pyspark_mq.sink.settings import Destination, Message
+from pyspark_mq.sink.settings import NO_DESTINATION, Destination, Message
 from pyspark_mq.sources.amqp10.engine import free_closed, log_in, send
 from pyspark_mq.sources.amqp10.errors import PROTOCOL_NAME, open_error
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
@@ -183,9 +183,18 @@ class Amqp10Publisher(Publisher):
         for number, (destination, data, message_id) in enumerate(encoded):
             if number % _TURN_MESSAGES == 0:
                 self._pass(0.0)
-            link = self._links.get(destination) or self._link(
-                destination, time.monotonic() + self.endpoint.connect_timeout_s
-            )
+            try:
+                link = self._links.get(destination) or self._link(
+                    destination, time.monotonic() + self.endpoint.connect_timeout_s
+                )
+            except (DestinationError, WriteError) as refusal:
+                if not self._drops(destination, refusal):
+                    raise
+                window.skip()
+                self.dropped.add(NO_DESTINATION, refusal.text)
+                if self._end:  # RabbitMQ 4.0 has ended the session
+                    raise self.lost(self._end) from refusal
+                continue
             while window.full or link.credit <= 0:
                 self._pass(_TURN_S, waits=not window.unconfirmed and link.credit <= 0)
             self._number += 1
@@ -195,6 +204,19 @@ class Amqp10Publisher(Publisher):
             link.advance()
             window.sent(tag, len(data))
         self._drain()
+
+    def _drops(self, destination: Destination, refusal: MqError) -> bool:
+        """Whether to drop a row whose destination is not there or refused, and forget the link to it."""
+        gone = isinstance(refusal, DestinationError) or destination.kind.startswith("temp-")
+        if not (gone and self.settings.drops_destinations):
+            return False
+        if self._failed is not None and self._failed.text == refusal.text:
+            self._failed = None
+        link = self._links.pop(destination, None)
+        if link is not None:
+            link.close()
+            self._closing.append(link)
+        return True
 
     def _drain(self) -> None:
         while self.window.unconfirmed:
@@ -232,19 +254,38 @@ class Amqp10Publisher(Publisher):
 
         With `first`, stop at the first message that has no outcome yet.
         """
-        accepted = []
+        accepted, gone = [], []
         for tag, (delivery, _, _) in self._sent.items():
             state = delivery.remote_state
             if state == Delivery.ACCEPTED:
                 accepted.append(tag)
             elif state or delivery.settled:
-                self._failed = self._failed or self._outcome_error(tag)
+                failure = self._outcome_error(tag)
+                if self._is_gone(tag) and self.settings.drops_destinations:
+                    gone.append((tag, failure))
+                else:
+                    self._failed = self._failed or failure
             elif first:
                 break
-        for tag in accepted:
+        for _, failure in gone:
+            self.dropped.add(NO_DESTINATION, failure.text)
+        for tag in [*accepted, *(tag for tag, _ in gone)]:
             self._sent.pop(tag)[0].settle()
             self.window.confirmed(tag)
         return len(accepted)
+
+    def _is_gone(self, tag: str) -> bool:
+        """Whether an outcome says that the destination is not there.
+
+        RabbitMQ releases unroutable messages, and ActiveMQ Classic rejects a message to a temporary destination whose
+        connection has ended: "Cannot publish to a deleted Destination" (6.3).
+        """
+        delivery, destination, _ = self._sent[tag]
+        if delivery.remote_state in (Delivery.RELEASED, Delivery.MODIFIED):
+            return self.endpoint.broker.name == "rabbitmq"
+        condition = delivery.remote.condition
+        text = str(condition.description or "") if condition is not None else ""
+        return destination.kind.startswith("temp-") and "deleted Destination" in text
 
     def _outcome_error(self, tag: str) -> MqError:
         delivery, destination, message_id = self._sent[tag]

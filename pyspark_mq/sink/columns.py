@@ -17,7 +17,7 @@ from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES
 from pyspark_mq.brokers.destinations import of_row
 from pyspark_mq.errors import RowError, SchemaError
 from pyspark_mq.sink.ids import Identity, Seen, field, pairs
-from pyspark_mq.sink.settings import MQ_ID, Destination, Message, SinkSettings
+from pyspark_mq.sink.settings import MQ_ID, NO_MESSAGE, Destination, Dropped, Message, SinkSettings
 
 __all__ = ["COLUMNS", "LEFT_OUT", "ColumnPlan", "RowReader"]
 
@@ -180,10 +180,17 @@ class RowReader:
         plan: the checked columns.
         identity: creates an ID for a row that has no ID.
         reserved_properties: property names that this protocol cannot carry, each with the reason.
+        dropped: where to count rows that cannot be messages; None if such a row is an error.
     """
 
-    def __init__(self, plan: ColumnPlan, identity: Identity, reserved_properties: Mapping[str, str]) -> None:
-        self._plan, self._identity, self._reserved = plan, identity, reserved_properties
+    def __init__(
+        self,
+        plan: ColumnPlan,
+        identity: Identity,
+        reserved_properties: Mapping[str, str],
+        dropped: Dropped | None = None,
+    ) -> None:
+        self._plan, self._identity, self._reserved, self._dropped = plan, identity, reserved_properties, dropped
         self._rows, self._ids = Seen(), Seen()
 
     def messages(self, batch: pa.RecordBatch) -> list[Message]:
@@ -194,8 +201,8 @@ class RowReader:
         """
         columns = _columns(batch, self._plan.names)
         is_text = _is_text(batch.schema.field("body").type)
-        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        drafts = [self._draft(row, is_text=is_text) for row in rows]
+        rows = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+        drafts = [draft for row in rows if (draft := self._draft(row, is_text=is_text)) is not None]
         digests = [self._identity.digest(fields) for _, fields in drafts]
         given = [place for place, (message, _) in enumerate(drafts) if message.id]
         self._check_given([drafts[place][0] for place in given], [digests[place] for place in given])
@@ -221,8 +228,24 @@ class RowReader:
                 "get stable IDs"
             )
 
-    def _draft(self, row: dict[str, Any], *, is_text: bool) -> tuple[Message, bytes]:
-        """Return a row as a message, and the fields to digest. The message has no ID if the row has no ID."""
+    def _draft(self, row: dict[str, Any], *, is_text: bool) -> tuple[Message, bytes] | None:
+        """Return a row as a message, and the fields to digest; None if the row is dropped.
+
+        The message has no ID if the row has no ID.
+        """
+        try:
+            return self._message(row, is_text=is_text)
+        except RowError as unwritable:
+            if self._dropped is None:
+                raise
+            self._dropped.add(NO_MESSAGE, unwritable.text)
+        return None
+
+    def _message(self, row: dict[str, Any], *, is_text: bool) -> tuple[Message, bytes]:
+        if row["body"] is None:
+            raise RowError(
+                "column 'body' is null in a row, but a message needs a body: filter such rows, or use coalesce"
+            )
         destination = self._plan.destination(row)
         properties = self._properties(row)
         _check_numbers(row)
@@ -310,10 +333,6 @@ def _columns(batch: pa.RecordBatch, names: Iterable[str]) -> dict[str, list[Any]
     for name in names:
         column = batch.column(name)
         if name == "body":
-            if column.null_count:
-                raise RowError(
-                    "column 'body' is null in a row, but a message needs a body: filter such rows, or use coalesce"
-                )
             # Spark does not check that strings are UTF-8, so their bytes are taken unchanged.
             column = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
         elif name in {"timestamp", "expiration"}:

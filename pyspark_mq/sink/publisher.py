@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.errors import BrokerUnavailableError, MqError, OptionError, RefusedError, WriteError
+from pyspark_mq.errors import BrokerUnavailableError, MqError, OptionError, RefusedError, RowError, WriteError
 from pyspark_mq.sink.columns import ColumnPlan, RowReader
 from pyspark_mq.sink.ids import Identity
-from pyspark_mq.sink.settings import Destination, Message, SinkSettings
+from pyspark_mq.sink.settings import NO_MESSAGE, Destination, Dropped, Message, SinkSettings
 from pyspark_mq.sources.connections.protocols import client_class
 from pyspark_mq.sources.connections.socket_loop import count_addresses
 from pyspark_mq.sources.endpoint import FILES, Endpoint
@@ -71,6 +71,8 @@ class SendWindow:
         self.bytes = 0
         #: Number of messages sent since :meth:`begin`.
         self._sent = 0
+        #: Numbers of confirmed messages that are to be sent again, and of messages that are dropped.
+        self._back, self._dropped = set[int](), set[int]()
         #: The broker's reason for blocking the connection; empty if it does not block.
         self.blocked = ""
         self._where, self._timeout_s, self._now_s = where, send_timeout_s, now_s
@@ -84,10 +86,26 @@ class SendWindow:
     def begin(self) -> None:
         """Number the messages that are sent from now on, from 0. All earlier messages are confirmed."""
         self._sent = 0
+        self._back.clear()
+        self._dropped.clear()
 
     def left(self, count: int) -> list[int]:
-        """Return the numbers of those of the first `count` messages that are unsent or unconfirmed."""
-        return [*(number for _, number in self.unconfirmed.values()), *range(self._sent, count)]
+        """Return the numbers of those of the first `count` messages that are to be sent, or sent again."""
+        left = {*(number for _, number in self.unconfirmed.values()), *self._back, *range(self._sent, count)}
+        return sorted(left - self._dropped)
+
+    def put_back(self, number: int) -> None:
+        """Record that a message was not accepted, although it is confirmed."""
+        self._back.add(number)
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Record that messages are not sent again, whatever is said of them."""
+        self._dropped.update(numbers)
+
+    def skip(self) -> None:
+        """Record that the next message is not sent."""
+        self._dropped.add(self._sent)
+        self._sent += 1
 
     def sent(self, key: Any, size: int) -> None:
         """Record a sent message."""
@@ -161,6 +179,8 @@ class Publisher(ABC):
     def __init__(self, settings: SinkSettings, url: BrokerUrl, attempt: int = 0) -> None:
         self.settings, self.endpoint, self.url, self.attempt = settings, settings.endpoint, url, attempt
         self.window = SendWindow(url, settings.send_timeout_s)
+        #: Rows dropped by this publisher, because the destinations that they name are not there.
+        self.dropped = Dropped()
 
     @abstractmethod
     def open(self, deadline: float) -> None:
@@ -298,6 +318,7 @@ class _Connection:
         self._settings, self._again = settings, again
         self._publisher: Publisher | None = None
         self._used_s = 0.0
+        self.dropped = Dropped()
         self._gap_s = min(_GAP_S, settings.endpoint.heartbeat_s / 2)
 
     def send(self, messages: Sequence[Message]) -> None:
@@ -320,8 +341,9 @@ class _Connection:
             )
             self._again = True
             publisher.window.begin()
+            left, encoded = self._encoded(publisher, left)
             try:
-                publisher.send([publisher.encode(message) for message in left])
+                publisher.send(encoded)
             except WriteInterruptedError as lost:
                 self.close()
                 rest = publisher.window.left(len(left))
@@ -346,9 +368,22 @@ class _Connection:
                 left = []
         self._used_s = time.monotonic()
 
+    def _encoded(self, publisher: Publisher, messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
+        """Return the messages that the protocol can carry, and their encodings."""
+        if not self._settings.drops:
+            return [*messages], [publisher.encode(message) for message in messages]
+        pairs = []
+        for message in messages:
+            try:
+                pairs.append((message, publisher.encode(message)))
+            except RowError as unwritable:
+                self.dropped.add(NO_MESSAGE, unwritable.text)
+        return [message for message, _ in pairs], [encoded for _, encoded in pairs]
+
     def close(self) -> None:
         publisher, self._publisher = self._publisher, None
         if publisher is not None:
+            self.dropped += publisher.dropped
             publisher.close()
 
 
@@ -359,24 +394,31 @@ def write_rows(
     identity: Identity,
     *,
     again: bool = False,
+    dropped: Dropped | None = None,
 ) -> int:
-    """Publish the rows of one task. Return the number of rows once all messages are confirmed.
+    """Publish the rows of one task. Return the number of messages once all are confirmed.
 
     The connection is opened for the first row, and closed at the end. Each batch is confirmed before the next batch is
     sent.
 
     Args:
         again: whether the query has written before, so that a broker that is away is waited for.
+        dropped: where to count dropped rows (option `onUnwritableRow`).
     """
     kind = publisher_class(settings.endpoint.protocol)
-    reader = RowReader(plan, identity, {**kind.reserved_properties, **settings.endpoint.broker.header_properties})
+    reserved = {**kind.reserved_properties, **settings.endpoint.broker.header_properties}
     connection, count = _Connection(settings, again=again), 0
+    reader = RowReader(plan, identity, reserved, connection.dropped if settings.drops else None)
     with settings.endpoint.hiding():
         try:
             for batch in _parts(batches):
                 messages = reader.messages(batch)
                 connection.send(messages)
-                count += len(messages)
+                count += batch.num_rows
+        except RowError as unwritable:
+            raise RowError(f"{unwritable.text}. To drop such rows, set option 'onUnwritableRow' to 'drop'") from None
         finally:
             connection.close()
-    return count
+    if dropped is not None:
+        dropped += connection.dropped
+    return count - connection.dropped.rows.total()

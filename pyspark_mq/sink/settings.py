@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_mq.sources.endpoint import Endpoint
 
-__all__ = ["MQ_ID", "Destination", "Message", "SinkSettings", "ttl_ms"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = [
+    "MQ_ID", "NO_DESTINATION", "NO_MESSAGE", "Destination", "Dropped", "Message", "OnUnwritable", "SinkSettings",
+    "ttl_ms",
+]  # fmt: skip
 
 #: Property that carries the ID on both ActiveMQ brokers. Their own header cannot carry an ID over every protocol.
 MQ_ID = "mq_id"
@@ -59,6 +67,45 @@ class Message(NamedTuple):
     properties: tuple[tuple[str, str | None], ...] = ()
 
 
+#: Keys of :attr:`Dropped.rows`.
+NO_MESSAGE, NO_DESTINATION = "that cannot be messages", "whose destination is not there or refused"
+
+
+class OnUnwritable(Enum):
+    """Reactions to a row that cannot be written."""
+
+    FAIL = "fail"
+    DROP = "drop"
+
+
+@dataclass
+class Dropped:
+    """Rows that a write has dropped.
+
+    Attributes:
+        rows: how many cannot be messages, and how many name a destination that is not there or is refused.
+        first: why the first of them was dropped.
+    """
+
+    rows: Counter[str] = field(default_factory=Counter)
+    first: str = ""
+
+    def add(self, why: str, text: str, count: int = 1) -> None:
+        """Count rows.
+
+        Args:
+            why: key of `rows`.
+            text: of the error that they would have raised.
+        """
+        self.rows[why] += count
+        self.first = self.first or text
+
+    def __iadd__(self, other: Dropped) -> Self:
+        self.rows += other.rows
+        self.first = self.first or other.first
+        return self
+
+
 @dataclass(frozen=True, slots=True)
 class SinkSettings:
     """The typed options of a write. They are sent to the tasks, including the password.
@@ -67,6 +114,7 @@ class SinkSettings:
         queue, topic, exchange, routing_key: where all rows go. None if columns of the rows decide.
         send_timeout_s: longest wait for a confirmation, unless the broker reports that it blocks.
         write_id: name of a write that may be rerun with the same IDs; None to give each write an ID of its own.
+        on_unwritable: what to do with rows that the protocol cannot carry, or whose own destination is not there.
     """
 
     endpoint: Endpoint
@@ -76,6 +124,17 @@ class SinkSettings:
     routing_key: str | None = None
     send_timeout_s: float = 120.0
     write_id: str | None = None
+    on_unwritable: OnUnwritable = OnUnwritable.FAIL
+
+    @property
+    def drops(self) -> bool:
+        """Whether rows that cannot be messages are dropped."""
+        return self.on_unwritable is OnUnwritable.DROP
+
+    @property
+    def drops_destinations(self) -> bool:
+        """Whether rows are dropped if the destination that they name is not there."""
+        return self.drops and self.destination is None
 
     @property
     def destination(self) -> Destination | None:

@@ -18,7 +18,7 @@ from pyspark_mq.decode.stomp_headers import parse
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RowError, WriteError
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sink.publisher import Publisher
-from pyspark_mq.sink.settings import MQ_ID, Destination, Message
+from pyspark_mq.sink.settings import MQ_ID, NO_DESTINATION, Destination, Message
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.stomp.client import Transport, heart_beats
 from pyspark_mq.sources.stomp.errors import error_text, login_error
@@ -36,6 +36,8 @@ _CLOSE_TIMEOUT_S = 1.0
 _PRIORITY_MAX = 9
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", ":": "\\c", "\r": "\\r"})
 _OWN = "which is a STOMP header: set it in its own column, if it has one"
+#: What brokers say about a destination that is not there, or that this user may not create.
+_GONE = (b"DestinationDoesNotExistException", b"deleted Destination", b"permission='CREATE_ADDRESS'")
 #: Reserved headers (STOMP 1.2, and brokers' own): a property of the same name would act as that header.
 _MEANT = (
     "accept-version", "ack", "amq-msg-type", "content-encoding", "content-length", "content-type", "correlation-id",
@@ -215,8 +217,28 @@ class StompPublisher(Publisher):
             self.window.confirmed(receipt)
             self._ids.pop(receipt, None)
         elif command == "ERROR" and not self._end:
-            about = self._ids.get(headers.get("receipt-id", ""))
+            receipt = headers.get("receipt-id", "")
+            about = self._ids.get(receipt)
+            if self._drops(receipt, body):
+                self.dropped.add(NO_DESTINATION, f"{self.url}: {error_text(headers, body)}; messageId '{about}'")
+                return
             self._end, self._stated = error_text(headers, body) + (f"; messageId '{about}'" if about else ""), True
+
+    def _drops(self, receipt: str, body: bytes) -> bool:
+        """Whether to drop a message whose destination is not there or refused. Only Artemis ends the connection then.
+
+        ActiveMQ Classic: "…DestinationDoesNotExistException: The destination temp-queue://… does not exist" or "Cannot
+        publish to a deleted Destination" (6.3). Artemis, if the user may not create addresses: "AMQ229032: User: … does
+        not have permission='CREATE_ADDRESS' on address …" (2.56).
+        """
+        if not (self.settings.drops_destinations and any(words in body for words in _GONE)):
+            return False
+        _, number = self.window.unconfirmed.get(receipt, (0, -1))
+        if number < 0:
+            return False
+        self.window.drop([number])
+        self.window.confirmed(receipt)
+        return True
 
     def close(self) -> None:
         if self._socket.connected and not self._end and not self.window.unconfirmed:

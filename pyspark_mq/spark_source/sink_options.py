@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, STOMP
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sink.settings import SinkSettings
-from pyspark_mq.spark_source.option_kinds import choice, duration_s
+from pyspark_mq.sink.settings import OnUnwritable, SinkSettings
+from pyspark_mq.spark_source.option_kinds import choice, duration_s, member
 from pyspark_mq.spark_source.option_parser import OptionParser, check_short, redacting
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
 from pyspark_mq.spark_source.stream_options import is_stream
@@ -33,6 +33,11 @@ _TABLE = (
     Option("writeId", _WRITTEN, "for batch writes only: a name for this write. A rerun with the same name gives rows "
            "the same [IDs](#ids). In `foreachBatch` build the name, for example, from query, batch and destination. If "
            "two writes have the same name, equal rows count as copies", unset="random"),
+    Option("onUnwritableRow", _WRITTEN, "what to do with a row that cannot be a message (a property that the protocol "
+           "cannot carry, a `correlationId` that is too long), or that names a destination that is not there or is "
+           "refused. `fail`: the task fails. `drop`: the row is left out, and the log has one warning for each batch. "
+           "A full queue, and a destination that an option names, are errors in any case", default="fail",
+           kind=member(OnUnwritable)),
     Option("sendTimeout", _SENDING, "longest wait for a confirmation, at least `1s`. While the broker reports that it "
            "is blocked, the write waits longer", default="2m", kind=duration_s(1)),
     Option("checkpointLocation", _SENDING, "Spark's own option for a streaming write; this package does not check it"),
@@ -104,6 +109,7 @@ class _SinkOptionParser(OptionParser):
             routing_key=key,
             send_timeout_s=self._value("sendTimeout"),
             write_id=self._text("writeId"),
+            on_unwritable=self._value("onUnwritableRow"),
         )
 
     def _queue(self, broker: Broker) -> str | None:

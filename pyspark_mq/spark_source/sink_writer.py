@@ -22,7 +22,7 @@ from pyspark_mq.logs import COMMAND, escape_log_lines
 from pyspark_mq.sink.columns import ColumnPlan, batches_of_rows
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.publisher import publisher_class, write_rows
-from pyspark_mq.sink.settings import SinkSettings
+from pyspark_mq.sink.settings import Dropped, SinkSettings
 from pyspark_mq.spark_source.failures import without_traceback
 
 __all__ = ["BatchWriter", "StreamWriter"]
@@ -52,10 +52,12 @@ class Written(WriterCommitMessage):
     Attributes:
         messages: how many messages the broker has confirmed.
         within: whether Spark says that the task ran within a streaming query.
+        dropped: rows that were dropped (option `onUnwritableRow`).
     """
 
     messages: int
     within: bool
+    dropped: Dropped
 
 
 class _Writer:
@@ -69,14 +71,17 @@ class _Writer:
         self._fields = [(one.name, one.dataType.simpleString()) for one in schema.fields]
         self._plan = ColumnPlan(self._fields, settings)
 
-    def _write(self, rows: Iterator[Any], writer: Sequence[str], task: TaskContext, *, again: bool = False) -> int:
+    def _write(
+        self, rows: Iterator[Any], writer: Sequence[str], task: TaskContext, *, within: bool, again: bool = False
+    ) -> Written:
         thread = threading.current_thread()
         # Client libraries also log the failures that this package's errors already describe.
         setattr(thread, COMMAND, True)
         escape_log_lines()
         try:
-            identity = Identity(writer, task.partitionId())
-            return write_rows(self._batches(rows), self._settings, self._plan, identity, again=again)
+            identity, dropped = Identity(writer, task.partitionId()), Dropped()
+            count = write_rows(self._batches(rows), self._settings, self._plan, identity, again=again, dropped=dropped)
+            return Written(count, within, dropped)
         finally:
             delattr(thread, COMMAND)
 
@@ -88,6 +93,15 @@ class _Writer:
         if isinstance(first, pa.RecordBatch):
             return everything
         return batches_of_rows(everything, self._fields, _plain, _ROWS)
+
+    def _warn_of_dropped(self, messages: Sequence[Written | None]) -> None:
+        dropped = Dropped()
+        for one in messages:
+            if one is not None:
+                dropped += one.dropped
+        if dropped.rows:
+            counts = ", ".join(f"{count} {why}" for why, count in dropped.rows.items())
+            _LOG.warning("onUnwritableRow=drop: rows were dropped: %s. The first: %s", counts, dropped.first)
 
     def abort(self, *_: Any) -> None:
         """Do nothing: confirmed messages cannot be retracted from the queue."""
@@ -104,14 +118,14 @@ class BatchWriter(_Writer, _OfBatch):  # type: ignore[misc]
     def write(self, iterator: Iterator[Any]) -> Written:
         """Publish the rows of a task."""
         task = _task()
-        count = self._write(iterator, ("write", self._id), task)
-        return Written(count, task.getLocalProperty(_QUERY) is not None)
+        return self._write(iterator, ("write", self._id), task, within=task.getLocalProperty(_QUERY) is not None)
 
     def commit(self, messages: Sequence[Written | None]) -> None:
         """Log how many messages were written."""
         done = [one for one in messages if one is not None]
         if self._settings.write_id is None and any(one.within for one in done):
             _LOG.warning(_UNNAMED)
+        self._warn_of_dropped(done)
         _LOG.info(
             "%d message(s) were written to %s",
             sum(one.messages for one in done),
@@ -131,10 +145,11 @@ class StreamWriter(_Writer, _OfStream):  # type: ignore[misc]
             raise InternalError(
                 f"Spark does not say to which batch a task belongs: {_QUERY} is {query}, {_BATCH} is {batch}"
             )
-        return Written(self._write(iterator, ("query", query, batch), task, again=batch != "0"), within=True)
+        return self._write(iterator, ("query", query, batch), task, within=True, again=batch != "0")
 
     def commit(self, messages: Sequence[Written | None], batchId: int) -> None:  # noqa: N803 - Spark names it
-        """Do nothing: each task ended only after the broker had confirmed its messages."""
+        """Warn of dropped rows. Each task ended only after the broker had confirmed its messages."""
+        self._warn_of_dropped(messages)
 
 
 def _task() -> TaskContext:

@@ -22,7 +22,7 @@ from pyspark_mq.sink import publisher
 from pyspark_mq.sink.columns import COLUMNS, ColumnPlan
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.publisher import write_rows
-from pyspark_mq.sink.settings import SinkSettings
+from pyspark_mq.sink.settings import NO_DESTINATION, NO_MESSAGE, Dropped, OnUnwritable, SinkSettings
 from pyspark_mq.sources.endpoint import Tls
 from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
@@ -71,6 +71,7 @@ def write(
     body: str = "binary",
     writer: Sequence[str] = ("query", "q", "1"),
     pause_s: float = 0.0,
+    dropped: Dropped | None = None,
 ) -> int:
     """Write batches of rows as one task."""
     chosen = settings or settings_of(entry)
@@ -82,7 +83,7 @@ def write(
             time.sleep(pause_s if number else 0.0)
             yield batch_of(rows, fields)
 
-    return write_rows(paused(), chosen, ColumnPlan(fields, chosen), Identity(writer, 0))
+    return write_rows(paused(), chosen, ColumnPlan(fields, chosen), Identity(writer, 0), dropped=dropped)
 
 
 def bodies(count: int, start: int = 0) -> list[dict[str, Any]]:
@@ -379,6 +380,47 @@ def test_a_row_names_no_exchange_by_an_address(entry: LiveEntry, name: str) -> N
     rows = [{"body": b"x", "queue": name}]
     with pytest.raises(RowError, match=r"an address of AMQP 1\.0 or STOMP"):
         write(entry, rows, settings=settings_of(entry, queue=None))
+
+
+def test_rows_that_cannot_be_written_are_dropped_if_that_is_wanted(entry: LiveEntry) -> None:
+    gone = {"rabbitmq": f"{entry.queue}-gone", "activemq": "temp-queue://ID:gone-1:2:3"}.get(entry.entry.broker)
+    good = [{"body": b"good %d" % number, "queue": entry.queue} for number in range(600)]
+    bad = [
+        {"body": None, "queue": entry.queue},
+        {"body": b"x", "queue": ""},
+        {"body": b"x", "queue": entry.queue, "properties": [("", "x")]},
+    ]
+    lost = [{"body": b"x", "queue": gone}] * 3 if gone else []
+    for one in (*bad, *lost[:1]):
+        with pytest.raises(MqError) as refusal:
+            write(entry, [one], settings=settings_of(entry, queue=None))
+        named = isinstance(refusal.value, WriteError | DestinationError)
+        assert named or "'onUnwritableRow'" in str(refusal.value)
+    dropped, settings = Dropped(), settings_of(entry, queue=None, on_unwritable=OnUnwritable.DROP)
+    rows = [*good[:200], *bad, *lost[:1], *good[200:400], *lost[1:2], *good[400:], *lost[2:]]
+    assert write(entry, rows, bad[:2], settings=settings, dropped=dropped) == 600
+    assert dropped.rows == Counter({NO_MESSAGE: 5, **({NO_DESTINATION: 3} if gone else {})})
+    assert dropped.first
+    found = read(entry, 600)
+    assert sorted(row["body"] for row in found) == sorted(row["body"] for row in good)
+    assert entry.total() == 0
+
+
+@pytest.mark.protocols(AMQP_0_9_1)
+def test_rows_to_exchanges_that_are_not_there_are_dropped_if_that_is_wanted(entry: LiveEntry) -> None:
+    rows = [
+        {"body": b"%d" % number, "exchange": "nowhere" if number % 10 == 5 else "amq.direct", "routingKey": entry.queue}
+        for number in range(100)
+    ]
+    assert isinstance(entry.node, RabbitNode)
+    with entry.node._channel() as channel:
+        channel.queue_bind(entry.queue, "amq.direct", entry.queue)
+    dropped, settings = Dropped(), settings_of(entry, queue=None, on_unwritable=OnUnwritable.DROP)
+    assert write(entry, rows, settings=settings, dropped=dropped) == 90
+    assert dropped.rows == Counter({NO_DESTINATION: 10})
+    assert "no exchange 'nowhere'" in dropped.first
+    found = {row["body"] for row in read(entry, entry.total())}
+    assert found == {row["body"] for row in rows if row["exchange"] != "nowhere"}
 
 
 # -- what does not
