@@ -55,6 +55,8 @@ ACTIVEMQ = Broker(
         [f"JMS{name}" for name in _HEADERS],
         "which ActiveMQ Classic takes for the header: set the column with that meaning instead",
     ),
+    # `ScheduledMessage.java`: one message can become any number.
+    steering=frozenset({f"AMQ_SCHEDULED_{name}" for name in ("DELAY", "PERIOD", "REPEAT", "CRON")}),
     stomp=StompDialect(
         queue="/queue/{name}",
         topic="/topic/{name}",

@@ -50,6 +50,11 @@ ARTEMIS = Broker(
         )
     },
     browsable_over=frozenset({AMQP_1_0}),
+    # `Message.java`. Over STOMP and OpenWire the names of ActiveMQ Classic schedule, too.
+    steering=frozenset(
+        {"_AMQ_LVQ_NAME", "_AMQ_DUPL_ID", "_AMQ_SCHED_DELIVERY", "_AMQ_GROUP_ID", "_AMQ_GROUP_SEQUENCE"}
+        | {"_AMQ_ROUTING_TYPE", "AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_TIME"}
+    ),
     stomp=StompDialect(
         queue="{name}",
         topic="{name}",

@@ -234,6 +234,8 @@ class Broker:
         special_characters: characters by which a name stands for several destinations, or has parameters.
         header_properties: properties that the broker takes for headers -> why a write cannot set a property of that
             name.
+        steering: properties that make the broker do something: schedule, replace, copy or deduplicate a message. A
+            write leaves them out unless option `brokerProperties` names them.
         stomp, amqp10: how the broker speaks STOMP or AMQP 1.0 wherever the specification leaves that to the broker;
             None if the broker does not speak that protocol.
     """
@@ -260,6 +262,7 @@ class Broker:
     browsable_over: frozenset[str] = frozenset()
     special_characters: frozenset[str] = frozenset()
     header_properties: Mapping[str, str] = field(default_factory=dict)
+    steering: frozenset[str] = frozenset()
     node_lost_s: float = 0.0
     unavailable_reasons: tuple[str, ...] = ()
     products: frozenset[str] = frozenset()

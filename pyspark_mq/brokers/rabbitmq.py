@@ -62,6 +62,9 @@ RABBITMQ = Broker(
         "one more consumer",
         "queue": "remove that setting from the policy, or declare the queue without it",
     },
+    # "Sender-selected Distribution", and the plugins rabbitmq_delayed_message_exchange and
+    # rabbitmq_message_deduplication.
+    steering=frozenset({"CC", "BCC", "x-delay", "x-deduplication-header"}),
     stomp=StompDialect(
         queue="/amq/queue/{name}",
         topic="/exchange/{name}/#",

@@ -103,6 +103,9 @@ class ColumnPlan:
         self._meant = settings.endpoint.broker.special_characters
         self._key = settings.routing_key
         self._queues_only = routed
+        self.drops, self.allowed = settings.drops, settings.broker_properties
+        #: Properties that are left out.
+        self.steering = settings.endpoint.broker.steering - settings.broker_properties
         where = ("queue", "exchange") if routed else ("queue",)
         #: The column with each row's destination; empty if an option names the destination.
         self._where = "" if self._destination is not None else next((name for name in where if name in names), "?")
@@ -180,7 +183,7 @@ class RowReader:
         plan: the checked columns.
         identity: creates an ID for a row that has no ID.
         reserved_properties: property names that this protocol cannot carry, each with the reason.
-        dropped: where to count rows that cannot be messages; None if such a row is an error.
+        dropped: where to note what is left out.
     """
 
     def __init__(
@@ -190,7 +193,8 @@ class RowReader:
         reserved_properties: Mapping[str, str],
         dropped: Dropped | None = None,
     ) -> None:
-        self._plan, self._identity, self._reserved, self._dropped = plan, identity, reserved_properties, dropped
+        self._plan, self._identity, self._reserved = plan, identity, reserved_properties
+        self._dropped = Dropped() if dropped is None else dropped
         self._rows, self._ids = Seen(), Seen()
 
     def messages(self, batch: pa.RecordBatch) -> list[Message]:
@@ -236,7 +240,7 @@ class RowReader:
         try:
             return self._message(row, is_text=is_text)
         except RowError as unwritable:
-            if self._dropped is None:
+            if not self._plan.drops:
                 raise
             self._dropped.add(NO_MESSAGE, unwritable.text)
         return None
@@ -273,7 +277,9 @@ class RowReader:
             if column is not None:
                 if row.get(column) is None and value is not None:
                     row[column] = _sequence(value) if column == "groupSequence" else value
-            elif name in _ADDED or name.startswith(_ADDED_PREFIXES):
+            elif name in self._plan.steering:
+                self._dropped.properties.add(name)
+            elif name not in self._plan.allowed and (name in _ADDED or name.startswith(_ADDED_PREFIXES)):
                 continue
             elif not name or name in self._reserved:
                 reason = self._reserved.get(name, "which is empty")

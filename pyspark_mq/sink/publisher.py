@@ -408,7 +408,7 @@ def write_rows(
     kind = publisher_class(settings.endpoint.protocol)
     reserved = {**kind.reserved_properties, **settings.endpoint.broker.header_properties}
     connection, count = _Connection(settings, again=again), 0
-    reader = RowReader(plan, identity, reserved, connection.dropped if settings.drops else None)
+    reader = RowReader(plan, identity, reserved, connection.dropped)
     with settings.endpoint.hiding():
         try:
             for batch in _parts(batches):

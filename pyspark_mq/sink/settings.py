@@ -80,15 +80,17 @@ class OnUnwritable(Enum):
 
 @dataclass
 class Dropped:
-    """Rows that a write has dropped.
+    """Rows that a write has dropped, and properties.
 
     Attributes:
         rows: how many cannot be messages, and how many name a destination that is not there or is refused.
         first: why the first of them was dropped.
+        properties: properties that were left out of rows, because they steer the broker.
     """
 
     rows: Counter[str] = field(default_factory=Counter)
     first: str = ""
+    properties: set[str] = field(default_factory=set)
 
     def add(self, why: str, text: str, count: int = 1) -> None:
         """Count rows.
@@ -102,6 +104,7 @@ class Dropped:
 
     def __iadd__(self, other: Dropped) -> Self:
         self.rows += other.rows
+        self.properties |= other.properties
         self.first = self.first or other.first
         return self
 
@@ -115,6 +118,7 @@ class SinkSettings:
         send_timeout_s: longest wait for a confirmation, unless the broker reports that it blocks.
         write_id: name of a write that may be rerun with the same IDs; None to give each write an ID of its own.
         on_unwritable: what to do with rows that the protocol cannot carry, or whose own destination is not there.
+        broker_properties: properties that steer the broker and are written.
     """
 
     endpoint: Endpoint
@@ -125,6 +129,7 @@ class SinkSettings:
     send_timeout_s: float = 120.0
     write_id: str | None = None
     on_unwritable: OnUnwritable = OnUnwritable.FAIL
+    broker_properties: frozenset[str] = frozenset()
 
     @property
     def drops(self) -> bool:

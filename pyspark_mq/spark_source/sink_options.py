@@ -38,6 +38,8 @@ _TABLE = (
            "refused. `fail`: the task fails. `drop`: the row is left out, and the log has one warning for each batch. "
            "A full queue, and a destination that an option names, are errors in any case", default="fail",
            kind=member(OnUnwritable)),
+    Option("brokerProperties", _WRITTEN, "names of properties that [steer the broker](#copying-messages), separated by "
+           "commas. Without this option a write leaves such properties out", unset="none"),
     Option("sendTimeout", _SENDING, "longest wait for a confirmation, at least `1s`. While the broker reports that it "
            "is blocked, the write waits longer", default="2m", kind=duration_s(1)),
     Option("checkpointLocation", _SENDING, "Spark's own option for a streaming write; this package does not check it"),
@@ -110,7 +112,20 @@ class _SinkOptionParser(OptionParser):
             send_timeout_s=self._value("sendTimeout"),
             write_id=self._text("writeId"),
             on_unwritable=self._value("onUnwritableRow"),
+            broker_properties=self._broker_properties(broker),
         )
+
+    def _broker_properties(self, broker: Broker) -> frozenset[str]:
+        text = self._text("brokerProperties")
+        names = frozenset() if text is None else frozenset(name.strip() for name in text.split(","))
+        unknown = sorted(names - broker.steering)
+        if unknown:
+            raise OptionError(
+                "brokerProperties",
+                f"'{unknown[0]}' does not steer broker '{broker.name}', and needs no permission; accepted are "
+                f"{', '.join(sorted(broker.steering))}",
+            )
+        return names
 
     def _queue(self, broker: Broker) -> str | None:
         names = self._queue_names(broker)

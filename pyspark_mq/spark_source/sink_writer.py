@@ -99,6 +99,12 @@ class _Writer:
         for one in messages:
             if one is not None:
                 dropped += one.dropped
+        if dropped.properties:
+            _LOG.warning(
+                "properties that steer the broker were left out: %s. Properties are data; to have the broker act on "
+                "these, name them in option 'brokerProperties'",
+                ", ".join(sorted(dropped.properties)),
+            )
         if dropped.rows:
             counts = ", ".join(f"{count} {why}" for why, count in dropped.rows.items())
             _LOG.warning("onUnwritableRow=drop: rows were dropped: %s. The first: %s", counts, dropped.first)
