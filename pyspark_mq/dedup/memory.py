@@ -219,6 +219,14 @@ class Memory:
         unsettled = (self._unsettled.get(epoch) for epoch in epochs)
         return any(its is not None and self.ids.size(its.contents) for its in unsettled)
 
+    def holds(self, epoch: int, keys: ByQueue) -> bool:
+        """Whether all these contents are in an unsettled epoch, so that none of them was left open."""
+        its = self._unsettled.get(epoch)
+        if its is None:
+            return False
+        contents = [self._digests(queue, some)[1] for queue, some in keys.items()]
+        return all(len({*self.ids.find(some, [its.contents])}) == len(some) for some in contents)
+
     def note(self, held: Collection[int]) -> EpochFile | None:
         """Settle epochs, and return what changed since the last file or note.
 
@@ -455,14 +463,18 @@ class Memory:
         for note in notes:
             self._apply(note)
         self.written(name, own)
-        self._left_so_far = notes[-1].left_so_far if notes else own.left_so_far
+        last = notes[-1] if notes else own
+        self.connected_s = max(self.connected_s, last.connected_s)
+        self._left_so_far = last.left_so_far - sum(len(note.left) for note in notes)
         self.forget_contents()
         self._forget_left()
         self._new, self.forgotten, self._loaded = [], 0, True
-        self._new_contents, self._new_repeats = _NOTHING, new_repeats
-        recent = self._leave_unsettled()
+        # The next file has what notes have.
+        noted = [bytes(content) for note in notes for content in note.repeating]
+        self._new_contents, self._new_repeats, self._noted = _NOTHING, [*noted, *new_repeats], (0, 0, len(noted))
         for note in notes:
-            self._leave(note.left)  # the next file has them again
+            self._leave(note.left)
+        recent = self._leave_unsettled()
         self.leave(left)
         return recent
 

@@ -151,28 +151,22 @@ class BatchSizing:
             for queue in unread:
                 ends[queue].poll()
             self._queues.wait(self._timing.idle_s)
-        self.await_settled()
+        self._await_confirmations()
+        self.await_contents()
         return {}
 
-    def await_settled(self) -> bool:
-        """Wait for the last confirmations of a run, and until messages without an ID are settled.
+    def await_contents(self) -> None:
+        """Wait until messages without an ID are settled.
 
         Otherwise the next run would take an equal message for one of these.
-
-        Returns:
-            whether messages without an ID were waited for, and are settled.
         """
 
         def unsettled() -> bool:
             return any(queue.view.settles_contents for queue in self._queues)
 
-        self._await_confirmations()
-        waits = unsettled()
         self._wait_while(unsettled, self._settings.settle_grace_s + self._timing.confirm_s)
         if unsettled():
             warn_of_unconfirmed(self._settings.destination)
-            return False
-        return waits
 
     # -- waiting
 

@@ -289,7 +289,8 @@ class EpochSource:
         if sizes:
             self._cut(asked.start, sizes)
             return
-        self._memory.note_settled(asked.start, self._queues.in_flight_tables)
+        if self._batch_sizing.is_bounded or not self._queues.buffered:  # else the next epoch's file has the news
+            self._memory.note_settled(asked.start, self._queues.in_flight_tables)
         if noted:
             self._memory.end_alone(asked.start)
 
@@ -310,8 +311,9 @@ class EpochSource:
         self._sync(asked.start)  # emit only messages that are planned durably
         self._hold(asked.end)
         # No later call would find the epoch's echoes settled.
-        if self._alone and self._batch_sizing.await_settled():
-            self._memory.note_begun(asked.end)
+        if self._alone:
+            self._batch_sizing.await_contents()
+            self._memory.note_begun(asked.end, self._queues.in_flight_tables)
 
     def _begin_again(self, asked: _Asked) -> None:
         """Begin an epoch of a former process as soon as its messages are here."""

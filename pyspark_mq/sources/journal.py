@@ -27,10 +27,12 @@ _LOG = logging.getLogger("pyspark_mq")
 _SECRET_BYTES = 32
 #: Parts of an epoch next to its file: a note that its process is about to acknowledge it; a note that another process
 #: expects its messages; a note that a process plans, after this epoch, what may be the only epoch of its run; a note
-#: that its echoes are settled; and, numbered, records of abandoned messages, and notes of what was settled since.
-_ACKNOWLEDGED, _EXPECTED, _ALONE, _BEGUN, _ABANDONED, _SETTLED = (
-    "acknowledged", "expected", "alone", "begun", "abandoned", "settled",
+#: that its echoes are settled; a note that another process replays it without its echoes; and, numbered, records of
+#: abandoned messages, and notes of what was settled since.
+_ACKNOWLEDGED, _EXPECTED, _ALONE, _BEGUN, _REPLAYED, _ABANDONED, _SETTLED = (
+    "acknowledged", "expected", "alone", "begun", "replayed", "abandoned", "settled",
 )  # fmt: skip
+_TOKEN_BYTES = 4
 
 
 class LeftOpen(NamedTuple):
@@ -48,13 +50,15 @@ class LeftOpen(NamedTuple):
 
 
 def file_of(files: JournalFiles, name: str) -> EpochFile:
-    """Read the file of an epoch, without its abandoned messages.
+    """Read the file of an epoch, without its abandoned messages, and without echoes if it was replayed.
 
     Raises:
         CheckpointError: the file cannot be read.
     """
-    file = files.read(name)
-    abandoned = _abandoned(files, name, files.parts(name))
+    file, parts = files.read(name), files.parts(name)
+    abandoned = _abandoned(files, name, parts)
+    if _REPLAYED in parts:
+        file = replace(file, echoes={})
     if not abandoned:
         return file
     return replace(
@@ -128,6 +132,8 @@ class Journal:
         #: Files that the last plan named, and the file of that plan.
         self._named: set[str] = set()
         self._seen_s: float | None = None
+        #: In the names of notes, so that two processes write different ones.
+        self._token = secrets.token_hex(_TOKEN_BYTES)
 
     def known(self, queue: str) -> QueueMemory:
         """Return the memory of a queue, even of a queue that is not read now."""
@@ -193,15 +199,16 @@ class Journal:
         note = self.memory.note(_held(in_flight_tables)) if start.file else None
         if note is not None:
             number = sum(part.startswith(_SETTLED) for part in self._files.parts(start.file))
-            self._files.put(note, start.file, f"{_SETTLED}-{number:06d}")
+            self._files.put(note, start.file, f"{_SETTLED}-{number:06d}-{self._token}")
 
-    def note_begun(self, end: Position) -> None:
-        """Write down that the echoes of an epoch are settled, for a run that ends without another call.
+    def note_begun(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
+        """Write down that the echoes of an epoch are settled, if they are, for a run that ends without another call.
 
         Raises:
             CheckpointError: the note cannot be written.
         """
-        if end.file:
+        echoes = self._file(end.file).echoes if end.file else {}
+        if echoes and end.epoch not in _held(in_flight_tables) and self.memory.holds(end.epoch, echoes):
             self._files.put(EpochFile(), end.file, _BEGUN)
 
     def begin_alone(self, start: Position) -> bool:
@@ -302,6 +309,8 @@ class Journal:
         if _EXPECTED in self._files.parts(end.file):  # by a process that knew of a commit which is lost
             self._files.remove([end.file], _EXPECTED)
         self._open[end.epoch] = end.file
+        if self._file(end.file).echoes and _BEGUN not in self._files.parts(end.file):
+            self._files.put(EpochFile(), end.file, _REPLAYED)
         planned = planned_in(self._files, end.file)
         if self._repeating(planned):
             self._to_note.add(end.file)
@@ -401,7 +410,7 @@ class NoJournal:
     def note_settled(self, start: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
         """Note nothing: no message is known."""
 
-    def note_begun(self, end: Position) -> None:
+    def note_begun(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
         """Note nothing."""
 
     def begin_alone(self, start: Position) -> bool:  # noqa: ARG002

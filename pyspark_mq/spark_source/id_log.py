@@ -72,6 +72,10 @@ _WRITTEN = {
         "the note that echoes of the epoch of '{}' are settled cannot be written",
         f"The epoch was not emitted. {_MAKE_ROOM}",
     ),
+    "replayed": (
+        "the note that the epoch of '{}' is replayed cannot be written",
+        f"The epoch was not emitted. {_MAKE_ROOM}",
+    ),
     "settled": (
         "the note that the epoch of '{}' is settled cannot be written",
         f"Everything committed is acknowledged. {_MAKE_ROOM}",
