@@ -83,6 +83,48 @@ def test_an_echo_in_a_base_file_removes_its_content_when_it_is_settled() -> None
     assert later.contents_left == 0
 
 
+def test_an_echo_that_was_left_open_again_is_not_noted_as_settled() -> None:
+    memory, contents = Memory(10, 10, b"secret"), {"orders": [bytes(range(16)), bytes(16)[:-1] + b"x"]}
+    memory.commit(1, "orders", contents["orders"])
+    assert memory.holds(1, contents)
+    memory.leave({"orders": contents["orders"][:1]})  # its session has ended
+    assert not memory.holds(1, contents)
+    assert not memory.holds(2, contents)
+
+
+def test_what_a_note_says_of_repetitions_is_in_the_next_file() -> None:
+    first, content = Memory(10, 10, b"secret"), bytes(range(16))
+    file = first.compose(1, ["orders"], {"orders": [content]}, held=())
+    first.written("first", file)
+    first.commit(1, "orders", [content])
+    first.note_repeat("orders", content)
+    note = first.note(held=())
+    assert note is not None
+    assert len(note.repeating) == 1
+    assert first.note(held=()) is None
+    second = Memory(10, 10, b"")
+    second.load("first", {"first": file}.__getitem__, committed=True, notes=[note])
+    assert second.note(held=()) is None
+    assert len(second.compose(2, ["orders"], {}, held=()).repeating) == 1
+
+
+def test_an_epoch_that_another_process_replays_settles_no_echo() -> None:
+    one = Contents(settle_grace_s=5.0)
+    query, queue = one.scene.query, one.scene.queue
+    one.publish("own")
+    one.trigger()
+    query.crash()
+    one.publish("other")
+    one.trigger(At.AFTER_OFFSET_LOG)  # planned with an echo, and never begun
+    queue.take_away(1, lambda message: message.body == b"own")
+    for _ in range(20):
+        one.trigger()
+        one.scene.world.let_pass(1.0)
+    query.crash()
+    queue.bring_back()
+    assert one.lost_and_twice == (0, 0)
+
+
 def test_a_session_that_holds_a_message_is_not_handed_it_again() -> None:
     one = Contents(proves=True, consumers=2, min_messages=20, max_delay_s=60.0)
     queue = one.scene.queue
