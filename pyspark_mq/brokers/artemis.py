@@ -50,6 +50,7 @@ ARTEMIS = Broker(
         )
     },
     browsable_over=frozenset({AMQP_1_0}),
+    drops_copies=True,
     # `Message.java`. Over STOMP and OpenWire the names of ActiveMQ Classic schedule, too.
     steering=frozenset(
         {"_AMQ_LVQ_NAME", "_AMQ_DUPL_ID", "_AMQ_SCHED_DELIVERY", "_AMQ_GROUP_ID", "_AMQ_GROUP_SEQUENCE"}

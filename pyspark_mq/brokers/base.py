@@ -236,6 +236,8 @@ class Broker:
             name.
         steering: properties that make the broker do something: schedule, replace, copy or deduplicate a message. A
             write leaves them out unless option `brokerProperties` names them.
+        drops_copies: whether the broker drops a message with a `_AMQ_DUPL_ID` that it has seen at the address. It also
+            remembers what it then refuses for an address with a wildcard.
         stomp, amqp10: how the broker speaks STOMP or AMQP 1.0 wherever the specification leaves that to the broker;
             None if the broker does not speak that protocol.
     """
@@ -263,6 +265,7 @@ class Broker:
     special_characters: frozenset[str] = frozenset()
     header_properties: Mapping[str, str] = field(default_factory=dict)
     steering: frozenset[str] = frozenset()
+    drops_copies: bool = False
     node_lost_s: float = 0.0
     unavailable_reasons: tuple[str, ...] = ()
     products: frozenset[str] = frozenset()

@@ -11,7 +11,7 @@ from pyspark_mq.brokers.base import Amqp10Dialect
 from pyspark_mq.brokers.destinations import KINDS, as_written, of_row
 from pyspark_mq.decode.amqp10_message import JMS_REPLY_KIND
 from pyspark_mq.errors import RowError
-from pyspark_mq.sink.settings import MQ_ID, Message, ttl_ms
+from pyspark_mq.sink.settings import COPY_ID, MQ_ID, Message, ttl_ms
 
 __all__ = ["encoded"]
 
@@ -28,9 +28,9 @@ def encoded(message: Message, broker: str, dialect: Amqp10Dialect | None = None)
     """Encode a message for a broker.
 
     RabbitMQ gets the ID as `message-id`. Artemis gets the ID as `message-id` and as a property. ActiveMQ Classic gets
-    the ID only as a property, because it cannot settle a message with a foreign `message-id` over STOMP. Artemis is not
-    asked to drop duplicates (`_AMQ_DUPL_ID`), because it also remembers refused messages, and would mistake the next
-    attempt for a duplicate.
+    the ID only as a property, because it cannot settle a message with a foreign `message-id` over STOMP. Artemis is
+    asked to drop copies (`_AMQ_DUPL_ID`). It does not remember what it refuses for a missing queue, a missing
+    permission or a full address (2.40, 2.56).
 
     Args:
         broker: value of option `broker`.
@@ -100,6 +100,8 @@ def _application(message: Message, broker: str) -> bytes:
         entries["JMSXAppID"] = message.app_id
     if broker != "rabbitmq":
         entries[MQ_ID] = message.id
+    if broker == "artemis":
+        entries.setdefault(COPY_ID, message.copy_id or message.id)
     if not entries:
         return b""
     parts = [part for name, value in entries.items() for part in (_string(name), _or_null(value, _string))]

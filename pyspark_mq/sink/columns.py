@@ -17,9 +17,11 @@ from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES
 from pyspark_mq.brokers.destinations import of_row
 from pyspark_mq.errors import RowError, SchemaError
 from pyspark_mq.sink.ids import Identity, Seen, field, pairs
-from pyspark_mq.sink.settings import MQ_ID, NO_MESSAGE, Destination, Dropped, Message, SinkSettings
+from pyspark_mq.sink.settings import COPY_ID, MQ_ID, NO_MESSAGE, Destination, Dropped, Message, SinkSettings
 
-__all__ = ["COLUMNS", "LEFT_OUT", "ColumnPlan", "RowReader"]
+__all__ = ["COLUMNS", "LEFT_OUT", "WILDCARD", "ColumnPlan", "RowReader", "has_wildcard"]
+
+WILDCARD = "which has a wildcard ('*' or '#' as a word), and Artemis accepts no message for such an address"
 
 _TEXT, _MAP = "string", "map<string,string>"
 #: Beginnings of RabbitMQ's addresses, by which a row could name an exchange.
@@ -102,7 +104,7 @@ class ColumnPlan:
         self._destination = settings.destination
         self._meant = settings.endpoint.broker.special_characters
         self._key = settings.routing_key
-        self._queues_only = routed
+        self._queues_only, self.marks_copies = routed, settings.endpoint.broker.drops_copies
         self.drops, self.allowed = settings.drops, settings.broker_properties
         #: Properties that are left out.
         self.steering = settings.endpoint.broker.steering - settings.broker_properties
@@ -154,8 +156,16 @@ class ColumnPlan:
                 )
             return Destination("queue", name)
         if self._where == "queue":
-            return Destination(*of_row(name))
+            kind, own = of_row(name)
+            if self.marks_copies and has_wildcard(own):
+                raise RowError(f"a row has '{name}' in column 'queue', {WILDCARD}: rename the queue")
+            return Destination(kind, own)
         return Destination("exchange", name, (row.get("routingKey") if self._key is None else self._key) or "")
+
+
+def has_wildcard(name: str) -> bool:
+    """Whether Artemis reads a name as a wildcard (Artemis' manual, "Wildcard Syntax")."""
+    return not {"*", "#"}.isdisjoint(name.split("."))
 
 
 def _check(name: str, kind: str) -> None:
@@ -209,17 +219,21 @@ class RowReader:
         drafts = [draft for row in rows if (draft := self._draft(row, is_text=is_text)) is not None]
         digests = [self._identity.digest(fields) for _, fields in drafts]
         given = [place for place, (message, _) in enumerate(drafts) if message.id]
-        self._check_given([drafts[place][0] for place in given], [digests[place] for place in given])
+        names = self._check_given([drafts[place][0] for place in given], [digests[place] for place in given])
         nameless = [place for place, (message, _) in enumerate(drafts) if not message.id]
         messages = [message for message, _ in drafts]
         numbers = self._rows.number([digests[place] for place in nameless]) if nameless else []
         for place, number in zip(nameless, numbers, strict=True):
             messages[place] = messages[place]._replace(id=self._identity.text(digests[place], number))
+        # A redriven dead letter keeps its ID, and is no copy.
+        for place, name in zip(given, names, strict=True) if self._plan.marks_copies else ():
+            messages[place] = messages[place]._replace(copy_id=self._identity.text(name, 0))
         return messages
 
-    def _check_given(self, messages: Sequence[Message], digests: Sequence[bytes]) -> None:
+    def _check_given(self, messages: Sequence[Message], digests: Sequence[bytes]) -> list[bytes]:
+        """Check that rows with one ID are equal; return a digest of each ID, its destination and the write."""
         if not messages:
-            return
+            return []
         names = [
             self._identity.digest(field(_GIVEN, one.id.encode()) + _destination_field(one.destination))
             for one in messages
@@ -231,6 +245,7 @@ class RowReader:
                 "drops duplicates would lose one of them. Give each row its own ID, or leave out column 'messageId' to "
                 "get stable IDs"
             )
+        return names
 
     def _draft(self, row: dict[str, Any], *, is_text: bool) -> tuple[Message, bytes] | None:
         """Return a row as a message, and the fields to digest; None if the row is dropped.
@@ -278,7 +293,8 @@ class RowReader:
                 if row.get(column) is None and value is not None:
                     row[column] = _sequence(value) if column == "groupSequence" else value
             elif name in self._plan.steering:
-                self._dropped.properties.add(name)
+                if name != COPY_ID:  # which every message of this package's sink has
+                    self._dropped.properties.add(name)
             elif name not in self._plan.allowed and (name in _ADDED or name.startswith(_ADDED_PREFIXES)):
                 continue
             elif not name or name in self._reserved:

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
-    "MQ_ID", "NO_DESTINATION", "NO_MESSAGE", "Destination", "Dropped", "Message", "OnUnwritable", "SinkSettings",
-    "ttl_ms",
+    "COPY_ID", "MQ_ID", "NO_DESTINATION", "NO_MESSAGE", "Destination", "Dropped", "Message", "OnUnwritable",
+    "SinkSettings", "ttl_ms",
 ]  # fmt: skip
 
 #: Property that carries the ID on both ActiveMQ brokers. Their own header cannot carry an ID over every protocol.
 MQ_ID = "mq_id"
+#: Property by which Artemis recognises copies (Artemis' manual, "Duplicate Message Detection").
+COPY_ID = "_AMQ_DUPL_ID"
 
 
 class Destination(NamedTuple):
@@ -46,6 +48,7 @@ class Message(NamedTuple):
         is_text: True for a text message, whose body is UTF-8; False for a bytes message.
         timestamp_us, expiration_us: microseconds since 1970.
         properties: names and values, without properties that brokers add.
+        copy_id: ID of the row within its write, if `id` is the row's own; empty if `id` is that.
     """
 
     destination: Destination
@@ -65,6 +68,7 @@ class Message(NamedTuple):
     group_sequence: int | None = None
     persistent: bool = True
     properties: tuple[tuple[str, str | None], ...] = ()
+    copy_id: str = ""
 
 
 #: Keys of :attr:`Dropped.rows`.

@@ -18,7 +18,7 @@ from pyspark_mq.decode.stomp_headers import parse
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RowError, WriteError
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sink.publisher import Publisher
-from pyspark_mq.sink.settings import MQ_ID, NO_DESTINATION, Destination, Message
+from pyspark_mq.sink.settings import COPY_ID, MQ_ID, NO_DESTINATION, Destination, Message
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.stomp.client import Transport, heart_beats
 from pyspark_mq.sources.stomp.errors import error_text, login_error
@@ -276,6 +276,7 @@ def frame_headers(message: Message, broker: str) -> dict[str, str]:
     headers["persistent"] = "true" if message.persistent else "false"
     headers[MQ_ID] = message.id
     if broker == "artemis":
+        headers.setdefault(COPY_ID, message.copy_id or message.id)
         headers["destination-type"] = "MULTICAST" if message.destination.kind.endswith("topic") else "ANYCAST"
     if not message.is_text:
         headers["content-length"] = str(len(message.body))

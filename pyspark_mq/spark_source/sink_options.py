@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, STOMP
 from pyspark_mq.errors import OptionError
+from pyspark_mq.sink.columns import WILDCARD, has_wildcard
 from pyspark_mq.sink.settings import OnUnwritable, SinkSettings
 from pyspark_mq.spark_source.option_kinds import choice, duration_s, member
 from pyspark_mq.spark_source.option_parser import OptionParser, check_short, redacting
@@ -156,6 +157,8 @@ class _SinkOptionParser(OptionParser):
             if not broker.special_characters.isdisjoint(value or ""):
                 meant = " ".join(sorted(broker.special_characters))
                 raise OptionError(name, f"'{value}': {meant} are wildcards or parameters in this broker's names")
+            if broker.drops_copies and has_wildcard(value or ""):
+                raise OptionError(name, f"'{value}', {WILDCARD}")
         if key is not None and not of_rabbitmq:
             raise OptionError("routingKey", f"'{key}': broker '{broker.name}' has no routing keys; leave it out")
         if key is not None and named and exchange is None:

@@ -85,7 +85,10 @@ def test_a_name_that_is_several_on_classic_is_refused(name: str) -> None:
     escaped = name.replace(",", "\\,")
     assert "are wildcards or parameters" in refused(classic, queue=escaped)[1]
     assert "are wildcards or parameters" in refused(classic, topic=name)[1]
-    assert parsed({**ARTEMIS, "queue": escaped}).queue == name
+    if name == "a.*":
+        assert "has a wildcard" in refused(ARTEMIS, queue=name)[1]
+    else:
+        assert parsed({**ARTEMIS, "queue": escaped}).queue == name
 
 
 @pytest.mark.parametrize("given", [RABBIT, ARTEMIS])
