@@ -164,7 +164,8 @@ class BatchSizing:
         def unsettled() -> bool:
             return any(queue.view.settles_contents for queue in self._queues)
 
-        self._wait_while(unsettled, self._settings.settle_grace_s + self._timing.confirm_s)
+        # The confirmation, the grace, and the answer after it.
+        self._wait_while(unsettled, self._settings.settle_grace_s + 2 * self._timing.confirm_s)
         if unsettled():
             warn_of_unconfirmed(self._settings.destination)
 
