@@ -59,6 +59,8 @@ class Amqp091Publisher(Publisher):
         self._connection: Any = None
         self._channel: Any = None
         self._end: object = None
+        #: Bytes received so far, and when the last of them came.
+        self._received, self._heard_s = 0, 0.0
         #: What the broker did not accept, and the destination of the message.
         self._failed: tuple[WriteError, Destination] | None = None
         self._encoded: list[_Encoded] = []
@@ -161,7 +163,7 @@ class Amqp091Publisher(Publisher):
             if self._end is not None or left_s <= 0:
                 return False
             self._turn(left_s)
-        return True
+        return self._end is None
 
     def _turn(self, timeout_s: float) -> None:
         timer = self._loop.call_later(timeout_s, self._loop.stop)
@@ -171,6 +173,9 @@ class Amqp091Publisher(Publisher):
             self._ended(error)
         finally:
             self._loop.remove_timeout(timer)
+        received = getattr(self._connection, "bytes_received", 0)
+        if received != self._received:
+            self._received, self._heard_s = received, time.monotonic()
 
     def _ended(self, error: object) -> None:
         if self._end is None:
@@ -197,7 +202,7 @@ class Amqp091Publisher(Publisher):
                 return
             if self._end is not None:
                 raise self._end_error("")
-            self.window.check()
+            self.window.check(self._heard_s)
             self._turn(_TURN_S)
 
     def _drop_returned(self) -> None:
@@ -221,6 +226,8 @@ class Amqp091Publisher(Publisher):
         """
         if destination.kind != "queue":
             return refusal
+        if self._end is not None:
+            return WriteInterruptedError(refusal.text, refusal=refusal)
         try:
             self._check(destination, time.monotonic() + self.endpoint.connect_timeout_s)
         except BrokerUnavailableError as away:

@@ -37,7 +37,7 @@ from pyspark_mq.sink.amqp10_message import encoded
 from pyspark_mq.sink.publisher import Publisher, WriteInterruptedError
 from pyspark_mq.sink.settings import NO_DESTINATION, Destination, Message
 from pyspark_mq.sources.amqp10.engine import free_closed, log_in, send
-from pyspark_mq.sources.amqp10.errors import PROTOCOL_NAME, open_error
+from pyspark_mq.sources.amqp10.errors import PROTOCOL_NAME, is_stated, open_error
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 
 __all__ = ["Amqp10Publisher"]
@@ -55,8 +55,6 @@ _NO_WINDOW = "it has stopped reading"
 _OLDEST_RABBITMQ = 4
 #: In the condition of an outcome `rejected` while the queue's node is away: "queue 'x' is unavailable" (RabbitMQ 4.3).
 _REASON, _UNAVAILABLE = symbol("reason"), symbol("unavailable")
-#: Condition with which a broker that is stopped closes connections, and what engines say of a silent peer.
-_FORCED, _SILENT = "amqp:connection:forced", "idle-timeout expired"
 _UNREADABLE = (ProtonException, UnicodeDecodeError, TypeError, ValueError)
 _Encoded: TypeAlias = "tuple[Destination, bytes, str]"
 
@@ -143,9 +141,7 @@ class Amqp10Publisher(Publisher):
         if self._refused(link):
             raise self._link_error(destination, link)
         if not ready:
-            raise (
-                self._end_error() if self._end else BrokerUnavailableError(f"{self.url}: no answer about {destination}")
-            )
+            raise (self._end_error() if self._end else self.lost(f"no answer about {destination}"))
         return link
 
     @staticmethod
@@ -235,7 +231,7 @@ class Amqp10Publisher(Publisher):
         # While it has an alarm, RabbitMQ does not open the session's window, and messages to send stay here.
         stuck = not self._socket.outgoing and self._session.outgoing_bytes > 0
         self.window.block(_NO_WINDOW if stuck else _NO_CREDIT if waits else "")
-        self.window.check()
+        self.window.check(self._socket.received_s)
 
     def _look(self) -> None:
         """Process outcomes, then the ends of links and of the connection."""
@@ -321,7 +317,7 @@ class Amqp10Publisher(Publisher):
         if condition is None:
             name, description = self._condition() or ("", self._end)
             # An engine whose peer was silent for too long states that, too: ours, or the broker's.
-            stated = bool(_condition_of(self._proton)) and name != _FORCED and _SILENT not in description
+            stated = bool(_condition_of(self._proton)) and is_stated(name, description)
             return self.lost(": ".join(filter(None, (name, description))), stated=stated)
         # RabbitMQ 4.0 ends the session if it refuses a link: amqp:not-found, "no queue 'nowhere' in vhost '/'".
         destination = self.settings.destination
@@ -348,7 +344,7 @@ class Amqp10Publisher(Publisher):
             )
         if name == "amqp:resource-limit-exceeded":
             return WriteError(f"{self.url}: {where} is full ({reason}): make room in it, or raise its limit")
-        return self.lost(reason, stated=name != _FORCED)
+        return self.lost(reason, stated=is_stated(name, description))
 
     # -- the connection
 

@@ -130,10 +130,14 @@ class SendWindow:
     def _moved(self) -> None:
         self._moved_s, self._warned = self._now_s(), False
 
-    def check(self) -> None:
+    def check(self, heard_s: float) -> None:
         """Check for a timeout while messages are unconfirmed.
 
+        Args:
+            heard_s: when the broker last sent anything.
+
         Raises:
+            WriteInterruptedError: the broker has sent nothing for too long.
             WriteError: no message was confirmed for too long, and the broker does not report that it blocks.
         """
         waited_s = self._now_s() - self._moved_s
@@ -145,6 +149,12 @@ class SendWindow:
                 self.blocked,
             )
         if not self.blocked and waited_s >= self._timeout_s:
+            if heard_s <= self._moved_s:
+                raise WriteInterruptedError(
+                    f"{self._where}: nothing was heard from the broker within sendTimeout={self._timeout_s:g}s, with "
+                    f"{len(self.unconfirmed)} message(s) unconfirmed. A rerun of the write sends these messages with "
+                    "the same IDs"
+                )
             raise WriteError(
                 f"{self._where}: no confirmation of {len(self.unconfirmed)} message(s) within "
                 f"sendTimeout={self._timeout_s:g}s. A queue without a majority of its nodes confirms nothing, and a "
@@ -340,6 +350,7 @@ class _Connection:
                 self._settings, since_s=since_s if self._again else None
             )
             self._again = True
+            opened_s = time.monotonic()
             publisher.window.begin()
             left, encoded = self._encoded(publisher, left)
             try:
@@ -348,8 +359,11 @@ class _Connection:
                 self.close()
                 rest = publisher.window.left(len(left))
                 now_s, ends = time.monotonic(), ends + lost.stated
+                since_s += now_s - opened_s  # an alarm may block a connection for long
                 if len(rest) < len(left):
                     since_s, ends, pause_s, refused = now_s, 0, _PAUSE_S, False
+                if not rest:
+                    break
                 if refused and lost.refusal is not None:
                     raise lost.refusal from lost
                 refused = lost.refusal is not None

@@ -17,7 +17,7 @@ from pyspark_mq.brokers.destinations import as_written
 from pyspark_mq.decode.stomp_headers import parse
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RowError, WriteError
 from pyspark_mq.logs import leave_out_own_lines
-from pyspark_mq.sink.publisher import Publisher
+from pyspark_mq.sink.publisher import Publisher, WriteInterruptedError
 from pyspark_mq.sink.settings import COPY_ID, MQ_ID, NO_DESTINATION, Destination, Message
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.stomp.client import Transport, heart_beats
@@ -146,7 +146,7 @@ class StompPublisher(Publisher):
         self._turn(timeout_s)
         if self._end:
             raise self._end_error()
-        self.window.check()
+        self.window.check(self._socket.received_s)
 
     def _end_error(self) -> MqError:
         if not self._stated:
@@ -166,7 +166,9 @@ class StompPublisher(Publisher):
                 f"{self.url}: the broker refused a message for {where} ({said}) without a reason: user '{user}' may "
                 "lack permission to write, or the address is full; see the broker's log"
             )
-        return WriteError(f"{self.url}: the broker refused a message for {where} ({said}): see the broker's log")
+        # Artemis says in the same way why it closes a connection, for example "AMQ229014: Did not receive data …".
+        refusal = WriteError(f"{self.url}: the broker refused a message for {where} ({said}): see the broker's log")
+        return WriteInterruptedError(refusal.text, stated=True, refusal=refusal)
 
     # -- the connection
 

@@ -171,6 +171,8 @@ class Endpoint:
         """The queue or topic, as named in errors."""
         if self.queue is not None:
             return f"queue '{self.queue}'"
+        if self.topic is None:
+            return "the destinations of the rows"
         if self.subscription is None:
             return f"topic '{self.topic}'"
         return f"topic '{self.topic}' ({'shared ' if self.shared else ''}subscription '{self.subscription}')"

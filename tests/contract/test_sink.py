@@ -662,12 +662,9 @@ def test_a_connection_that_was_idle_for_long_is_not_used_again(
     assert len(read(entry, 8)) == 8
 
 
-def test_a_broker_that_confirms_nothing_is_an_error_after_the_time(entry: LiveEntry) -> None:
+def test_a_broker_that_says_nothing_is_left_after_the_time(entry: LiveEntry, caplog: pytest.LogCaptureFixture) -> None:
     with entry.proxy() as proxy:
         settings = settings_of(entry, proxy, send_timeout_s=2.0)
-
-        def first_then_silence() -> Iterator[Sequence[Mapping[str, Any]]]:
-            yield bodies(1)
 
         muted = threading.Timer(0.5, lambda: proxy.mute(Direction.TO_CLIENT))
         fields = fields_of(["body"])
@@ -679,9 +676,9 @@ def test_a_broker_that_confirms_nothing_is_an_error_after_the_time(entry: LiveEn
             yield batch_of(bodies(10, 1), fields)
 
         began = time.monotonic()
-        with pytest.raises(WriteError, match=r"no confirmation of \d+ message\(s\) within sendTimeout=2s"):
-            write_rows(batches(), settings, ColumnPlan(fields, settings), Identity(("w",), 0))
+        assert write_rows(batches(), settings, ColumnPlan(fields, settings), Identity(("w",), 0)) == 11
         assert 2.0 < time.monotonic() - began < 12.0
+    assert "nothing was heard from the broker within sendTimeout=2s" in caplog.text
 
 
 @pytest.mark.protocols(AMQP_0_9_1, AMQP_1_0)

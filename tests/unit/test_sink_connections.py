@@ -1,4 +1,4 @@
-"""Connections of a write that end before they are open."""
+"""Connections of a write that end before they are open, say nothing, or confirm nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyspark_mq.errors import BrokerUnavailableError
+from pyspark_mq.errors import BrokerUnavailableError, WriteError
 from pyspark_mq.sink.amqp091 import Amqp091Publisher
+from pyspark_mq.sink.publisher import SendWindow, WriteInterruptedError
+from pyspark_mq.sources.amqp10.errors import is_stated
 from pyspark_mq.sources.url import parse_urls
 from tests.support.sink import settings_of
 
@@ -54,3 +56,38 @@ def test_a_connection_that_is_reset_as_it_opens_is_no_error_of_the_client(
     with pytest.raises(BrokerUnavailableError):
         publisher.open(time.monotonic() + 5)
     publisher.close()
+
+
+def test_a_broker_that_confirms_nothing_is_an_error_and_one_that_says_nothing_is_left() -> None:
+    now_s = [100.0]
+    window = SendWindow("amqp://broker", 2.0, lambda: now_s[0])
+    window.sent(1, 10)
+    now_s[0] += 1.9
+    window.check(heard_s=0.0)
+    now_s[0] += 0.2
+    with pytest.raises(WriteInterruptedError, match="nothing was heard from the broker within sendTimeout=2s"):
+        window.check(heard_s=99.0)
+    with pytest.raises(WriteError, match=r"no confirmation of 1 message\(s\) within sendTimeout=2s"):
+        window.check(heard_s=101.0)
+    window.block("memory")
+    now_s[0] += 60.0
+    window.check(heard_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "description", "stated"),
+    [
+        ("amqp:connection:forced", "", False),
+        (
+            "amqp:internal-error",
+            "Connection forced: \"broker forced connection closure with reason 'shutdown'\"",
+            False,
+        ),
+        ("amqp:decode-error", "Could not process AMQP commands", False),
+        ("amqp:resource-limit-exceeded", "local-idle-timeout expired", False),
+        ("amqp:resource-limit-exceeded", "the queue is full", True),
+        ("amqp:internal-error", "", True),
+    ],
+)
+def test_how_a_broker_stops_is_no_reason_against_the_next_connection(name: str, description: str, stated: bool) -> None:
+    assert is_stated(name, description) == stated

@@ -21,7 +21,7 @@ from proton import Session as ProtonSession
 from pyspark_mq.brokers.base import Amqp10Dialect
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.amqp10.engine import FRAME_BYTES, log_in, send_acknowledgements
-from pyspark_mq.sources.amqp10.errors import PROTOCOL_NAME, open_error
+from pyspark_mq.sources.amqp10.errors import PROTOCOL_NAME, is_stated, open_error
 from pyspark_mq.sources.amqp10.transfers import Transfers
 from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error
@@ -131,7 +131,7 @@ class Amqp10Connection(Session):
             if condition is not None and condition[1] == _SILENCE:
                 self._end = f"nothing was heard from the broker for {self._transport.idle_timeout:g} s"
                 return
-            self._stated = condition is not None and condition[0] != "amqp:connection:forced"
+            self._stated = condition is not None and is_stated(*condition)
             self._end = f"{words} ({condition[0]}: {condition[1]})" if condition is not None else words
 
     # -- a turn

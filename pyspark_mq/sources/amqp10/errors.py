@@ -7,7 +7,7 @@ from pyspark_mq.sources.connections.socket_loop import hint
 from pyspark_mq.sources.endpoint import Endpoint, exclusive_error
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["PROTOCOL_NAME", "open_error"]
+__all__ = ["PROTOCOL_NAME", "is_stated", "open_error"]
 
 #: The protocol's name in errors.
 PROTOCOL_NAME = "AMQP 1.0"
@@ -26,6 +26,16 @@ _REFUSALS = {
 }
 #: Words with which brokers report, under various conditions, that a subscription or queue is in use elsewhere.
 _IN_USE = ("already connected", "consumer limit", "exclusive")
+
+
+#: What brokers say of connections that they close as they are stopped, and what engines say of a silent peer. RabbitMQ
+#: says `amqp:internal-error`, "Connection forced: …" (4.0, 4.3), and ActiveMQ Classic `amqp:decode-error` (6.3).
+_NO_REASON = ("Connection forced", "Could not process AMQP commands", "idle-timeout expired")
+
+
+def is_stated(name: str, description: str) -> bool:
+    """Whether a condition is a reason that may hold for the next connection, too."""
+    return name != "amqp:connection:forced" and not any(words in description for words in _NO_REASON)
 
 
 def open_error(condition: tuple[str, str], url: BrokerUrl, endpoint: Endpoint, *, opened: bool, login: bool) -> MqError:
