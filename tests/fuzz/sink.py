@@ -38,6 +38,8 @@ _START = datetime(1970, 1, 1, tzinfo=timezone.utc)
 #: Columns that are compared. Of the others a decoder tells what no writer says.
 _WRITTEN = tuple(name for name in COLUMNS if name in ALL_COLUMNS.names and name not in {"messageId", "expiration",
                  "exchange", "routingKey"})  # fmt: skip
+#: Properties that the sink adds.
+_OWN = {"mq_id", "_AMQ_DUPL_ID"}
 _SAME = ["body", "correlationId", "replyTo", "contentType", "contentEncoding", "type", "appId"]
 _NEVER = {STOMP: StompPublisher.reserved_properties}
 
@@ -110,7 +112,7 @@ def _write_and_read(rng: random.Random, broker: str, protocol: str) -> int:
     messages = messages_of(rows, settings_of(broker, protocol))
     for row, message, read in zip(rows, messages, _table(messages, broker, protocol).to_pylist(), strict=True):
         wanted = _expected(row, broker, protocol)
-        read["properties"] = {name: value for name, value in read["properties"] if name != "mq_id"}
+        read["properties"] = {name: value for name, value in read["properties"] if name not in _OWN}
         for name in _WRITTEN:
             assert read[name] == wanted[name], f"{broker} {protocol}: {name} of {row}: {read[name]!r}"
         if protocol == STOMP or broker == "activemq":

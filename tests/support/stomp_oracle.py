@@ -84,6 +84,20 @@ def _unescaped(part: str) -> str | None:
     return octets.decode("utf-8", "backslashreplace")
 
 
+_KIND = re.compile("(queue|topic|temp-queue|temp-topic)://(.*)", re.DOTALL)
+_OF_CLASSIC = re.compile("/(queue|topic|remote-temp-queue|remote-temp-topic)/(.*)", re.DOTALL)
+
+
+def _reply(text: str | None, dialect: Any) -> str | None:
+    """Where a reply is wanted, as rows name it (docs/request-reply.md)."""
+    if not text or dialect.routed:
+        return text and text.removeprefix("/reply-queue/")
+    found = (_OF_CLASSIC if dialect.kinds_in_names else _KIND).fullmatch(text)
+    kind, name = (found[1].removeprefix("remote-"), found[2]) if found else ("queue", text)
+    again = _KIND.fullmatch(name)
+    return name if kind == "queue" and not (again and again[2]) else f"{kind}://{name}"
+
+
 @dataclass(frozen=True)
 class Delivery:
     """One message, and what the source is to make of it.
@@ -138,7 +152,9 @@ class Delivery:
 
     def column(self, name: str) -> Any:
         """The value of a column other than `properties`."""
-        texts = {"correlationId": "correlation-id", "replyTo": "reply-to", "contentType": "content-type"}
+        texts = {"correlationId": "correlation-id", "contentType": "content-type"}
+        if name == "replyTo":
+            return _reply(_shown(self.headers.get("reply-to")), self.dialect)
         if name in {*texts, "type"}:
             return _shown(self.headers.get(texts.get(name, name)))
         return {

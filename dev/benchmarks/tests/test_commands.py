@@ -137,4 +137,6 @@ def test_a_part_that_there_is_not_is_named() -> None:
     command = [sys.executable, "-m", "benchmarks", "grwth"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=60, check=False)
     assert done.returncode == 2
-    assert "'grwth' is no part; there are guarantees, messages, busy, growth, latency, recovery" in done.stderr
+    assert (
+        "'grwth' is no part; there are guarantees, messages, contents, busy, growth, latency, recovery" in done.stderr
+    )
