@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.sink.settings import COPY_ID
 from testbed.brokers.node import Node
 from testbed.process import poll
 from tests.plugin import Nodes
@@ -142,7 +143,12 @@ def test_what_is_read_with_its_metadata_can_be_written(spark: Any, target: Targe
     left_out = {"redelivered", "deliveryCount", "timestamp", "expiration"}
     for row, other in zip(sorted(first, key=key), sorted(second, key=key), strict=True):
         for name in set(row.__fields__) - left_out:
-            assert row[name] == other[name], name
+            assert own(row[name]) == own(other[name]), name
+
+
+def own(value: Any) -> Any:
+    """A value of a column, without the property by which Artemis knows the copies of a row in one write."""
+    return {name: text for name, text in value.items() if name != COPY_ID} if isinstance(value, dict) else value
 
 
 def key(row: Any) -> bytes:
