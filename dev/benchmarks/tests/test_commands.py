@@ -44,7 +44,7 @@ def test_bare_clients_empty_a_queue_over_each_protocol(tmp_path: Path, headers: 
         ("amqp-0-9-1", ""),
     ]
     for one in figures:
-        assert one["shape"] == {"body_bytes": 4096, "headers": bool(headers), "busy": 0}
+        assert one["shape"] == {"body_bytes": 4096, "headers": bool(headers), "busy": 0, "ids": True}
         assert one["rate"] > 100
         # A ceiling takes less than the kernel counts.
         assert one["cpu_us"]["source"] > 0 or one["contender"]["kind"] == "ceiling"
