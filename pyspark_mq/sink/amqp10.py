@@ -141,7 +141,7 @@ class Amqp10Publisher(Publisher):
         if self._refused(link):
             raise self._link_error(destination, link)
         if not ready:
-            raise (self._end_error() if self._end else self.lost(f"no answer about {destination}"))
+            raise self._end_error() if self._end else self.lost(f"no answer about {destination}")
         return link
 
     @staticmethod
@@ -157,11 +157,8 @@ class Amqp10Publisher(Publisher):
         if destination.kind == "topic":
             return dialect.topic_address(destination.name)
         if destination.kind != "queue":
-            return (
-                as_written(f"{destination.kind}://{destination.name}", dialect.forms)
-                if dialect.forms
-                else (destination.name)
-            )
+            named = f"{destination.kind}://{destination.name}"
+            return as_written(named, dialect.forms) if dialect.forms else destination.name
         return dialect.queue_address(destination.name, str(_OLDEST_RABBITMQ))
 
     # -- sending
