@@ -134,6 +134,9 @@ class Amqp10Dialect:
             is no such address.
         forms: how destinations are written, see :mod:`.destinations`.
         states_kinds: whether messages state the kind of `reply-to` in an annotation, as JMS clients do.
+        converted_by: setting with which the broker converts messages for clients of other protocols, if such clients
+            otherwise get a message's encoding as its body; empty if the broker always converts.
+        converted_mark: an annotation of messages that the broker converts.
     """
 
     queue: str
@@ -150,6 +153,8 @@ class Amqp10Dialect:
     management: str = ""
     forms: Sequence[Form] = ()
     states_kinds: bool = False
+    converted_by: str = ""
+    converted_mark: bytes = b""
 
     def queue_address(self, name: str, version: str) -> str:
         """Return a queue's address in this version of the broker. An unknown version counts as an old version."""

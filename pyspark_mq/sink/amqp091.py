@@ -217,7 +217,7 @@ class Amqp091Publisher(Publisher):
             if isinstance(failure, WriteInterruptedError):
                 raise failure
             self.window.drop(numbers)
-            self.dropped.add(NO_DESTINATION, refusal.text, len(numbers))
+            self.remarks.drop(NO_DESTINATION, refusal.text, len(numbers))
 
     def _failure(self, refusal: WriteError, destination: Destination) -> MqError:
         """Return the error for a message that the broker did not accept.
@@ -347,7 +347,7 @@ class Amqp091Publisher(Publisher):
         """Drop the messages to an exchange that is not there, after which the channel is closed."""
         those = [number for number, (_, _, to, _) in enumerate(self._encoded) if to[:2] == ("exchange", exchange)]
         self.window.drop(those)
-        self.dropped.add(NO_DESTINATION, missing.text, len(those))
+        self.remarks.drop(NO_DESTINATION, missing.text, len(those))
         return WriteInterruptedError(missing.text)
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ from proton import (
     Transport,
     symbol,
 )
+from proton import Message as ProtonMessage
 
 from pyspark_mq.brokers.destinations import as_written
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RowError, WriteError
@@ -161,6 +162,40 @@ class Amqp10Publisher(Publisher):
             return as_written(named, dialect.forms) if dialect.forms else destination.name
         return dialect.queue_address(destination.name, str(_OLDEST_RABBITMQ))
 
+    def reading(self, deadline: float) -> str:
+        """Return what readers will find instead of the messages, according to a message to an address of our own."""
+        dialect = self.endpoint.broker.amqp10
+        if dialect is None or not dialect.converted_by:
+            return ""
+        receiver, links = self._session.receiver("pyspark-mq-own"), deque[Any]()
+        receiver.source.dynamic = True
+        receiver.open()
+        receiver.flow(1)
+        links.append(receiver)
+        answer = b""
+        with contextlib.suppress(MqError):  # what ends the connection is told by the messages
+            self._until(lambda: bool(receiver.remote_source.address) or self._refused(receiver), deadline)
+            if receiver.remote_source.address:
+                sender = self._session.sender("pyspark-mq-to-own")
+                sender.target.address = receiver.remote_source.address
+                sender.snd_settle_mode = Link.SND_SETTLED
+                sender.open()
+                links.append(sender)
+                self._until(lambda: sender.credit > 0, deadline)
+                sender.send(ProtonMessage(body=""))
+                self._until(lambda: bool(receiver.current and not receiver.current.partial), deadline)
+                answer = receiver.recv(_READ_BYTES) or b""
+        for link in links:
+            link.close()
+        self._closing.extend(links)
+        if not answer or dialect.converted_mark in answer:
+            return ""
+        return (
+            f"{self.url}: only AMQP 1.0 clients can read what is written there. Clients of other protocols, such as "
+            "OpenWire and STOMP, get each message's AMQP encoding as its body. For such readers, set "
+            f"`{dialect.converted_by}` at the broker's AMQP connector"
+        )
+
     # -- sending
 
     def encode(self, message: Message) -> _Encoded:
@@ -184,7 +219,7 @@ class Amqp10Publisher(Publisher):
                 if not self._drops(destination, refusal):
                     raise
                 window.skip()
-                self.dropped.add(NO_DESTINATION, refusal.text)
+                self.remarks.drop(NO_DESTINATION, refusal.text)
                 if self._end:  # RabbitMQ 4.0 has ended the session
                     raise self.lost(self._end) from refusal
                 continue
@@ -261,7 +296,7 @@ class Amqp10Publisher(Publisher):
             elif first:
                 break
         for _, failure in gone:
-            self.dropped.add(NO_DESTINATION, failure.text)
+            self.remarks.drop(NO_DESTINATION, failure.text)
         for tag in [*accepted, *(tag for tag, _ in gone)]:
             self._sent.pop(tag)[0].settle()
             self.window.confirmed(tag)

@@ -17,7 +17,7 @@ from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES
 from pyspark_mq.brokers.destinations import of_row
 from pyspark_mq.errors import RowError, SchemaError
 from pyspark_mq.sink.ids import Identity, Seen, field, pairs
-from pyspark_mq.sink.settings import COPY_ID, MQ_ID, NO_MESSAGE, Destination, Dropped, Message, SinkSettings
+from pyspark_mq.sink.settings import COPY_ID, MQ_ID, NO_MESSAGE, Destination, Message, Remarks, SinkSettings
 
 __all__ = ["COLUMNS", "LEFT_OUT", "WILDCARD", "ColumnPlan", "RowReader", "has_wildcard"]
 
@@ -193,7 +193,7 @@ class RowReader:
         plan: the checked columns.
         identity: creates an ID for a row that has no ID.
         reserved_properties: property names that this protocol cannot carry, each with the reason.
-        dropped: where to note what is left out.
+        remarks: where to note what is left out.
     """
 
     def __init__(
@@ -201,10 +201,10 @@ class RowReader:
         plan: ColumnPlan,
         identity: Identity,
         reserved_properties: Mapping[str, str],
-        dropped: Dropped | None = None,
+        remarks: Remarks | None = None,
     ) -> None:
         self._plan, self._identity, self._reserved = plan, identity, reserved_properties
-        self._dropped = Dropped() if dropped is None else dropped
+        self._remarks = Remarks() if remarks is None else remarks
         self._rows, self._ids = Seen(), Seen()
 
     def messages(self, batch: pa.RecordBatch) -> list[Message]:
@@ -257,7 +257,7 @@ class RowReader:
         except RowError as unwritable:
             if not self._plan.drops:
                 raise
-            self._dropped.add(NO_MESSAGE, unwritable.text)
+            self._remarks.drop(NO_MESSAGE, unwritable.text)
         return None
 
     def _message(self, row: dict[str, Any], *, is_text: bool) -> tuple[Message, bytes]:
@@ -294,7 +294,7 @@ class RowReader:
                     row[column] = _sequence(value) if column == "groupSequence" else value
             elif name in self._plan.steering:
                 if name != COPY_ID:  # which every message of this package's sink has
-                    self._dropped.properties.add(name)
+                    self._remarks.properties.add(name)
             elif name not in self._plan.allowed and (name in _ADDED or name.startswith(_ADDED_PREFIXES)):
                 continue
             elif not name or name in self._reserved:

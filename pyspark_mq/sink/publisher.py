@@ -21,7 +21,7 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.errors import BrokerUnavailableError, MqError, OptionError, RefusedError, RowError, WriteError
 from pyspark_mq.sink.columns import ColumnPlan, RowReader
 from pyspark_mq.sink.ids import Identity
-from pyspark_mq.sink.settings import NO_MESSAGE, Destination, Dropped, Message, SinkSettings
+from pyspark_mq.sink.settings import NO_MESSAGE, Destination, Message, Remarks, SinkSettings
 from pyspark_mq.sources.connections.protocols import client_class
 from pyspark_mq.sources.connections.socket_loop import count_addresses
 from pyspark_mq.sources.endpoint import FILES, Endpoint
@@ -43,6 +43,10 @@ _PAUSE_S, _PAUSE_MAX_S = 0.5, 5.0
 #: Most connections in a row that the broker ends for a stated reason before it confirms anything. The source allows as
 #: many sessions.
 _ENDS_MAX = 9
+#: Longest wait for the answer to :meth:`Publisher.reading`.
+_ASK_TIMEOUT_S = 5.0
+#: Brokers that this process has asked.
+_ASKED = set[BrokerUrl]()
 #: Most bytes of a batch that are converted to messages at a time.
 _COPIED_BYTES = 64 << 20
 
@@ -189,8 +193,7 @@ class Publisher(ABC):
     def __init__(self, settings: SinkSettings, url: BrokerUrl, attempt: int = 0) -> None:
         self.settings, self.endpoint, self.url, self.attempt = settings, settings.endpoint, url, attempt
         self.window = SendWindow(url, settings.send_timeout_s)
-        #: Rows dropped by this publisher, because the destinations that they name are not there.
-        self.dropped = Dropped()
+        self.remarks = Remarks()
 
     @abstractmethod
     def open(self, deadline: float) -> None:
@@ -214,6 +217,10 @@ class Publisher(ABC):
             WriteError: the broker refused without a reason.
             BrokerUnavailableError: the broker did not answer.
         """
+
+    def reading(self, deadline: float) -> str:  # noqa: ARG002 - most publishers need not ask
+        """Return what readers will find instead of the messages; empty if readers find the messages, or if unknown."""
+        return ""
 
     @abstractmethod
     def encode(self, message: Message) -> Any:
@@ -328,7 +335,7 @@ class _Connection:
         self._settings, self._again = settings, again
         self._publisher: Publisher | None = None
         self._used_s = 0.0
-        self.dropped = Dropped()
+        self.remarks = Remarks()
         self._gap_s = min(_GAP_S, settings.endpoint.heartbeat_s / 2)
 
     def send(self, messages: Sequence[Message]) -> None:
@@ -350,6 +357,9 @@ class _Connection:
                 self._settings, since_s=since_s if self._again else None
             )
             self._again = True
+            if publisher.url not in _ASKED:
+                _ASKED.add(publisher.url)
+                self.remarks.reading = publisher.reading(time.monotonic() + _ASK_TIMEOUT_S)
             opened_s = time.monotonic()
             publisher.window.begin()
             left, encoded = self._encoded(publisher, left)
@@ -391,13 +401,13 @@ class _Connection:
             try:
                 pairs.append((message, publisher.encode(message)))
             except RowError as unwritable:
-                self.dropped.add(NO_MESSAGE, unwritable.text)
+                self.remarks.drop(NO_MESSAGE, unwritable.text)
         return [message for message, _ in pairs], [encoded for _, encoded in pairs]
 
     def close(self) -> None:
         publisher, self._publisher = self._publisher, None
         if publisher is not None:
-            self.dropped += publisher.dropped
+            self.remarks += publisher.remarks
             publisher.close()
 
 
@@ -408,7 +418,7 @@ def write_rows(
     identity: Identity,
     *,
     again: bool = False,
-    dropped: Dropped | None = None,
+    remarks: Remarks | None = None,
 ) -> int:
     """Publish the rows of one task. Return the number of messages once all are confirmed.
 
@@ -417,12 +427,12 @@ def write_rows(
 
     Args:
         again: whether the query has written before, so that a broker that is away is waited for.
-        dropped: where to count dropped rows (option `onUnwritableRow`).
+        remarks: where to note what the log has to say.
     """
     kind = publisher_class(settings.endpoint.protocol)
     reserved = {**kind.reserved_properties, **settings.endpoint.broker.header_properties}
     connection, count = _Connection(settings, again=again), 0
-    reader = RowReader(plan, identity, reserved, connection.dropped)
+    reader = RowReader(plan, identity, reserved, connection.remarks)
     with settings.endpoint.hiding():
         try:
             for batch in _parts(batches):
@@ -433,6 +443,6 @@ def write_rows(
             raise RowError(f"{unwritable.text}. To drop such rows, set option 'onUnwritableRow' to 'drop'") from None
         finally:
             connection.close()
-    if dropped is not None:
-        dropped += connection.dropped
-    return count - connection.dropped.rows.total()
+    if remarks is not None:
+        remarks += connection.remarks
+    return count - connection.remarks.dropped.total()

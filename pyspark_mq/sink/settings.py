@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
-    "COPY_ID", "MQ_ID", "NO_DESTINATION", "NO_MESSAGE", "Destination", "Dropped", "Message", "OnUnwritable",
+    "COPY_ID", "MQ_ID", "NO_DESTINATION", "NO_MESSAGE", "Destination", "Message", "OnUnwritable", "Remarks",
     "SinkSettings", "ttl_ms",
 ]  # fmt: skip
 
@@ -71,7 +71,7 @@ class Message(NamedTuple):
     copy_id: str = ""
 
 
-#: Keys of :attr:`Dropped.rows`.
+#: Keys of :attr:`Remarks.dropped`.
 NO_MESSAGE, NO_DESTINATION = "that cannot be messages", "whose destination is not there or refused"
 
 
@@ -83,32 +83,35 @@ class OnUnwritable(Enum):
 
 
 @dataclass
-class Dropped:
-    """Rows that a write has dropped, and properties.
+class Remarks:
+    """What the log says of a write that succeeded.
 
     Attributes:
-        rows: how many cannot be messages, and how many name a destination that is not there or is refused.
+        dropped: how many rows cannot be messages, and how many name a destination that is not there or is refused.
         first: why the first of them was dropped.
         properties: properties that were left out of rows, because they steer the broker.
+        reading: what readers find instead of the messages; empty if readers find the messages.
     """
 
-    rows: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
     first: str = ""
     properties: set[str] = field(default_factory=set)
+    reading: str = ""
 
-    def add(self, why: str, text: str, count: int = 1) -> None:
-        """Count rows.
+    def drop(self, why: str, text: str, count: int = 1) -> None:
+        """Count dropped rows.
 
         Args:
-            why: key of `rows`.
+            why: key of `dropped`.
             text: of the error that they would have raised.
         """
-        self.rows[why] += count
+        self.dropped[why] += count
         self.first = self.first or text
 
-    def __iadd__(self, other: Dropped) -> Self:
-        self.rows += other.rows
+    def __iadd__(self, other: Remarks) -> Self:
+        self.dropped += other.dropped
         self.properties |= other.properties
+        self.reading = self.reading or other.reading
         self.first = self.first or other.first
         return self
 

@@ -222,7 +222,7 @@ class StompPublisher(Publisher):
             receipt = headers.get("receipt-id", "")
             about = self._ids.get(receipt)
             if self._drops(receipt, body):
-                self.dropped.add(NO_DESTINATION, f"{self.url}: {error_text(headers, body)}; messageId '{about}'")
+                self.remarks.drop(NO_DESTINATION, f"{self.url}: {error_text(headers, body)}; messageId '{about}'")
                 return
             self._end, self._stated = error_text(headers, body) + (f"; messageId '{about}'" if about else ""), True
 

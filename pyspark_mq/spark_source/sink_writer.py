@@ -22,7 +22,7 @@ from pyspark_mq.logs import COMMAND, escape_log_lines
 from pyspark_mq.sink.columns import ColumnPlan, batches_of_rows
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.publisher import publisher_class, write_rows
-from pyspark_mq.sink.settings import Dropped, SinkSettings
+from pyspark_mq.sink.settings import Remarks, SinkSettings
 from pyspark_mq.spark_source.failures import without_traceback
 
 __all__ = ["BatchWriter", "StreamWriter"]
@@ -52,12 +52,12 @@ class Written(WriterCommitMessage):
     Attributes:
         messages: how many messages the broker has confirmed.
         within: whether Spark says that the task ran within a streaming query.
-        dropped: rows that were dropped (option `onUnwritableRow`).
+        remarks: what the log has to say.
     """
 
     messages: int
     within: bool
-    dropped: Dropped
+    remarks: Remarks
 
 
 class _Writer:
@@ -79,9 +79,9 @@ class _Writer:
         setattr(thread, COMMAND, True)
         escape_log_lines()
         try:
-            identity, dropped = Identity(writer, task.partitionId()), Dropped()
-            count = write_rows(self._batches(rows), self._settings, self._plan, identity, again=again, dropped=dropped)
-            return Written(count, within, dropped)
+            identity, remarks = Identity(writer, task.partitionId()), Remarks()
+            count = write_rows(self._batches(rows), self._settings, self._plan, identity, again=again, remarks=remarks)
+            return Written(count, within, remarks)
         finally:
             delattr(thread, COMMAND)
 
@@ -94,20 +94,22 @@ class _Writer:
             return everything
         return batches_of_rows(everything, self._fields, _plain, _ROWS)
 
-    def _warn_of_dropped(self, messages: Sequence[Written | None]) -> None:
-        dropped = Dropped()
+    def _warn(self, messages: Sequence[Written | None]) -> None:
+        remarks = Remarks()
         for one in messages:
             if one is not None:
-                dropped += one.dropped
-        if dropped.properties:
+                remarks += one.remarks
+        if remarks.reading:
+            _LOG.warning("%s", remarks.reading)
+        if remarks.properties:
             _LOG.warning(
                 "properties that steer the broker were left out: %s. Properties are data; to have the broker act on "
                 "these, name them in option 'brokerProperties'",
-                ", ".join(sorted(dropped.properties)),
+                ", ".join(sorted(remarks.properties)),
             )
-        if dropped.rows:
-            counts = ", ".join(f"{count} {why}" for why, count in dropped.rows.items())
-            _LOG.warning("onUnwritableRow=drop: rows were dropped: %s. The first: %s", counts, dropped.first)
+        if remarks.dropped:
+            counts = ", ".join(f"{count} {why}" for why, count in remarks.dropped.items())
+            _LOG.warning("onUnwritableRow=drop: rows were dropped: %s. The first: %s", counts, remarks.first)
 
     def abort(self, *_: Any) -> None:
         """Do nothing: confirmed messages cannot be retracted from the queue."""
@@ -131,7 +133,7 @@ class BatchWriter(_Writer, _OfBatch):  # type: ignore[misc]
         done = [one for one in messages if one is not None]
         if self._settings.write_id is None and any(one.within for one in done):
             _LOG.warning(_UNNAMED)
-        self._warn_of_dropped(done)
+        self._warn(done)
         _LOG.info(
             "%d message(s) were written to %s",
             sum(one.messages for one in done),
@@ -154,8 +156,8 @@ class StreamWriter(_Writer, _OfStream):  # type: ignore[misc]
         return self._write(iterator, ("query", query, batch), task, within=True, again=batch != "0")
 
     def commit(self, messages: Sequence[Written | None], batchId: int) -> None:  # noqa: N803 - Spark names it
-        """Warn of dropped rows. Each task ended only after the broker had confirmed its messages."""
-        self._warn_of_dropped(messages)
+        """Warn of what the tasks noticed. Each task ended only after the broker had confirmed its messages."""
+        self._warn(messages)
 
 
 def _task() -> TaskContext:

@@ -22,7 +22,7 @@ from pyspark_mq.sink import publisher
 from pyspark_mq.sink.columns import COLUMNS, ColumnPlan
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.publisher import write_rows
-from pyspark_mq.sink.settings import COPY_ID, NO_DESTINATION, NO_MESSAGE, Dropped, OnUnwritable, SinkSettings
+from pyspark_mq.sink.settings import COPY_ID, NO_DESTINATION, NO_MESSAGE, OnUnwritable, Remarks, SinkSettings
 from pyspark_mq.sources.endpoint import Tls
 from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
@@ -71,7 +71,7 @@ def write(
     body: str = "binary",
     writer: Sequence[str] = ("query", "q", "1"),
     pause_s: float = 0.0,
-    dropped: Dropped | None = None,
+    remarks: Remarks | None = None,
 ) -> int:
     """Write batches of rows as one task."""
     chosen = settings or settings_of(entry)
@@ -83,7 +83,7 @@ def write(
             time.sleep(pause_s if number else 0.0)
             yield batch_of(rows, fields)
 
-    return write_rows(paused(), chosen, ColumnPlan(fields, chosen), Identity(writer, 0), dropped=dropped)
+    return write_rows(paused(), chosen, ColumnPlan(fields, chosen), Identity(writer, 0), remarks=remarks)
 
 
 def bodies(count: int, start: int = 0) -> list[dict[str, Any]]:
@@ -405,11 +405,11 @@ def test_rows_that_cannot_be_written_are_dropped_if_that_is_wanted(entry: LiveEn
             write(entry, [one], settings=settings_of(entry, queue=None))
         named = isinstance(refusal.value, WriteError | DestinationError)
         assert named or "'onUnwritableRow'" in str(refusal.value)
-    dropped, settings = Dropped(), settings_of(entry, queue=None, on_unwritable=OnUnwritable.DROP)
+    remarks, settings = Remarks(), settings_of(entry, queue=None, on_unwritable=OnUnwritable.DROP)
     rows = [*good[:200], *bad, *lost[:1], *good[200:400], *lost[1:2], *good[400:], *lost[2:]]
-    assert write(entry, rows, bad[:2], settings=settings, dropped=dropped) == 600
-    assert dropped.rows == Counter({NO_MESSAGE: 5, **({NO_DESTINATION: 3} if gone else {})})
-    assert dropped.first
+    assert write(entry, rows, bad[:2], settings=settings, remarks=remarks) == 600
+    assert remarks.dropped == Counter({NO_MESSAGE: 5, **({NO_DESTINATION: 3} if gone else {})})
+    assert remarks.first
     found = read(entry, 600)
     assert sorted(row["body"] for row in found) == sorted(row["body"] for row in good)
     assert poll(lambda: entry.total() == 0, 30)
@@ -419,9 +419,9 @@ def test_properties_that_steer_a_broker_are_left_out_unless_they_are_asked_for(e
     steering = entry.broker.steering
     name = {"rabbitmq": "x-delay", "activemq": "AMQ_SCHEDULED_REPEAT", "artemis": "_AMQ_LVQ_NAME"}[entry.entry.broker]
     rows = [{"body": b"x", "properties": [*((one, "1000") for one in sorted(steering)), ("own", "1")]}]
-    dropped = Dropped()
-    assert write(entry, rows, dropped=dropped) == 1
-    assert dropped.properties == steering - {COPY_ID}
+    remarks = Remarks()
+    assert write(entry, rows, remarks=remarks) == 1
+    assert remarks.properties == steering - {COPY_ID}
     (row,) = read(entry, 1)
     assert row["properties"].keys().isdisjoint(steering - {COPY_ID})
     assert row["properties"]["own"] == "1"
@@ -444,10 +444,10 @@ def test_rows_to_exchanges_that_are_not_there_are_dropped_if_that_is_wanted(entr
     assert isinstance(entry.node, RabbitNode)
     with entry.node._channel() as channel:
         channel.queue_bind(entry.queue, "amq.direct", entry.queue)
-    dropped, settings = Dropped(), settings_of(entry, queue=None, on_unwritable=OnUnwritable.DROP)
-    assert write(entry, rows, settings=settings, dropped=dropped) == 90
-    assert dropped.rows == Counter({NO_DESTINATION: 10})
-    assert "no exchange 'nowhere'" in dropped.first
+    remarks, settings = Remarks(), settings_of(entry, queue=None, on_unwritable=OnUnwritable.DROP)
+    assert write(entry, rows, settings=settings, remarks=remarks) == 90
+    assert remarks.dropped == Counter({NO_DESTINATION: 10})
+    assert "no exchange 'nowhere'" in remarks.first
     found = {row["body"] for row in read(entry, entry.total())}
     assert found == {row["body"] for row in rows if row["exchange"] != "nowhere"}
 
@@ -705,3 +705,16 @@ def test_a_write_waits_for_a_broker_with_an_alarm_and_says_so(
     writing.join(60)
     assert done == [100]
     assert len(read(entry, 100)) == 100
+
+
+@pytest.mark.protocols(AMQP_1_0)
+def test_a_write_notes_once_a_process_what_readers_over_other_protocols_find(
+    entry: LiveEntry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark_mq.sink.publisher._ASKED", set())
+    first, second = Remarks(), Remarks()
+    assert write(entry, bodies(3), remarks=first) == write(entry, bodies(3, 3), remarks=second) == 3
+    assert ("transport.transformer=jms" in first.reading) == (entry.entry.broker == "activemq")
+    assert second.reading == ""
+    assert [row["body"] for row in read(entry, 6)] == [b"row %d" % number for number in range(6)]
+    assert poll(lambda: entry.total() == 0, 30)

@@ -10,8 +10,11 @@ from pyspark_mq.admin.checks import Finding
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0
 from pyspark_mq.cli.doctor.writes import examine_write
 from pyspark_mq.errors import OptionError
+from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.java import JavaNode
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.process import NodeError
+from tests.plugin import missing
 from tests.support.entries import LiveEntry
 
 pytestmark = [pytest.mark.network, pytest.mark.writes]
@@ -22,8 +25,12 @@ def findings(entry: LiveEntry, **options: Any) -> list[Finding]:
     if isinstance(entry.node, JavaNode):
         given["managementUrl"] = entry.node.management_url
     given |= options
-    sections = examine_write({name: value for name, value in given.items() if value})
-    return [one for section in sections for one in section.findings if one.check in {"login", "write"}]
+    return [one for one in all_findings(given) if one.check in {"login", "write"}]
+
+
+def all_findings(options: dict[str, str]) -> list[Finding]:
+    sections = examine_write({name: value for name, value in options.items() if value})
+    return [one for section in sections for one in section.findings]
 
 
 def told(entry: LiveEntry, **options: Any) -> str:
@@ -86,3 +93,29 @@ def test_an_exchange_is_asked_without_routing_anything(entry: LiveEntry) -> None
     assert "write ok" in told(entry, queue="", exchange="amq.fanout", routingKey="any")
     assert "write problem" in told(entry, queue="", exchange="amq.nothing")
     assert entry.total() == 0
+
+
+@pytest.mark.protocols(AMQP_1_0)
+def test_whether_readers_over_other_protocols_find_the_messages_is_asked_of_the_broker(entry: LiveEntry) -> None:
+    given = {"broker": entry.entry.broker, "url": entry.url(), "protocol": AMQP_1_0, "queue": entry.queue}
+    readers = [one for one in all_findings(given) if one.check == "readers"]
+    assert entry.total() == 0
+    if not isinstance(entry.node, ActiveMqNode):
+        assert readers == []
+        return
+    (finding,) = readers
+    assert finding.level.word == "warning"
+    assert "set `transport.transformer=jms` at the broker's AMQP connector" in finding.what
+
+
+@pytest.mark.whole
+def test_a_classic_that_converts_messages_and_one_that_lets_nobody_ask_bring_no_warning() -> None:
+    try:
+        node = ActiveMqNode(amqp_transformer="jms")
+    except NodeError as absent:
+        missing(str(absent))
+        raise
+    with node:
+        node.declare("q")
+        given = {"broker": "activemq", "url": node.url(AMQP_1_0), "protocol": AMQP_1_0, "queue": "q"}
+        assert [one for one in all_findings(given) if one.check == "readers"] == []

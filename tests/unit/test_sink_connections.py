@@ -9,12 +9,15 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import BrokerUnavailableError, WriteError
 from pyspark_mq.sink.amqp091 import Amqp091Publisher
 from pyspark_mq.sink.publisher import SendWindow, WriteInterruptedError
+from pyspark_mq.sink.settings import NO_MESSAGE, Remarks
 from pyspark_mq.sources.amqp10.errors import is_stated
 from pyspark_mq.sources.url import parse_urls
+from pyspark_mq.spark_source.sink_writer import StreamWriter, Written
 from tests.support.sink import settings_of
 
 _NO_LINGER = struct.pack("ii", 1, 0)
@@ -91,3 +94,14 @@ def test_a_broker_that_confirms_nothing_is_an_error_and_one_that_says_nothing_is
 )
 def test_how_a_broker_stops_is_no_reason_against_the_next_connection(name: str, description: str, stated: bool) -> None:
     assert is_stated(name, description) == stated
+
+
+def test_the_driver_warns_once_a_batch_of_what_its_tasks_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    writer = StreamWriter(settings_of(), StructType().add("body", "string"), overwrite=False)
+    noticed = Remarks(properties={"CC"}, reading="only some can read it")
+    noticed.drop(NO_MESSAGE, "too long", 2)
+    writer.commit([Written(1, True, noticed), None, Written(1, True, noticed)], 7)
+    first, second, third = (record.getMessage() for record in caplog.records)
+    assert first == "only some can read it"
+    assert "left out: CC." in second
+    assert "4 that cannot be messages. The first: too long" in third

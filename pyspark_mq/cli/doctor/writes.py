@@ -1,11 +1,13 @@
 """Examine a write (`doctor --write`): the login, the destination, and the right to write to it.
 
-Nothing is published or created. ActiveMQ Classic and Artemis create a queue when a client asks to write to that queue.
-So on these brokers the command probes only queues that the management at `managementUrl` lists.
+Nothing is published or created, except a message to a temporary queue of the command's own, which shows how ActiveMQ
+Classic keeps messages of AMQP 1.0. ActiveMQ Classic and Artemis create a queue when a client asks to write to that
+queue. So on these brokers the command probes only queues that the management at `managementUrl` lists.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import time
 from collections.abc import Iterator, Mapping
@@ -43,8 +45,9 @@ def examine_write(options: Mapping[str, str]) -> Iterator[Section]:
         for url in endpoint.urls:
             findings = [*check_tls(url, endpoint)]
             if not any(one.level is Level.PROBLEM for one in findings):
-                findings.append(_login(anywhere, url, others=len(endpoint.urls) > 1))
-                if findings[-1].level is Level.OK:
+                login, *others = _login(anywhere, url, others=len(endpoint.urls) > 1)
+                findings += [login, *others]
+                if login.level is Level.OK:
                     answered.append(url)
             yield Section(str(url), findings)
         if destination is None:
@@ -55,16 +58,23 @@ def examine_write(options: Mapping[str, str]) -> Iterator[Section]:
             yield Section(str(destination), [found])
 
 
-def _login(settings: SinkSettings, url: BrokerUrl, *, others: bool) -> Finding:
+def _login(settings: SinkSettings, url: BrokerUrl, *, others: bool) -> Iterator[Finding]:
+    """Yield whether the user may log in, then what readers find."""
     try:
-        _opened(settings, url).close()
+        publisher = _opened(settings, url)
     except BrokerUnavailableError as unavailable:
         level = Level.WARNING if others else Level.PROBLEM
-        return Finding("login", level, str(unavailable), "start the broker, or correct 'url'")
+        yield Finding("login", level, str(unavailable), "start the broker, or correct 'url'")
+        return
     except (ConfigurationError, MqError) as failed:
-        return Finding("login", Level.PROBLEM, str(failed))
-    user = settings.endpoint.user(url)
-    return Finding("login", Level.OK, f"{'no user named' if user is None else f'user {user!r}'}, to write")
+        yield Finding("login", Level.PROBLEM, str(failed))
+        return
+    with contextlib.closing(publisher):
+        user = settings.endpoint.user(url)
+        yield Finding("login", Level.OK, f"{'no user named' if user is None else f'user {user!r}'}, to write")
+        reading = publisher.reading(time.monotonic() + settings.endpoint.connect_timeout_s)
+        if reading:
+            yield Finding("readers", Level.WARNING, reading, "nothing to do if all readers use AMQP 1.0")
 
 
 def _opened(settings: SinkSettings, url: BrokerUrl) -> Publisher:
