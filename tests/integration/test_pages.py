@@ -334,14 +334,17 @@ class AsOnThePage(ActiveMqNode):
     """With the elements of the page in its configuration; else nobody but admins may do anything."""
 
     def _configuration(self) -> str:
-        policy, connector, entries, _ = [one.text for one in blocks(BROKERS, "xml")]
+        policy, stomp, entries, amqp, _ = [one.text for one in blocks(BROKERS, "xml")]
         text = super()._configuration().replace("users,readers", "admins").replace('"users"', '"admins"')
         text = text.replace("<policyEntry queue=", f"{policy}<policyEntry queue=", 1)
         text = text.replace("</authorizationEntries>", f"{entries}</authorizationEntries>", 1)
         text = text.replace("<users>", '<users><authenticationUser username="spark" password="s" groups="spark"/>', 1)
-        own = re.search(r'<transportConnector name="stomp" [^>]*/>', text)
-        assert own is not None
-        return text.replace(own[0], connector.replace("0.0.0.0:61613", f"127.0.0.1:{self._stomp_port}"), 1)
+        for connector, port in ((stomp, self._stomp_port), (amqp, self._amqp_port)):
+            name, place = re.findall(r'name="(\w+)"|(0[.]0[.]0[.]0:\d+)', connector)
+            own = re.search(f'<transportConnector name="{name[0]}" [^>]*/>', text)
+            assert own is not None
+            text = text.replace(own[0], connector.replace(place[1], f"127.0.0.1:{port}"), 1)
+        return text
 
 
 class ArtemisAsOnThePage(ArtemisNode):
@@ -381,6 +384,13 @@ def test_activemq_takes_the_settings_of_the_page() -> None:
         node.publish("orders", bodies(3))
         # As the user of the page, who may read and no more.
         assert "10 s" in examined(node, "write-timeout", user="spark", password="s")
+        url = node.url("amqp-1.0")
+        written = shell(
+            f"{sys.executable} -m pyspark_mq doctor --json --write broker=activemq url={url} queue=orders", ROOT
+        )
+        checks = [one["check"] for one in json.loads(written.stdout)["findings"]]
+        assert "write" in checks
+        assert "readers" not in checks
         queue = "org.apache.activemq:type=Broker,brokerName=localhost,destinationType=Queue,destinationName=orders"
         assert node.jolokia.read(queue, "CacheEnabled", "QueueSize") == {"CacheEnabled": False, "QueueSize": 3}
 

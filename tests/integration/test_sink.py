@@ -356,7 +356,10 @@ def test_the_code_of_the_page_answers_and_asks(spark: Any, orders: Target, tmp_p
 
     questions = spark.readStream.schema("body string, id string").parquet(str(tmp_path / "questions"))
     asking = execute(
-        "asked = questions.selectExpr(", questions=questions, options=options, checkpoint=str(tmp_path / "asking")
+        'columns = ["body", "id AS correlationId", "\'answers\' AS replyTo"]',
+        questions=questions,
+        options=options,
+        checkpoint=str(tmp_path / "asking"),
     )["query"]
     place = str(tmp_path / "answering")
     source = spark.readStream.format("mq").options(**orders.options, checkpointLocation=place)

@@ -85,7 +85,7 @@ RUN_BY: dict[str, dict[str, str]] = {
         (
             'answers = requests.filter("replyTo is not null").selectExpr(',
             "trusted = requests.filter(\"replyTo rlike '^(answers[.]|temp-queue://)'\")",
-            "asked = questions.selectExpr(",
+            'columns = ["body", "id AS correlationId", "\'answers\' AS replyTo"]',
         ),
         "integration/test_sink.py::test_the_code_of_the_page_answers_and_asks",
     ),
@@ -127,8 +127,9 @@ RUN_BY: dict[str, dict[str, str]] = {
     },
     "docs/brokers.md": {
         '<policyEntry queue="orders" useCache="false"/>': f"{_PAGES}::test_activemq_takes_the_settings_of_the_page",
-        '<transportConnector name="stomp"': (f"{_PAGES}::test_activemq_takes_the_settings_of_the_page"),
-        '<authorizationEntry queue="orders"': (f"{_PAGES}::test_activemq_takes_the_settings_of_the_page"),
+        '<transportConnector name="stomp"': f"{_PAGES}::test_activemq_takes_the_settings_of_the_page",
+        '<transportConnector name="amqp"': f"{_PAGES}::test_activemq_takes_the_settings_of_the_page",
+        '<authorizationEntry queue="orders"': f"{_PAGES}::test_activemq_takes_the_settings_of_the_page",
         '<address-setting match="orders">': f"{_PAGES}::test_artemis_takes_the_settings_of_the_page",
     },
     "docs/operate.md": dict.fromkeys(
