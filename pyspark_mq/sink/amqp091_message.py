@@ -9,7 +9,7 @@ import struct
 from typing import Any
 
 from pyspark_mq.errors import RowError
-from pyspark_mq.sink.settings import Destination, Message, ttl_ms
+from pyspark_mq.sink.settings import TEXT_TYPE, Destination, Message, ttl_ms
 
 __all__ = ["content", "properties_of", "publish_frame"]
 
@@ -75,9 +75,10 @@ def properties_of(message: Message) -> bytes:
     Raises:
         RowError: a property is too long.
     """
+    content_type = TEXT_TYPE if message.content_type is None and message.is_text else message.content_type
     headed = message.properties or message.group_id is not None or message.group_sequence is not None
     values = (
-        message.content_type, message.content_encoding, _table(message) if headed else None,
+        content_type, message.content_encoding, _table(message) if headed else None,
         b"\x02" if message.persistent else b"\x01", None if message.priority is None else bytes((message.priority,)),
         message.correlation_id, message.reply_to,
         None if message.expiration_us is None else _lifetime(message.expiration_us), message.id,

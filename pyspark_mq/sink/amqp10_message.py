@@ -11,13 +11,12 @@ from pyspark_mq.brokers.base import Amqp10Dialect
 from pyspark_mq.brokers.destinations import KINDS, as_written, of_row
 from pyspark_mq.decode.amqp10_message import JMS_REPLY_KIND
 from pyspark_mq.errors import RowError
-from pyspark_mq.sink.settings import COPY_ID, MQ_ID, Message, ttl_ms
+from pyspark_mq.sink.settings import COPY_ID, MQ_ID, TEXT_TYPE, Message, ttl_ms
 
 __all__ = ["encoded"]
 
 _NULL, _TRUE, _FALSE = b"\x40", b"\x41", b"\x42"
 _UINT_MAX = (1 << 32) - 1
-_TEXT = "text/plain; charset=utf-8"
 #: Descriptors of sections (3.2).
 _HEADER, _ANNOTATIONS, _PROPERTIES, _APPLICATION, _DATA, _VALUE = (
     b"\x00\x53" + bytes((code,)) for code in b"\x70\x72\x73\x74\x75\x77"
@@ -47,7 +46,7 @@ def encoded(message: Message, broker: str, dialect: Amqp10Dialect | None = None)
         message = message._replace(reply_to=as_written(reply_to, forms) if forms else of_row(reply_to)[1])
     body = _body(message, broker)
     if broker == "rabbitmq" and message.is_text and message.content_type is None:
-        message = message._replace(content_type=_TEXT)
+        message = message._replace(content_type=TEXT_TYPE)
     parts = (_header(message), annotations, _properties(message, broker), _application(message, broker), body)
     return b"".join(parts)
 

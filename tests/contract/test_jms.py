@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack, closing
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
-from pyspark_mq.brokers.base import AMQP_1_0, STOMP
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import MessageError
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
@@ -21,7 +22,8 @@ from tests.support.effort import each_of
 from tests.support.engine import ReaderError
 from tests.support.entries import LiveEntry
 
-pytestmark = [pytest.mark.contract("JMS messages"), pytest.mark.protocols(AMQP_1_0, STOMP)]
+pytestmark = pytest.mark.protocols(AMQP_1_0, STOMP)
+READING = pytest.mark.contract("JMS messages read")
 CLIENTS = pytest.mark.parametrize("client", ["own", "qpid"])
 
 BODIES = {"text": "täxt €".encode(), "bytes": bytes([0, 1, 2, 255])}
@@ -59,6 +61,7 @@ def rows(entry: LiveEntry, count: int) -> list[dict[str, Any]]:
         return found
 
 
+@READING
 @CLIENTS
 def test_every_column_is_right(entry: LiveEntry, client: str) -> None:
     told = sent(entry, client)
@@ -93,6 +96,7 @@ def texts(entry: LiveEntry, *properties: tuple[str, str]) -> None:
         raise
 
 
+@READING
 @pytest.mark.protocols(STOMP)
 def test_a_property_that_hides_the_id_makes_no_two_messages_one(entry: LiveEntry) -> None:
     headed(entry, ("message-id", "the same"), ("message-id", "the same"), ("colour", "red"))
@@ -113,6 +117,7 @@ def test_a_property_that_hides_the_id_makes_no_two_messages_one(entry: LiveEntry
         assert engine.batch() == 1
 
 
+@READING
 @pytest.mark.protocols(STOMP)
 @pytest.mark.parametrize("length", each_of(["3", "1000000", "three"], 3))
 def test_a_property_that_hides_the_length_makes_one_message_unreadable(entry: LiveEntry, length: str) -> None:
@@ -129,6 +134,7 @@ def test_a_property_that_hides_the_length_makes_one_message_unreadable(entry: Li
         assert poll(lambda: entry.total() == 0, 30)
 
 
+@READING
 @pytest.mark.protocols(STOMP)
 @pytest.mark.parametrize("text", each_of(["a\0b", "a\0\nb", "\0", "a\0Most", "a\0\nMESSAGES\n\n\0"]))
 def test_a_text_with_a_nul_is_whole_or_unreadable_and_never_cut(entry: LiveEntry, text: str) -> None:
@@ -147,6 +153,7 @@ def test_a_text_with_a_nul_is_whole_or_unreadable_and_never_cut(entry: LiveEntry
         assert poll(lambda: entry.total() == 0, 30)
 
 
+@READING
 @pytest.mark.protocols(STOMP)
 def test_properties_of_the_names_of_headers_lose_nothing(entry: LiveEntry) -> None:
     names = ("ack", "subscription", "destination", "receipt", "redelivered", "persistent", "priority", "timestamp",
@@ -163,6 +170,7 @@ def test_properties_of_the_names_of_headers_lose_nothing(entry: LiveEntry) -> No
         assert poll(lambda: entry.total() == 0, 30)
 
 
+@READING
 @CLIENTS
 def test_text_and_bytes_are_bodies_and_every_message_has_an_id(entry: LiveEntry, client: str) -> None:
     sent(entry, client)
@@ -173,6 +181,7 @@ def test_text_and_bytes_are_bodies_and_every_message_has_an_id(entry: LiveEntry,
     assert len(set(ids)) == len(ids)
 
 
+@READING
 @CLIENTS
 def test_maps_and_streams_become_json_and_objects_are_passed_through(entry: LiveEntry, client: str) -> None:
     sent(entry, client)
@@ -192,6 +201,7 @@ def test_maps_and_streams_become_json_and_objects_are_passed_through(entry: Live
 JMS_KINDS = {"object": "1", "map": "2", "bytes": "3", "stream": "4", "text": "5"}
 
 
+@READING
 @CLIENTS
 @pytest.mark.protocols(AMQP_1_0)
 def test_the_kinds_of_jms_messages_are_told_apart(entry: LiveEntry, client: str) -> None:
@@ -213,8 +223,17 @@ def shown(entry: LiveEntry, client: str, text: str) -> str:
     return "not a text" if encoded else text
 
 
+def marks(entry: LiveEntry, client: str) -> list[tuple[str, str]]:
+    """Properties of a text. The JMS client of RabbitMQ goes by a header, and not by the type of the content."""
+    return [("JMSType", "TextMessage")] if (entry.entry.broker, client) == ("rabbitmq", "own") else []
+
+
 def peer(entry: LiveEntry, what: str, client: str, *more: str) -> jms.Peer:
-    if entry.entry.protocol == STOMP and client == "qpid" and entry.entry.broker == "activemq":
+    if entry.entry.broker == "rabbitmq" and client == "qpid" and int(entry.node.version.partition(".")[0]) < 4:
+        pytest.skip("Qpid JMS waits for ever for an answer of RabbitMQ 3's plugin")
+    if what != "read" and (entry.entry.protocol, client) == (AMQP_0_9_1, "qpid"):
+        pytest.skip("RabbitMQ gives AMQP 0-9-1 clients the encoded AMQP section as the body")
+    if what != "read" and (entry.entry.broker, entry.entry.protocol, client) == ("activemq", STOMP, "qpid"):
         pytest.skip("a request of Qpid JMS cannot be settled over Classic's STOMP")
     try:
         return jms.Peer(what, entry.node, entry.queue if client == "own" else entry.amqp10_address(), client, *more)
@@ -224,17 +243,25 @@ def peer(entry: LiveEntry, what: str, client: str, *more: str) -> jms.Peer:
 
 
 @CLIENTS
+@pytest.mark.writes
+@pytest.mark.protocols(AMQP_0_9_1, AMQP_1_0, STOMP)
+@pytest.mark.contract("JMS requests answered")
 def test_an_answer_reaches_whoever_asked(entry: LiveEntry, client: str) -> None:
-    if entry.is_plugin or (entry.entry.broker == "rabbitmq" and (client == "own" or entry.entry.protocol == STOMP)):
-        pytest.skip("RabbitMQ has JMS clients over AMQP 1.0 alone, from version 4 on")
-    kinds = (
-        ["queue", "temp-queue"] if entry.entry.broker == "rabbitmq" else ["queue", "topic", "temp-queue", "temp-topic"]
-    )
+    broker = entry.entry.broker
+    kinds = ["queue"]
+    # The JMS client of RabbitMQ sends no ID, and only itself can write to its temporary queues.
+    if (broker, client) != ("rabbitmq", "own"):
+        kinds += ["temp-queue"]
+        # Over Artemis' STOMP a message's ID is a number of the broker's.
+        if (broker, entry.entry.protocol) != ("artemis", STOMP):
+            kinds += ["by-id"]
+    if broker != "rabbitmq":
+        kinds += ["topic", "temp-topic"]
     names = [f"{entry.queue}-{kind}" for kind in kinds]
-    if entry.entry.broker == "rabbitmq":
+    if broker == "rabbitmq":
         entry.declare(names[0])
     given = [word for kind, name in zip(kinds, names, strict=True) for word in (kind, name)]
-    if client == "qpid" and entry.entry.broker == "rabbitmq":
+    if client == "qpid" and broker == "rabbitmq":
         given[1] = f"/queues/{names[0]}"
     with closing(peer(entry, "ask", client, *given)) as asker:
         assert asker.line() == {"asked": len(kinds)}
@@ -244,27 +271,35 @@ def test_an_answer_reaches_whoever_asked(entry: LiveEntry, client: str) -> None:
             session.acknowledge(upto=session.tags()[-1])
         assert [row["replyTo"] for row in requests][:1] == [names[0]]
         answers = [
-            {"body": f"re: {row['body'].decode()}", "queue": row["replyTo"], "correlationId": row["correlationId"]}
+            {
+                "body": f"re: {row['body'].decode()}",
+                "queue": row["replyTo"],
+                "correlationId": row["correlationId"] or row["messageId"],
+                "properties": marks(entry, client),
+            }
             for row in requests
         ]
         assert write(entry, answers, settings=settings_of(entry, queue=None), body="string") == len(kinds)
         for kind in kinds:
             text = shown(entry, client, f"re: ask {kind}")
-            expected = {"kind": kind, "text": text, "correlation": f"correlation {kind}", "more": False}
-            assert asker.line() == expected
-    for name in names[:1]:
-        entry.node.delete(name)
+            correlation = "its own ID" if kind == "by-id" else f"correlation {kind}"
+            assert asker.line() == {"kind": kind, "text": text, "correlation": correlation, "more": False}
+    entry.node.delete(names[0])
 
 
 @CLIENTS
+@pytest.mark.writes
+@pytest.mark.protocols(AMQP_0_9_1, AMQP_1_0, STOMP)
+@pytest.mark.contract("JMS services asked")
 def test_a_service_answers_to_where_a_row_wants_it(entry: LiveEntry, client: str) -> None:
-    if entry.is_plugin or (entry.entry.broker == "rabbitmq" and (client == "own" or entry.entry.protocol == STOMP)):
-        pytest.skip("RabbitMQ has JMS clients over AMQP 1.0 alone, from version 4 on")
     wanted = [f"{entry.queue}-answers"]
     entry.declare(wanted[0])
     if entry.entry.broker != "rabbitmq":
         wanted.append(f"topic://{entry.queue}-answers-topic")
-    rows = [{"body": f"ask {number}", "replyTo": to, "correlationId": f"c{number}"} for number, to in enumerate(wanted)]
+    rows = [
+        {"body": f"ask {number}", "replyTo": to, "correlationId": f"c{number}", "properties": marks(entry, client)}
+        for number, to in enumerate(wanted)
+    ]
     with ExitStack() as stack:
         subscribed = None
         if len(wanted) > 1:
@@ -283,3 +318,36 @@ def test_a_service_answers_to_where_a_row_wants_it(entry: LiveEntry, client: str
         if subscribed is not None:
             assert subscribed.take(1, window=10) == ["re: ask 1"]
     entry.node.delete(wanted[0])
+
+
+@CLIENTS
+@pytest.mark.writes
+@pytest.mark.protocols(AMQP_0_9_1, AMQP_1_0, STOMP)
+@pytest.mark.contract("JMS messages written")
+def test_what_is_written_is_what_a_jms_client_reads(entry: LiveEntry, client: str) -> None:
+    common = {
+        "correlationId": "c-1", "replyTo": "answers", "type": "kind-1", "priority": 7, "persistent": True,
+        "expiration": datetime.now(timezone.utc) + timedelta(hours=1), "properties": [("colour", "grün")],
+    }  # fmt: skip
+    properties = [*common["properties"], *marks(entry, client)]
+    write(entry, [{"body": "täxt €", **common, "properties": properties}], body="string")
+    write(entry, [{"body": BODIES["bytes"], **common}])
+    with closing(peer(entry, "read", client, "2")) as reader:
+        text, data = reader.line(), reader.line()
+        reader.end()
+    if shown(entry, client, ""):  # a client that does not get what was written
+        assert text["text"] == data["text"] == "not a text"
+        assert BODIES["text"].hex() in text["bytes"]
+        return
+    seen = {
+        "correlation": "c-1", "replyTo": "queue", "type": "kind-1", "priority": 7, "persistent": True, "expires": True,
+        "colour": "grün",
+    }  # fmt: skip
+    if entry.entry.broker == "rabbitmq" and client == "own":
+        assert (text.pop("type"), data.pop("type")) == ("TextMessage", "BytesMessage")
+        del seen["type"]
+    elif entry.entry.protocol == AMQP_0_9_1:
+        seen["type"] = None  # RabbitMQ keeps it in an annotation
+    assert text == {"text": "täxt €", "bytes": None, **seen}
+    assert data == {"text": "not a text", "bytes": BODIES["bytes"].hex(), **seen}
+    assert poll(lambda: entry.total() == 0, 30)

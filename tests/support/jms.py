@@ -51,11 +51,11 @@ def send(node: Node, queue: str, client: str, *properties: tuple[str, str]) -> l
 
 
 class Peer:
-    """A JMS client that asks, or answers, while a test does the other half.
+    """A JMS client that asks, answers or reads, while a test does the other half.
 
     Args:
-        what: `ask` or `serve`.
-        queue: address of the queue of the requests.
+        what: `ask`, `serve` or `read`.
+        queue: address of the queue.
         more: see `JmsPeer.java`.
 
     Raises:
@@ -76,6 +76,10 @@ class Peer:
             raise NodeError(f"JmsPeer failed: {self._process.communicate()[1][-2000:]}")
         return dict(json.loads(line))
 
+    def end(self) -> None:
+        """Wait until it has closed its connection, and so has acknowledged what it read."""
+        assert self._process.wait(_SEND_TIMEOUT_S) == 0
+
     def close(self) -> None:
         """End it."""
         self._process.kill()
@@ -86,9 +90,10 @@ def _program(node: Node, client: str, program: str) -> list[str]:
     """The command of one of the programs, up to user and password."""
     classes = _build()
     amqp = urlsplit(node.url(AMQP_1_0))
-    if client == "own":
-        assert isinstance(node, JavaNode)
+    if client == "own" and isinstance(node, JavaNode):
         name, url = node.title.lower(), node.jms_url()
+    elif client == "own":
+        name, url = "rabbitmq", f"amqp://{amqp.hostname}:{amqp.port}"
     else:
         name, url = client, f"amqp://{amqp.hostname}:{amqp.port}"
     path = os.pathsep.join([str(classes), str(classes.parent / "lib" / "*")])

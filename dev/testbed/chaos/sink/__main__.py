@@ -4,6 +4,8 @@ A query on a standalone cluster of Spark, with speculation, writes numbered rows
 drivers, executors, Python workers, connections and brokers are lost, by a seed. Then a checker reads the queue with a
 bare client, and what the source makes of it.
 
+With ``--once`` speculation is off, and the bare client may find no copy either: Artemis drops copies.
+
 With ``--local`` the query runs in `local[2]`, where Spark tries no task twice: connections and brokers alone are lost,
 and the query has to go on by itself. With ``--batch`` it writes each batch by `foreachBatch`.
 """
@@ -228,6 +230,7 @@ def _run(arguments: argparse.Namespace, folder: Path, console: Console, stack: E
         "queries that failed": failed, "speculative tasks": speculative // 2,
     }  # fmt: skip
     holds = judged.holds and not (arguments.local and (failed or job.starts > 1))
+    holds = holds and not (arguments.once and judged.copies)
     print_rows(console, f"Chaos test of writing, {broker.name} over {broker.protocol}", rows, time.monotonic() - began)
     if arguments.report:
         arguments.report.write_text(json.dumps({**rows, "holds": holds}), "utf-8")
@@ -242,6 +245,7 @@ def _job(arguments: argparse.Namespace, broker: _Broker, cluster: SparkCluster |
     (folder / _EVENTS).mkdir(parents=True, exist_ok=True)
     options = {"broker": broker.name, "url": broker.proxied, "protocol": broker.protocol, "queue": QUEUE}
     spark, master = {**_SPARK, "spark.eventLog.dir": f"file://{folder / _EVENTS}"}, "local[2]"
+    spark["spark.speculation"] = str(not arguments.once).lower()
     if cluster is None:
         if not arguments.batch:
             broker.log_in_by_file(folder / "secret")
@@ -352,6 +356,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quorum", action="store_true", help="quorum queues of RabbitMQ")
     parser.add_argument("--local", action="store_true", help="in local[2], without faults of Spark")
     parser.add_argument("--batch", action="store_true", help="by foreachBatch")
+    parser.add_argument("--once", action="store_true", help="without speculation; a copy is a fault (Artemis)")
     parser.add_argument("--cluster", action="store_true", help="a cluster of brokers, whose nodes are lost")
     parser.add_argument("--faults", type=int, default=10, help="%(default)s")
     parser.add_argument("--rows", type=int, default=400, help="numbers of a batch, each twice, %(default)s")

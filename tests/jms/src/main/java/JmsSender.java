@@ -8,6 +8,7 @@ import javax.jms.BytesMessage;
 import javax.jms.Connection;
 import javax.jms.ConnectionFactory;
 import javax.jms.DeliveryMode;
+import javax.jms.Destination;
 import javax.jms.JMSException;
 import javax.jms.MapMessage;
 import javax.jms.Message;
@@ -62,9 +63,21 @@ public final class JmsSender {
                 return new org.apache.activemq.artemis.jms.client.ActiveMQConnectionFactory(url);
             case "qpid":
                 return new org.apache.qpid.jms.JmsConnectionFactory(url);
+            case "rabbitmq":
+                com.rabbitmq.jms.admin.RMQConnectionFactory factory = new com.rabbitmq.jms.admin.RMQConnectionFactory();
+                factory.setUri(url);
+                factory.setReplyToStrategy(com.rabbitmq.jms.client.HandleAnyReplyToStrategy.INSTANCE);
+                return factory;
             default:
                 throw new IllegalArgumentException("unknown client " + client);
         }
+    }
+
+    /** A queue. RabbitMQ's client has queues of its own, too, whose messages only this client can read. */
+    static Destination queue(Session session, String client, String name) throws JMSException {
+        return client.equals("rabbitmq")
+                ? new com.rabbitmq.jms.admin.RMQDestination(name, "", name, name)
+                : session.createQueue(name);
     }
 
     private static Map<String, Maker> kinds() {
