@@ -48,12 +48,15 @@ class Timing:
     #: After this long, the run gives up messages that the broker reports but does not deliver, because the queue is
     #: paused or another consumer is active.
     withheld_s: float = 60.0
-    #: Messages of unknown age no longer count as a backlog once fewer than `backlog_per_s` messages per second arrived
+    #: Messages of unknown age no longer count as a backlog once fewer messages and bytes than this per second arrived
     #: during `trickle_s` seconds, although there was room for more. A broker delivers a backlog faster.
     backlog_per_s: int = 100
+    backlog_bytes_per_s: int = 1 << 20
     trickle_s: float = 30.0
-    #: After this long a run takes no more messages of unknown age, however fast they arrive.
+    #: After this long a run takes no more messages of unknown age, however fast they arrive. Messages whose producers
+    #: claim that they are older than the run usually are a backlog, so a run takes them for longer.
     unknown_age_s: float = 600.0
+    claimed_age_s: float = 21_600.0
 
     #: A replay doubles its windows when they have been full of other messages for this long, the next time for twice as
     #: long, and so on. Planned messages may be delayed, or follow any number of others (priorities), so the windows

@@ -246,9 +246,9 @@ def test_what_another_consumer_gives_back_during_a_run_takes_nobody_s_place() ->
     scene.world.cancel()
 
 
-@pytest.mark.parametrize("ahead_s", [with_all(1.0), 3_600.0, with_all(None)])
+@pytest.mark.parametrize("ahead_s", [with_all(1.0), 3_600.0, with_all(None), -1.5e9])
 @pytest.mark.parametrize("rate", [2, with_all(20)])
-def test_a_run_ends_though_a_producer_whose_clock_is_ahead_goes_on(ahead_s: float | None, rate: int) -> None:
+def test_a_run_ends_though_a_producer_whose_clock_is_wrong_goes_on(ahead_s: float | None, rate: int) -> None:
     scene = Scene(max_messages=1_000, prefetch=2_000)
     scene.queue.faults.tells_depth, scene.queue.faults.ahead_s = False, ahead_s
     scene.publish(5_000)
@@ -260,16 +260,28 @@ def test_a_run_ends_though_a_producer_whose_clock_is_ahead_goes_on(ahead_s: floa
     scene.world.cancel()
 
 
-def test_a_run_ends_however_fast_messages_without_a_timestamp_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Runtime, "timing", Timing(unknown_age_s=40.0))
+@pytest.mark.parametrize("ahead_s", [None, -1.5e9])
+def test_a_run_ends_however_fast_messages_of_unknown_age_come(
+    monkeypatch: pytest.MonkeyPatch, ahead_s: float | None
+) -> None:
+    monkeypatch.setattr(Runtime, "timing", Timing(unknown_age_s=40.0, claimed_age_s=40.0))
     scene = Scene(max_messages=1_000, prefetch=2_000)
-    scene.queue.faults.tells_depth, scene.queue.faults.ahead_s = False, None
+    scene.queue.faults.tells_depth, scene.queue.faults.ahead_s = False, ahead_s
     for number in range(400):
         scene.world.at(number / 5, lambda: scene.publish(50))
     began_s = scene.world.now_s
     scene.query.run_available()
     assert 40 <= scene.world.now_s - began_s < 60
     scene.world.cancel()
+
+
+@pytest.mark.parametrize("ahead_s", [None, -3_600.0])
+def test_a_backlog_of_large_messages_over_a_slow_line_is_no_trickle(ahead_s: float | None) -> None:
+    scene = Scene(max_messages=1_000, prefetch=2_000, max_bytes=1 << 30)
+    scene.queue.faults.tells_depth, scene.queue.faults.ahead_s, scene.queue.faults.rate = False, ahead_s, 5.0
+    for _ in range(300):
+        scene.queue.publish(bytes(300_000), None)
+    assert scene.query.run_available() == 300
 
 
 def test_a_backlog_without_timestamps_is_read_to_its_end_also_by_slow_batches() -> None:

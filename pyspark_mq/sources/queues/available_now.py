@@ -28,9 +28,10 @@ class EndOfRun:
     """The end of a bounded run in one queue: the run takes the messages that the queue held when the run began.
 
     If the broker reports the depth, the run takes that many messages. Messages that other consumers return meanwhile do
-    not lower this number. If the broker does not report the depth, the run ends at the first message with a later
-    timestamp, or after three seconds without messages. Messages without a timestamp, or with one from the future, are
-    of unknown age: they are taken while a backlog flows, for at most ten minutes.
+    not lower this number. If the broker does not report the depth, the run ends at the first message with a timestamp
+    between the run's start and now, or after three seconds without messages. Other messages are of unknown age, because
+    a producer may write any timestamp or none: they are taken while a backlog flows, for at most ten minutes, or six
+    hours if their timestamp is older than the run.
 
     Args:
         queue: a queue whose connections are all up.
@@ -118,44 +119,53 @@ class EndOfRun:
         left = self.left
         if left < math.inf:
             return min(size, max(0, int(left)))
-        now_us, takes_unknown = self._runtime.utc_us(), self._takes_unknown()
-        stamps = BlockRows.of(self._queue.oldest(size)).values("timestamp")
+        rows = BlockRows.of(self._queue.oldest(size))
+        now_us, age_s, trickles = self._runtime.utc_us(), self._age_s, self._trickles(rows.size_bytes / size)
+        stamps = rows.values("timestamp")
 
         def belongs(stamp: int | None) -> bool:
-            # A future timestamp shows only that a clock is wrong.
-            known = stamp is not None and stamp <= now_us
-            return stamp <= self._since_us if known else takes_unknown  # type: ignore[operator]
+            if trickles:
+                return False
+            if stamp is None or stamp > now_us:
+                return age_s < self._timing.unknown_age_s
+            return stamp <= self._since_us and age_s < self._timing.claimed_age_s
 
         self._taken = sum(1 for _ in takewhile(belongs, stamps))
         if self._taken < size:
+            if not self._since_us < (stamps[self._taken] or 0) <= now_us:
+                self._warn_of_age(age_s)
             self.reached()
             self._wanted += self._taken
         return self._taken
 
+    @property
+    def _age_s(self) -> float:
+        """Time since the run began."""
+        return self._runtime.monotonic_s() - self._run_began_s
+
     def _mark(self) -> None:
         self._mark_s, self._mark_received = self._runtime.monotonic_s(), self._queue.counters().received
 
-    def _takes_unknown(self) -> bool:
-        """Whether messages of unknown age may still be from before the run."""
-        now_s, received = self._runtime.monotonic_s(), self._queue.counters().received
-        watched_s = now_s - self._mark_s
-        trickles = (
-            watched_s >= self._timing.trickle_s
-            and received - self._mark_received < self._timing.backlog_per_s * watched_s
-        )
-        if not trickles and now_s - self._run_began_s < self._timing.unknown_age_s:
-            if watched_s >= self._timing.trickle_s:
-                self._mark()
+    def _trickles(self, mean_bytes: float) -> bool:
+        """Whether messages arrive more slowly than a broker delivers a backlog, although there was room for more."""
+        watched_s = self._runtime.monotonic_s() - self._mark_s
+        if watched_s < self._timing.trickle_s:
+            return False
+        per_s = (self._queue.counters().received - self._mark_received) / watched_s
+        if per_s < self._timing.backlog_per_s and per_s * mean_bytes < self._timing.backlog_bytes_per_s:
             return True
+        self._mark()
+        return False
+
+    def _warn_of_age(self, age_s: float) -> None:
         if not self._said:
             self._said = True
             _LOG.warning(
-                "%s: the broker does not report how many messages wait, and a message whose timestamp is missing or in "
-                "the future does not show whether it is older than the run. After %.0f s the run ends at the first "
-                "such message, and the next run continues from there",
-                self._queue.destination, now_s - self._run_began_s,
+                "%s: the broker does not report how many messages wait, and the timestamp of the next message, which "
+                "its producer chose, does not show whether the message is older than the run. After %.0f s the run "
+                "ends before this message, and the next run continues from there",
+                self._queue.destination, age_s,
             )  # fmt: skip
-        return False
 
     def _warn_of_selector(self) -> None:
         """Warn that messages that match may wait where the broker does not look for them."""
