@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources.url import parse_urls
-from pyspark_mq.spark_source.option_kinds import FLAG, choice, count
+from pyspark_mq.spark_source.option_kinds import FLAG, SIZE_BYTES, choice, count
 from pyspark_mq.spark_source.option_parser import OptionParser, redacting
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
 from pyspark_mq.streams.offsets import EARLIEST, LATEST, parse_places
@@ -73,6 +73,10 @@ _TABLE = (
            "query fails. `row`: the query emits a row with the bytes as its body, and the reason in `properties` under "
            "`unreadable`. `reject`: the message or entry is left out of the output, and logged",
            default="fail", kind=choice({name: name for name in ("fail", "row", "reject")}), sets="unreadable"),
+    Option("maxEntryBytes", _READ, "largest size of a packed entry after decompression. A larger entry cannot be "
+           "read, and `onUnreadableMessage` applies. A task holds a whole entry, and a few hundred bytes can unpack to "
+           "many MiB",
+           default="16m", kind=SIZE_BYTES, sets="max_entry_bytes"),
 )  # fmt: skip
 
 #: Options of a query of streams, by name.

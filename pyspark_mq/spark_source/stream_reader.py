@@ -69,22 +69,22 @@ class _RangePartition(InputPartition):
 
 
 class _Tasks:
-    """The part of both readers that runs in tasks. There, a reader has only its columns and `onUnreadableMessage`."""
+    """The part of both readers that runs in tasks. There, a reader has only its columns and options about content."""
 
     def __init__(self, settings: StreamSettings, schema: StructType) -> None:
         self._schema = arrow_schema(schema)
-        self._unreadable = settings.unreadable
+        self._content = {"unreadable": settings.unreadable, "max_entry_bytes": settings.max_entry_bytes}
         self._max_offsets = settings.max_offsets
         self._planner = Planner(settings)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_schema": self._schema, "_unreadable": self._unreadable}
+        return {"_schema": self._schema, "_content": self._content}
 
     @without_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a range from a member of the stream."""
         assert isinstance(partition, _RangePartition)
-        yield from range_batches(partition.wanted, self._schema, unreadable=self._unreadable)
+        yield from range_batches(partition.wanted, self._schema, **self._content)
 
 
 class StreamBatchReader(_Tasks, DataSourceReader):

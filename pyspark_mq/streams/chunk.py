@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-__all__ = ["HEADER_BYTES", "Chunk", "ChunkError", "ChunkIdentity", "Entry", "read_chunk"]
+__all__ = ["ENTRY_BYTES_MAX", "HEADER_BYTES", "Chunk", "ChunkError", "ChunkIdentity", "Entry", "read_chunk"]
 
 _HEADER = struct.Struct(">BBHIqqqIIII")
 HEADER_BYTES = _HEADER.size
@@ -26,8 +26,9 @@ _USER, _KINDS = 0, 3
 _NUMBER_MAX = 2**63 - 2**32
 #: The first bit marks an entry with several records. Kind of compression, number of records and sizes follow.
 _SUB_ENTRY = struct.Struct(">BHII")
-#: Most bytes of an unpacked entry. Producers pack frames of up to 1 MiB, unless the broker allows more.
-_PLAIN_BYTES_MAX = 64 << 20
+#: Most bytes of an unpacked entry, unless option `maxEntryBytes` is set. Producers pack frames of up to 1 MiB, unless
+#: the broker allows more. 300 bytes of Zstandard can unpack to 8 MiB.
+ENTRY_BYTES_MAX = 16 << 20
 
 
 class ChunkError(Exception):
@@ -129,8 +130,11 @@ class Entry(NamedTuple):
     data: bytes
     begins: list[int] | None = None
 
-    def unpacked(self) -> tuple[bytes, list[int]]:
+    def unpacked(self, bytes_max: int = ENTRY_BYTES_MAX) -> tuple[bytes, list[int]]:
         """Unpack the records of this entry, up to the count and the size that the entry states.
+
+        Args:
+            bytes_max: most bytes that a compressed entry may state.
 
         Returns:
             bytes in which the size of each record, in four bytes, precedes the record; and the starts of the records,
@@ -141,9 +145,13 @@ class Entry(NamedTuple):
         """
         if self.begins is not None:
             return self.data, self.begins
-        kind, records, plain_size, _ = _SUB_ENTRY.unpack_from(self.data)
-        if not 4 * records <= plain_size <= _PLAIN_BYTES_MAX:
+        kind, records, plain_size, packed_size = _SUB_ENTRY.unpack_from(self.data)
+        if plain_size < 4 * records:
             raise ChunkError(f"{records} records would unpack to {plain_size:,} bytes")
+        if plain_size > max(bytes_max, packed_size):
+            raise ChunkError(
+                f"it would unpack to {plain_size:,} bytes, more than option 'maxEntryBytes' allows ({bytes_max:,})"
+            )
         try:
             plain = _decompressed(kind >> 4 & 0x7, self.data[_SUB_ENTRY.size :], plain_size)
         except (zlib.error, pa.ArrowException, OSError, ValueError, IndexError) as broken:

@@ -25,17 +25,20 @@ _log = logging.getLogger("pyspark_mq")
 _reader = SectionReader(counts_acquirers=False, names_annotations=True)
 
 
-def range_batches(wanted: Range, schema: pa.Schema, *, unreadable: str) -> Iterator[pa.RecordBatch]:
+def range_batches(
+    wanted: Range, schema: pa.Schema, *, unreadable: str, max_entry_bytes: int
+) -> Iterator[pa.RecordBatch]:
     """Read a range as record batches.
 
     Args:
         schema: the columns.
         unreadable: what to do with an unreadable message or packed entry: `fail`, `row` or `reject`.
+        max_entry_bytes: most bytes of an unpacked entry. A larger entry is unreadable.
 
     Raises:
         MessageError: a message is unreadable, and `unreadable` is `fail`. See also :func:`read_range`.
     """
-    pieces = (piece for part in read_range(wanted) for piece in _pieces(part))
+    pieces = (piece for part in read_range(wanted) for piece in _pieces(part, max_entry_bytes))
     for some in _together(pieces):
         yield _batch(wanted, schema, some, unreadable)
 
@@ -56,14 +59,14 @@ class _Piece(NamedTuple):
     broken: str = ""
 
 
-def _pieces(part: Part) -> Iterator[_Piece]:
+def _pieces(part: Part, max_entry_bytes: int) -> Iterator[_Piece]:
     first, time_ms = part.chunk.first, part.chunk.timestamp_ms
     low, high = first + part.low, first + part.high
     for entry in part.entries:
         end = first + entry.records
         if low < end and first < high:
             try:
-                data, begins = entry.unpacked()
+                data, begins = entry.unpacked(max_entry_bytes)
                 edges = np.array(begins[max(low - first, 0) : high - first + 1], np.int64)
                 yield _Piece(max(low, first), time_ms, data, edges[:-1], edges[1:] - 4)
             except ChunkError as wrong:

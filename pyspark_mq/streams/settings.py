@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.streams.chunk import ENTRY_BYTES_MAX
 
 __all__ = ["StreamSettings", "Where"]
 
@@ -39,6 +40,7 @@ class StreamSettings:
         max_delay_s: how long to wait for the minimum.
         min_partitions, max_records: bounds for splitting ranges among tasks. If both are None, each range has one task.
         unreadable: what to do with an unreadable message: `fail`, `row` or `reject`.
+        max_entry_bytes: most bytes of an unpacked entry. A larger entry is unreadable.
     """
 
     endpoint: Endpoint
@@ -52,6 +54,7 @@ class StreamSettings:
     max_records: int | None = None
     fail_on_loss: bool = True
     unreadable: str = "fail"
+    max_entry_bytes: int = ENTRY_BYTES_MAX
 
     @property
     def virtual_host(self) -> str:
