@@ -55,6 +55,8 @@ MORE_FLAGS = 1
 #: Deepest nesting of tables and arrays. The tables that RabbitMQ adds are three deep. Reading or writing one level
 #: takes two calls, and the interpreter allows a thousand nested calls, of which the caller has used some.
 _DEPTH_MAX = 64
+#: Most values in a header table. A value takes up to 50 times its bytes as an object.
+_VALUES_MAX = 1_000_000
 _TOO_SHORT = "fields are longer than the properties"
 
 
@@ -155,9 +157,11 @@ def is_table(table: bytes) -> bool:
     return True
 
 
-def _check_values(block: bytes, at: int, end: int, within: int, depth: int = 0) -> None:
-    """Check the entries of a table or an array."""
+def _check_values(block: bytes, at: int, end: int, within: int, depth: int = 0) -> int:
+    """Check the entries of a table or an array. Return their number, including the entries of inner tables."""
+    count = 0
     while at < end:
+        count += 1
         if within == _FIELD_TABLE:
             at += 1 + block[at]
         kind = block[at]
@@ -173,9 +177,12 @@ def _check_values(block: bytes, at: int, end: int, within: int, depth: int = 0) 
         if kind in (_FIELD_TABLE, _ARRAY):
             if depth >= _DEPTH_MAX:
                 raise ValueError(f"tables and arrays are nested more than {_DEPTH_MAX} deep")
-            _check_values(block, start, at, kind, depth + 1)
+            count += _check_values(block, start, at, kind, depth + 1)
     if at != end:
         raise ValueError(f"a value is longer than its {'table' if within == _FIELD_TABLE else 'array'}")
+    if count > _VALUES_MAX:
+        raise ValueError(f"the headers have more than {_VALUES_MAX:,} values")
+    return count
 
 
 def unreadable(raw: Raw, error: str) -> UnreadableDelivery:

@@ -2,7 +2,8 @@
 
 Bytes that are not a value by the specification raise an :class:`EncodingError`: nothing is guessed, left out or cut.
 A value never has more elements than its bytes can hold. Array elements that take no bytes are an exception, and their
-number has a limit of its own.
+number has a limit of its own. The number of values in a message has a limit, too, because an empty list takes one byte
+here and 64 bytes as an object.
 
 A value is None, a bool, int, float, :class:`~decimal.Decimal`, str (string, symbol, char), bytes, UUID, a list (list,
 array) or :class:`Pairs` (map). A timestamp is a number of milliseconds since 1970. Descriptors are read and dropped.
@@ -28,6 +29,8 @@ _MAP8, _MAP32 = 0xC1, 0xD1
 _ARRAY8, _ARRAY32 = 0xE0, 0xF0
 #: Deepest nesting of values. Recursion must end before the stack is full, both here and when values are written.
 _DEPTH_MAX = 100
+#: Most values in the lists, maps and arrays of a message.
+_VALUES_MAX = 1_000_000
 #: Most array elements in a message that take no bytes (`null`, `true`, `0`, `[]`). A count of four bytes could claim
 #: 2^32 of them.
 _BARE_ELEMENTS_MAX = 1024
@@ -165,7 +168,7 @@ class Values:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._bare_left = _BARE_ELEMENTS_MAX
+        self._left, self._bare_left = _VALUES_MAX, _BARE_ELEMENTS_MAX
 
     def at(self, at: int, end: int, depth: int = 0) -> tuple[Any, int]:
         """Return the value that begins at `at`, and the position after the value.
@@ -201,6 +204,9 @@ class Values:
         begin, size = _length(data, at, width, end)
         stop = _bounded(at, begin + size, end)
         begin, count = _length(data, begin, width, stop)
+        self._left -= count
+        if self._left < 0:
+            raise EncodingError(f"the message has more than {_VALUES_MAX:,} values")
         read_items = self._elements if code in {_ARRAY8, _ARRAY32} else self._items
         items, last = read_items(begin, count, stop, _deeper(depth, at))
         if last != stop:

@@ -88,8 +88,9 @@ class Raw(NamedTuple):
     Attributes:
         tag: the delivery's number within its session.
         body: the body's bytes, see :func:`body_bytes`.
-        size: bytes of the whole message as received.
-        of: the message's sections.
+        size: bytes that the delivery takes here, at least those of the whole message as received.
+        of: the message's sections. A body that is a value is only in `body`, because the value's objects take up to 64
+            times the bytes of their encoding.
     """
 
     tag: int

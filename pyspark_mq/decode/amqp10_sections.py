@@ -70,6 +70,8 @@ _HEADER_FIELDS = (_BOOLEAN, _NULL | {0x50}, _UINT, _BOOLEAN, _UINT)
 _PROPERTIES_FIELDS = (
     _ID, _BINARY, _TEXT, _TEXT, _TEXT, _ID, _TEXT, _TEXT, _TIMESTAMP, _TIMESTAMP, _TEXT, _UINT, _TEXT,
 )  # fmt: skip
+#: Memory of an application property as objects. Few properties are covered by :data:`.ROW_BYTES`.
+_ENTRY_BYTES, _FEW_ENTRIES = 200, 32
 #: The sections that are a list of fields.
 _LISTS = {_HEADER: _HEADER_FIELDS, _PROPERTIES: _PROPERTIES_FIELDS}
 
@@ -98,7 +100,10 @@ class SectionReader:
             if said.reply_to is not None:
                 said = said._replace(reply_to=as_row(said.reply_to, self.forms, said.reply_kind))
             body = json_text(said.value).encode() if said.described else body_bytes(said.value)
-            return Raw(tag, body, len(data), said)
+            if isinstance(said.value, list | str):
+                said = said._replace(value=None)
+            more = max(0, len(body) - len(data)) + _ENTRY_BYTES * max(0, len(said.application) - _FEW_ENTRIES)
+            return Raw(tag, body, len(data) + more, said)
         except Exception as broken:  # noqa: BLE001 - whatever the error, this message is its cause
             return _unreadable(tag, data, broken)
 

@@ -209,7 +209,7 @@ class DeliveryBatch(ABC):
     @property
     @abstractmethod
     def sizes(self) -> Any:
-        """Number of bytes in each delivery as received, including headers."""
+        """Number of bytes in each delivery as received, including headers. Decoded deliveries may take more."""
 
     @property
     def redelivered(self) -> Any:

@@ -110,12 +110,18 @@ ODD_BODIES = {
     "text that is none": section("amqp-value", b"\xa1\x02\xff\xfe"),
     "a list without an end": section("amqp-value", b"\xc0\x05\x03\x54\x01\x54\x02"),
     "nested": section("amqp-value", b"\x00\xa3\x01a" * 200 + b"\x40"),
+    # As objects, these values would take a gigabyte.
+    "millions of empty lists": section(
+        "amqp-value", b"\xd0" + struct.pack(">II", (8 << 20) + 4, 8 << 20) + b"\x45" * (8 << 20)
+    ),
 }
 
 
 @pytest.mark.protocols(AMQP_1_0)
 @pytest.mark.parametrize("kind", ODD_BODIES)
 def test_what_is_around_an_unreadable_message_is_emitted_and_it_is_named(entry: LiveEntry, kind: str) -> None:
+    if entry.is_plugin and kind == "millions of empty lists":
+        pytest.skip("the plugin of RabbitMQ 3 takes no lists as values")
     odd = Message(properties=[V("string", "odd")]).encode() + ODD_BODIES[kind]
     good = [Message(properties=[V("string", name)], body="data", contents=[V("binary", b"x")]) for name in "ab"]
     try:
@@ -125,7 +131,7 @@ def test_what_is_around_an_unreadable_message_is_emitted_and_it_is_named(entry: 
     with entry.session() as session, pytest.raises(MessageError, match="'odd'"):
         session.take_any(3, window=100)
     assert poll(lambda: entry.counts().ready == 3, 30)
-    if entry.entry.broker == "activemq" and kind != "half a surrogate pair":
+    if entry.entry.broker == "activemq" and kind not in {"half a surrogate pair", "millions of empty lists"}:
         pytest.skip("ActiveMQ Classic reads a message before it hands it out again, and keeps one that it cannot read")
     with entry.engine(onUnreadableMessage="row") as engine:
         emitted = [engine.batch()]

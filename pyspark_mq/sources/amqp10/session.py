@@ -240,11 +240,16 @@ class Amqp10Session(Amqp10Connection):
 
     def _pass_on(self) -> None:
         messages, self._taken = self._taken, []
-        for item in find_batches(self._newest - len(messages) + 1, messages, self._sections):
+        first = self._newest - len(messages) + 1
+        for item in find_batches(first, messages, self._sections):
             if type(item) is UnreadableMessage and not self.options.keeps_unreadable:
                 raise self._refuse(unreadable_of(item))
             self.buffer.inbox.append(item)
-            self.buffer.deliveries += len(item) if isinstance(item, WalkedBatch) else 1
+            if isinstance(item, WalkedBatch):
+                self.buffer.deliveries += len(item)
+            else:
+                self.buffer.deliveries += 1
+                self.buffer.bytes_arrived += item.size - len(messages[item.tag - first])
         if messages:
             self.buffer.wake()
 
