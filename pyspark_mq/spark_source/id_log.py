@@ -43,7 +43,7 @@ _FILE = re.compile(
     r"(?P<stem>(?P<after>[0-9a-f]{16})-(?P<number>[0-9]{6,})(?:-(?P<token>[0-9a-f]{16}))?-[0-9a-f]{32})"
     r"(?:-[a-z0-9-]+)?\.arrow"
 )
-#: Pauses between attempts to read a file.
+#: Pauses between attempts to read a file, or to find the first entry of Spark's log.
 _RESTS_S = (0.2, 1.0)
 #: Spark's log is compared at most once in this time. With `asyncProgressTrackingEnabled` it lacks batches, or has them
 #: too late.
@@ -185,6 +185,11 @@ class IdLog:
             return
         with self._or_say("Spark's log in the folder 'offsets' next to it cannot be read", _READABLE):
             named = self.offsets.names(file)
+            # With `asyncProgressTrackingEnabled` the entry may be on its way, and then its file must not be removed.
+            for rest_s in _RESTS_S if file == self._first else ():
+                if not named:
+                    time.sleep(rest_s)
+                    named = self.offsets.names(file)
         if not named:
             if file == self._first and not self._shown:
                 self._remove(file)  # nothing was emitted, and the next start writes a new file

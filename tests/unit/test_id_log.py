@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,17 @@ def test_a_checkpoint_of_another_query_is_refused(tmp_path: Path, entries: list[
         with pytest.raises(CheckpointError, match=text):
             log.show(log.put(content()))
         assert files(folder) == []
+
+
+def test_an_entry_that_spark_writes_late_is_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / ID_FOLDER
+    log = IdLog(str(folder), QUEUE)
+    file = log.put(content())
+    later = threading.Timer(0.4, logged, (folder, 0, file))
+    later.start()
+    log.show(file)
+    later.join()
+    assert files(folder) == [file]
 
 
 def test_what_a_process_goes_on_from_has_to_be_in_the_log_and_stays_if_it_is_not(tmp_path: Path) -> None:
