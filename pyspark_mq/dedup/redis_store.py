@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from pyspark_mq.dedup.identity import Key
 from pyspark_mq.dedup.store import SeenStore
@@ -43,16 +44,29 @@ class RedisStore(SeenStore):
         source: name of the queue or topic; stores with the same source share one set.
         window: members kept (`dedupWindow`), at least one.
         hide: removes the password from the server's messages.
+        secret: returns the password, for each connection; None if the URL has all of the login.
 
     Raises:
         BrokerUnavailableError: from any method, if Redis does not answer. Nothing is lost: unacknowledged messages stay
             in the queue.
     """
 
-    def __init__(self, url: str, source: str, window: int, hide: Callable[[str], str] = str) -> None:
+    def __init__(
+        self,
+        url: str,
+        source: str,
+        window: int,
+        hide: Callable[[str], str] = str,
+        secret: Callable[[], str] | None = None,
+    ) -> None:
+        login = {}
+        if secret is not None:
+            url, user = _without_user(url)
+            login["credential_provider"] = _Login(user, secret)
         try:
             self._client: Any = redis.Redis.from_url(
                 url,
+                **login,
                 socket_timeout=_TIMEOUT_S,
                 socket_connect_timeout=_TIMEOUT_S,
                 retry=Retry(ExponentialBackoff(cap=2.0, base=0.1), _RETRIES),
@@ -96,6 +110,23 @@ class RedisStore(SeenStore):
 
     def close(self) -> None:
         self._client.close()
+
+
+class _Login(redis.CredentialProvider):  # type: ignore[misc]
+    """The login of each connection, so that a password can be replaced while the query runs."""
+
+    def __init__(self, user: str | None, secret: Callable[[], str]) -> None:
+        self._user, self._secret = user, secret
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        return (self._secret(),) if self._user is None else (self._user, self._secret())
+
+
+def _without_user(url: str) -> tuple[str, str | None]:
+    """Split a URL into the URL without its user, and the user; None if there is none."""
+    parts = urlsplit(url)
+    user = unquote(parts.username) if parts.username else None
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])), user
 
 
 def _member(key: Key) -> bytes:

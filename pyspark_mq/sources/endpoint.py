@@ -19,7 +19,7 @@ __all__ = ["FILES", "Endpoint", "Tls", "exclusive_error", "tls_error"]
 #: Options that name files read at each connection. A file may be missing for a moment while it is replaced.
 FILES = frozenset({"passwordFile", "tls.caFile", "tls.certFile"})
 #: How many recent secrets to keep out of errors: brokers quote secrets, and tokens are replaced frequently.
-_SECRETS_KEPT = 4
+SECRETS_KEPT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Endpoint:
     heartbeat_s: float = 60.0
     shared: bool = False
     #: The newest secrets read from `password_file` in this process.
-    secrets_read: deque[str] = field(default_factory=lambda: deque(maxlen=_SECRETS_KEPT), compare=False, repr=False)
+    secrets_read: deque[str] = field(default_factory=lambda: deque(maxlen=SECRETS_KEPT), compare=False, repr=False)
     #: Users for whom a broker's management refused to answer over the protocol. They are kept so as not to ask again.
     refused: set[str] = field(default_factory=set, compare=False, repr=False)
 
@@ -126,7 +126,7 @@ class Endpoint:
             OptionError: the file of option `passwordFile` cannot be read, or is empty.
         """
         if self.password_file is not None:
-            secret = _secret_in(self.password_file)
+            secret = secret_in(self.password_file, "passwordFile")
             if secret not in self.secrets_read:
                 self.secrets_read.append(secret)
             return self.user(url), secret
@@ -183,16 +183,20 @@ class Endpoint:
         return self.queue if self.queue is not None else str(self.topic)
 
 
-def _secret_in(file: str) -> str:
-    """Return the content of a file without the line end."""
+def secret_in(file: str, option: str) -> str:
+    """Return the content of a file without the line end.
+
+    Raises:
+        OptionError: the file of this option cannot be read, is empty, or has several lines.
+    """
     try:
         secret = Path(file).read_text("utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as failed:
         reason = failed.strerror if isinstance(failed, OSError) else "it is not UTF-8 text"
-        raise OptionError("passwordFile", f"{file!r} cannot be read by the driver: {reason}") from None
+        raise OptionError(option, f"{file!r} cannot be read by the driver: {reason}") from None
     if not secret or CONTROL.search(secret):
         how = "holds more than one line, or control characters" if secret else "is empty"
-        raise OptionError("passwordFile", f"{file!r} {how}: put only the password, or the token, into it")
+        raise OptionError(option, f"{file!r} {how}: put only the password, or the token, into it")
     return secret
 
 

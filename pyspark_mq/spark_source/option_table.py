@@ -310,6 +310,12 @@ _TABLE = (
         default="checkpoint",
     ),
     Option(
+        "dedupStorePasswordFile",
+        _IDENTITY,
+        "a file that contains the password for Redis on one line. Use it instead of a password in `dedupStore`, which "
+        "Spark shows in plans. The source reads the file for each connection",
+    ),
+    Option(
         "checkpointLocation",
         _IDENTITY,
         "the same location as the writer's `checkpointLocation`: the source stores message IDs in its folder `mq-ids`. "

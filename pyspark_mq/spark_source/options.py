@@ -19,7 +19,7 @@ from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.endpoint import Endpoint, secret_in
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, Settings
 from pyspark_mq.sources.url import ESCAPES, redact
 from pyspark_mq.spark_source.folders import ID_FOLDER, PLACES, above, below, is_uri, resolve, shown_place
@@ -69,6 +69,7 @@ class Options:
     Attributes:
         num_partitions: input partitions of an epoch; None to let the source choose.
         dedup_store: ``checkpoint`` or a ``redis://`` URL; left out of the repr, because it may hold a password.
+        dedup_secret: file with the password for Redis; None if there is none.
         id_log: folder of the ID log, a path or URI; None if no option names a folder. Left out of the repr, because it
             may hold a password.
         management: where to query the broker's queues and their settings; None if not set.
@@ -81,6 +82,7 @@ class Options:
     id_log: str | None = field(default=None, repr=False)
     management: Management | None = None
     include_metadata: bool = False
+    dedup_secret: str | None = None
 
     def check_place(self) -> None:
         """Raise an OptionError if message IDs have to be kept and no option says where."""
@@ -160,13 +162,15 @@ class _QueueOptionParser(OptionParser):
             raise OptionError(
                 "settleAfter", f"'synced' needs Linux, where sync(2) waits for the disk; this system is {sys.platform}"
             )
+        store = self._dedup_store(guarantee)
         return Options(
             settings,
             self._value("numPartitions"),
-            self._dedup_store(guarantee),
+            store,
             id_log,
             self._management(endpoint),
             self._value("includeMetadata"),
+            self._dedup_secret(store),
         )
 
     def _pattern(self) -> str | None:
@@ -326,6 +330,18 @@ class _QueueOptionParser(OptionParser):
             raise OptionError("dedupStore", f"{redact(text)!r} needs guarantee 'exactly-once', not '{guarantee.value}'")
         scheme, _, rest = text.partition(":")
         return f"{scheme.lower()}:{rest}"
+
+    def _dedup_secret(self, store: str) -> str | None:
+        """Return the file with the password for Redis. It is read now, so that a wrong file fails load()."""
+        file = self._text("dedupStorePasswordFile")
+        if file is None:
+            return None
+        if store == "checkpoint":
+            raise OptionError("dedupStorePasswordFile", "is set without a Redis URL in 'dedupStore'; leave it out")
+        if urlsplit(store).password is not None:
+            raise OptionError("dedupStorePasswordFile", "is set as well as a password in 'dedupStore': set only one")
+        secret_in(file, "dedupStorePasswordFile")
+        return file
 
 
 def _is_url(text: str) -> bool:

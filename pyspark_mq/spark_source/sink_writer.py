@@ -23,6 +23,7 @@ from pyspark_mq.sink.columns import ColumnPlan, batches_of_rows
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.publisher import publisher_class, write_rows
 from pyspark_mq.sink.settings import Remarks, SinkSettings
+from pyspark_mq.sources.exposure import exposures
 from pyspark_mq.spark_source.failures import without_traceback
 
 __all__ = ["BatchWriter", "StreamWriter"]
@@ -111,6 +112,10 @@ class _Writer:
             counts = ", ".join(f"{count} {why}" for why, count in remarks.dropped.items())
             _LOG.warning("onUnwritableRow=drop: rows were dropped: %s. The first: %s", counts, remarks.first)
 
+    def _warn_of_exposures(self) -> None:
+        for exposure in exposures(self._settings.endpoint):
+            _LOG.warning("%s", exposure)
+
     def abort(self, *_: Any) -> None:
         """Do nothing: confirmed messages cannot be retracted from the queue."""
 
@@ -134,6 +139,8 @@ class BatchWriter(_Writer, _OfBatch):  # type: ignore[misc]
         if self._settings.write_id is None and any(one.within for one in done):
             _LOG.warning(_UNNAMED)
         self._warn(done)
+        if not any(one.within for one in done):
+            self._warn_of_exposures()
         _LOG.info(
             "%d message(s) were written to %s",
             sum(one.messages for one in done),
@@ -158,6 +165,8 @@ class StreamWriter(_Writer, _OfStream):  # type: ignore[misc]
     def commit(self, messages: Sequence[Written | None], batchId: int) -> None:  # noqa: N803 - Spark names it
         """Warn of what the tasks noticed. Each task ended only after the broker had confirmed its messages."""
         self._warn(messages)
+        if batchId == 0:
+            self._warn_of_exposures()
 
 
 def _task() -> TaskContext:

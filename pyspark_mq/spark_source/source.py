@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
+from collections import deque
 from contextlib import suppress
 from functools import partial
 
@@ -15,15 +17,19 @@ from pyspark_mq.dedup import CheckpointOnly, SeenStore
 from pyspark_mq.sources.connections.parent import watch_parent
 from pyspark_mq.sources.connections.protocols import session_class
 from pyspark_mq.sources.connections.worker import Worker
+from pyspark_mq.sources.endpoint import SECRETS_KEPT, secret_in
 from pyspark_mq.sources.epochs import EpochSource
+from pyspark_mq.sources.exposure import exposures
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.sources.settings import Settings
-from pyspark_mq.sources.url import redact_in
+from pyspark_mq.sources.url import hide, redact_in
 from pyspark_mq.spark_source.extras import redis_store_class
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import Options
 
-__all__ = ["begin_source", "use_little_memory"]
+__all__ = ["begin_source", "make_store", "use_little_memory"]
+
+_LOG = logging.getLogger("pyspark_mq")
 
 #: Parameter of mallopt(3), and the block size from which glibc returns freed memory. By default glibc raises that size
 #: to the largest block freed, and so keeps the memory of large blocks: 760 MiB instead of 502 MiB with 30 kB headers.
@@ -53,13 +59,15 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
     gc.set_threshold(100_000, 50, 50)
     use_little_memory()
     settings, management, runtime = options.settings, options.management, Threads()
+    for exposure in exposures(settings.endpoint, management.url if management else "", options.dedup_store):
+        _LOG.warning("%s: %s", settings.destination, exposure)
     worker = Worker(session_class, schema, runtime)
     # A topic has no depth of its own: messages wait in the queues of its subscriptions.
     ask = None if management is None or settings.endpoint.topic is not None else partial(ask_depth, management)
     source = EpochSource(
         settings,
         worker,
-        partial(_store, options),
+        partial(make_store, options),
         runtime,
         list_queues=None if management is None else management.names,
         ask_depth=ask,
@@ -69,10 +77,20 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
     return source, worker
 
 
-def _store(options: Options, queue: Settings) -> SeenStore:
+def make_store(options: Options, queue: Settings) -> SeenStore:
+    """Return the store of a queue's committed IDs beyond the checkpoint."""
     if options.dedup_store == "checkpoint":
         return CheckpointOnly()
     codec = OffsetCodec.of(queue)
     name = f"{codec.broker}:{codec.ids}:{codec.source}"
-    url = options.dedup_store
-    return redis_store_class()(url, name, queue.dedup_window, lambda text: redact_in(text, url))
+    url, file = options.dedup_store, options.dedup_secret
+    read: deque[str] = deque(maxlen=SECRETS_KEPT)
+
+    def secret() -> str:
+        read.append(secret_in(str(file), "dedupStorePasswordFile"))
+        return read[-1]
+
+    def hidden(text: str) -> str:
+        return hide(redact_in(text, url), set(read))
+
+    return redis_store_class()(url, name, queue.dedup_window, hidden, None if file is None else secret)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 from pyspark_mq.decode.amqp10_columns import COLUMN_TYPES, TIMESTAMP
 from pyspark_mq.errors import SchemaError
+from pyspark_mq.sources.exposure import exposures
 from pyspark_mq.spark_source.failures import without_traceback
 from pyspark_mq.spark_source.read_limits import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow, is_unlimited
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
@@ -21,6 +23,8 @@ from pyspark_mq.streams.rows import range_batches
 from pyspark_mq.streams.settings import StreamSettings
 
 __all__ = ["StreamBatchReader", "StreamReader", "arrow_schema", "stream_schema"]
+
+_LOG = logging.getLogger("pyspark_mq")
 
 #: Columns that only streams have: the partition's stream, the offset in this stream, and the time of the chunk.
 _OWN = {"partition": StringType(), "streamOffset": LongType(), "chunkTimestamp": TimestampType()}
@@ -103,6 +107,7 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
         super().__init__(settings, schema)
         self._shown = ShownOffset(settings.of)
         self._initial: dict[str, Any] | None = None
+        self._exposures = list(map(str, exposures(settings.endpoint)))
 
     @without_traceback
     def initialOffset(self) -> dict[str, Any]:
@@ -122,6 +127,8 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
     @without_traceback
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Plan the next epoch."""
+        while self._exposures:
+            _LOG.warning("%s", self._exposures.pop(0))
         if start is None:
             return self._shown.latest(self.initialOffset, self._planner.latest)
         return self._planner.latest(start, limited=not is_unlimited(limit))

@@ -14,6 +14,8 @@ import pytest
 from pyspark_mq.dedup import Key, SeenStore, id_keys
 from pyspark_mq.dedup.identity import DIGEST_BYTES
 from pyspark_mq.errors import BrokerUnavailableError, OptionError
+from pyspark_mq.spark_source.options import parse_options
+from pyspark_mq.spark_source.source import make_store
 from testbed.ports import LOOPBACK, free_port, listens
 from testbed.process import Command
 from testbed.server import LocalServer
@@ -288,6 +290,42 @@ def test_a_wrong_password_is_an_error_without_it(server: RedisServer) -> None:
     text = unavailable(redis_store.RedisStore(url, SOURCE, 10).known, seconds=15)
     assert "AuthenticationError" in text
     assert_hidden(text)
+
+
+def test_a_user_with_the_permissions_of_the_page_reads_and_writes_with_a_secret_that_changes(
+    program: str, tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operate.md").read_text("utf-8")
+    rights = page.partition("`ACL SETUSER spark on >… ")[2].partition("`")[0].split()
+    assert len(rights) > 5
+    first, second = f"{PASSWORD}1", f"{PASSWORD}2"
+    with RedisServer(program) as server, redis.Redis.from_url(server.url) as admin:
+        admin.execute_command("ACL", "SETUSER", "spark", "on", f">{first}", *rights)
+        secret = tmp_path / "secret"
+        secret.write_text(f"{first}\n")
+        # As the source makes it for these options.
+        given = {
+            "broker": "rabbitmq", "url": "amqp://host/", "queue": "orders", "checkpointLocation": str(tmp_path / "c"),
+            "dedupStore": f"redis://spark@{LOOPBACK}:{server.port}/0", "dedupStorePasswordFile": str(secret),
+        }  # fmt: skip
+        options = parse_options(given)
+        assert PASSWORD not in repr(options)
+        store = make_store(options, options.settings)
+        store.remember(ids(1, 5))
+        assert store.known(ids(4, 7)) == set(ids(4, 5))
+        admin.execute_command("ACL", "SETUSER", "spark", f"<{first}", f">{second}")
+        admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        text = unavailable(store.known, seconds=15)
+        assert "option 'dedupStore': Redis failed" in text
+        assert_hidden(text)
+        secret.write_text(second)
+        assert store.known(ids(4, 7)) == set(ids(4, 5))
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            redis.Redis.from_url(f"redis://spark:{second}@{LOOPBACK}:{server.port}/0").set("other", 1)
+        secret.unlink()
+        admin.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        with pytest.raises(OptionError, match=r"'dedupStorePasswordFile'.*cannot be read"):
+            store.known(ids(4, 7))
 
 
 @pytest.mark.parametrize("protocol", ["", "?protocol=2"])

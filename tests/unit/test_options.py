@@ -255,6 +255,7 @@ OPTIONS = {
             "redis://": "%2F",
         },
     ),
+    "dedupStorePasswordFile": Row(lambda o: o.dedup_secret, None),
     "checkpointLocation": Row(
         lambda o: o.id_log,
         None,
@@ -408,7 +409,7 @@ def test_a_bad_value_is_refused_with_option_value_and_what_is_accepted(name: str
 
 def test_every_option_with_a_form_has_a_bad_value_among_the_tests() -> None:
     free = {"username", "password", "queue", "topic", "subscription", "selector"}
-    files = {name for name in NAMES if name.startswith("tls.") or name == "passwordFile"}
+    files = {name for name in NAMES if name.startswith("tls.") or name.endswith("asswordFile")}
     assert {name for name, _, _ in REFUSED} == set(NAMES) - free - files
 
 
@@ -649,6 +650,18 @@ def test_a_shared_store_is_refused_where_nothing_is_identified(guarantee: str) -
     error = refusal({**NEEDED, "dedupStore": "redis://host:6379/0", "guarantee": guarantee})
     assert error.option == "dedupStore"
     assert f"'{guarantee}'" in str(error)
+
+
+def test_a_file_with_the_password_for_redis_needs_a_redis_without_one(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("hushhush")
+    given = {**NEEDED, "dedupStorePasswordFile": str(file)}
+    for store, problem in (("checkpoint", "without a Redis URL"), ("redis://:hushhush@host", "set only one")):
+        error = refusal({**given, "dedupStore": store})
+        assert (error.option, problem in str(error), "hush" in str(error)) == ("dedupStorePasswordFile", True, False)
+    assert parsed({"dedupStore": "redis://host", "dedupStorePasswordFile": str(file)}).dedup_secret == str(file)
+    file.unlink()
+    assert "cannot be read" in str(refusal({**given, "dedupStore": "redis://host"}))
 
 
 def test_a_password_without_a_user_is_refused() -> None:

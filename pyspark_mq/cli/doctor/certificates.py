@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pyspark_mq.admin.checks import Finding, Level
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
+from pyspark_mq.sources.exposure import of_url
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["check_certificate", "check_tls", "of_file", "of_server", "valid_until"]
@@ -34,7 +35,8 @@ def check_tls(url: BrokerUrl, endpoint: Endpoint) -> Iterator[Finding]:
     """Check the certificates of a broker and of this client."""
     check = "tls"
     if not url.tls:
-        yield Finding(check, Level.OK, f"not used with {url.scheme}://")
+        found = [Finding(check, Level.WARNING, exposed.what, exposed.remedy) for exposed in of_url(url)]
+        yield from found or [Finding(check, Level.OK, f"not used with {url.scheme}:// on this machine")]
         return
     try:
         yield check_certificate("the broker's certificate", of_server(url, endpoint), datetime.now(timezone.utc))

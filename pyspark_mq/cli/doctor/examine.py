@@ -31,6 +31,7 @@ from pyspark_mq.errors import (
 )
 from pyspark_mq.sources.connections.session import Greeting, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.exposure import of_management, of_store
 from pyspark_mq.sources.queues.pattern import matching
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.sources.url import BrokerUrl
@@ -61,7 +62,11 @@ def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Secti
     server = ""
     if management is not None:
         found, server = _management(management)
-        yield Section("management", [found])
+        exposed = [Finding("tls", Level.WARNING, one.what, one.remedy) for one in of_management(management.url)]
+        yield Section("management", [found, *exposed])
+    exposed = [Finding("secrets", Level.WARNING, one.what, one.remedy) for one in of_store(options.dedup_store)]
+    if exposed:
+        yield Section("dedupStore", exposed)
     try:
         queues, beyond = _queues(options)
     except (BrokerError, OptionError) as failed:
