@@ -77,7 +77,7 @@ class _Tasks:
 
     def __init__(self, settings: StreamSettings, schema: StructType) -> None:
         self._schema = arrow_schema(schema)
-        self._content = {"unreadable": settings.unreadable, "max_entry_bytes": settings.max_entry_bytes}
+        self._content: dict[str, Any] = {"unreadable": settings.unreadable, "max_entry_bytes": settings.max_entry_bytes}
         self._max_offsets = settings.max_offsets
         self._planner = Planner(settings)
 

@@ -14,7 +14,7 @@ from pyspark_mq.decode.amqp10 import message_columns
 from pyspark_mq.decode.amqp10_columns import COLUMN_TYPES, PADDING, TIMESTAMP, Messages
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.errors import MessageError
-from pyspark_mq.streams.chunk import ChunkError
+from pyspark_mq.streams.chunk import ENTRY_BYTES_MAX, ChunkError
 from pyspark_mq.streams.ranges import Part, Range, read_range
 
 __all__ = ["range_batches"]
@@ -26,7 +26,7 @@ _reader = SectionReader(counts_acquirers=False, names_annotations=True)
 
 
 def range_batches(
-    wanted: Range, schema: pa.Schema, *, unreadable: str, max_entry_bytes: int
+    wanted: Range, schema: pa.Schema, *, unreadable: str, max_entry_bytes: int = ENTRY_BYTES_MAX
 ) -> Iterator[pa.RecordBatch]:
     """Read a range as record batches.
 
