@@ -112,7 +112,7 @@ class RedisStore(SeenStore):
         self._client.close()
 
 
-class _Login(redis.CredentialProvider):  # type: ignore[misc]
+class _Login(redis.CredentialProvider):
     """The login of each connection, so that a password can be replaced while the query runs."""
 
     def __init__(self, user: str | None, secret: Callable[[], str]) -> None:
