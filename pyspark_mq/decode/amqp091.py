@@ -35,7 +35,16 @@ from pyspark_mq.decode.amqp091_properties import (
     is_table,
     string,
 )
-from pyspark_mq.decode.batch import INT32_MAX, INT64_MAX, Column, DeliveryBatch, DictionaryColumn, Unreadable, listed
+from pyspark_mq.decode.batch import (
+    INT32_MAX,
+    INT64_MAX,
+    Column,
+    DeliveryBatch,
+    DictionaryColumn,
+    Unreadable,
+    first_of_each,
+    listed,
+)
 from pyspark_mq.decode.spans import Views, binary, decimals, distinct, joined, maps, numbers, text
 from pyspark_mq.dedup import IdSource, TextKeys
 
@@ -431,7 +440,7 @@ def _plain(value: object) -> object:
 
 
 def _pairs(table: bytes) -> list[tuple[str, str | None]]:
-    return [(as_text(name) or "", as_text(value)) for name, value in headers(table).items()]
+    return first_of_each((as_text(name) or "", as_text(value)) for name, value in headers(table).items())
 
 
 def _expiration_us(lifetime: object, published_us: int | None) -> int | None:

@@ -54,6 +54,8 @@ _TYPES = {
     _DATA: _OCTETS, _SEQUENCE: _LIST,
 }  # fmt: skip
 _DEFAULT_PRIORITY = 4
+#: Property with the group's name, as JMS has it (JMS 2.0, 3.5.9).
+_GROUP = "JMSXGroupID"
 _NULL = frozenset({0x40})
 _BOOLEAN = _NULL | {0x41, 0x42, 0x56}
 _UINT = _NULL | {0x70, 0x52, 0x43}
@@ -137,8 +139,8 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotati
     named, exchange, key, died, kind = _annotated(annotations, names_all=names_annotations)
     if ttl_ms and created and not expires:
         expires = created + ttl_ms
-    if group is not None:
-        named = (*named, ("JMSXGroupID", group))
+    if group is not None and all(name != _GROUP for name, _ in named):
+        named = (*named, (_GROUP, group))
     return Sections(
         _DEFAULT_PRIORITY if priority is None else priority,
         bool(durable),

@@ -15,7 +15,7 @@ Guarantee: a redelivery has the ID of the first delivery, and no other message h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
@@ -41,6 +41,7 @@ __all__ = [
     "DictionaryColumn",
     "Unreadable",
     "array_of",
+    "first_of_each",
     "listed",
 ]  # fmt: skip
 
@@ -112,6 +113,17 @@ def listed(column: Any) -> list[Any]:
         return list(column.to_pylist())
     pairs = [*zip(column.keys.to_pylist(), column.items.to_pylist(), strict=True)]
     return [pairs[begin:end] for begin, end in pairwise(column.offsets.to_pylist())]
+
+
+def first_of_each(pairs: Iterable[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
+    """Leave out pairs whose name occurred before, because Spark's functions fail on a map with a key twice.
+
+    Different names may have the same text: a byte 0xff is shown as the four characters that another name may have.
+    """
+    found: dict[str, str | None] = {}
+    for name, value in pairs:
+        found.setdefault(name, value)
+    return list(found.items())
 
 
 def array_of(values: Any, kind: pa.DataType) -> pa.Array:

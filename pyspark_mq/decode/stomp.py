@@ -27,6 +27,7 @@ from pyspark_mq.decode.batch import (
     DeliveryBatch,
     DictionaryColumn,
     Unreadable,
+    first_of_each,
 )
 from pyspark_mq.decode.spans import binary, distinct, joined, maps, text
 from pyspark_mq.decode.stomp_frames import Frames
@@ -292,7 +293,7 @@ class ParsedBatch(StompBatch):
         for raw, headers in zip(self.raws, self._headers, strict=True):
             row = [(UNREADABLE_PROPERTY, raw[1].error)] if isinstance(raw[1], UnreadableHeaders) else []
             shown = (pair for pair in headers.items() if pair[0] not in hidden and not pair[0].startswith(prefixes))
-            rows.append([*row, *((str(as_text(name)), as_text(value)) for name, value in shown)])
+            rows.append(first_of_each([*row, *((str(as_text(name)), as_text(value)) for name, value in shown)]))
         return rows
 
 

@@ -42,7 +42,8 @@ _ID_SOURCES = ("message-id", "correlation-id", "property:own", "property:x-opt-j
 
 
 def _short(rng: random.Random) -> bytes:
-    text = rng.choice((b"", b"a", b"own", b"x-delivery-count", b"\xff\xfe", "täxt".encode(), b"60000", b"9" * 255))
+    text = rng.choice((b"", b"a", b"own", b"x-delivery-count", b"\xff\xfe", b"\\xff\\xfe", "täxt".encode(), b"60000",
+                       b"9" * 255))  # fmt: skip
     return bytes([len(text)]) + text
 
 
@@ -102,7 +103,8 @@ class _Amqp10:
 _NAMES = (
     b"ack", b"message-id", b"amqp-message-id", b"correlation-id", b"reply-to", b"content-type", b"type", b"priority",
     b"timestamp", b"expires", b"expiration", b"redelivered", b"x-delivery-count", b"own", b"destination",
-    b"persistent", b"user-id", b"JMSXGroupSeq", b"_AMQ_GROUP_SEQUENCE", b"", b"a\\cb", b"\xff", b"\\",
+    b"persistent", b"user-id", b"JMSXGroupSeq", b"_AMQ_GROUP_SEQUENCE", b"", b"a\\cb", b"\xff", b"\\\\xff", b"\\",
+    b"unreadable",
 )  # fmt: skip
 _VALUES = (
     b"", b"1", b"true", b"ID\\ca-1\\c2", b"T_1@@session-1@@5", b"9" * 19, b"9" * 5000, b"-1", b"\xff\xfe",
@@ -181,6 +183,8 @@ class _Law:
         block.batch.validate(full=True)
         (built,) = [batch for batch in _BUILDER.build(BlockRows.of(block.rows), "q") if batch.num_rows == len(raws)]
         built.validate(full=True)
+        for pairs in built.column("properties").to_pylist():
+            assert len(dict(pairs)) == len(pairs), f"a map has a key twice: {pairs}"
         assert list(metadata.unreadable.values()) == decoder.unreadable(raws)
         for odd in decoder.unreadable(raws):
             str(odd).encode()
