@@ -264,7 +264,8 @@ class IdLog:
             return f"{_stem(file)}-{part}{_END}" in self._folder.names()
 
     def remove(self, files: Collection[str], part: str = "") -> None:
-        for file in files:
+        # A name from a file that somebody has made could be empty, the beginning of all names, or another place.
+        for file in filter(_FILE.fullmatch, files):
             every = [name for name in self._names if name.lstrip(".").startswith(_stem(file))]
             for name in [f"{_stem(file)}-{part}{_END}"] if part else every:
                 self._remove(name)

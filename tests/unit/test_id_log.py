@@ -209,6 +209,20 @@ def test_a_checkpoint_of_another_query_is_refused(tmp_path: Path, entries: list[
         assert files(folder) == []
 
 
+@pytest.mark.parametrize("name", ["", "a", "../orders", "0123456789abcdef-000001", ".arrow"])
+def test_a_name_that_no_file_has_removes_nothing(tmp_path: Path, name: str) -> None:
+    (tmp_path / "orders-alone.arrow").write_text("of another program")
+    folder = tmp_path / "shared"
+    log = IdLog(str(folder), QUEUE)
+    there = [log.put(content()), IdLog(str(folder), QUEUE).put(content())]
+    log.remove([name])
+    log.remove([name], "alone")
+    assert files(folder) == sorted(there)
+    assert (tmp_path / "orders-alone.arrow").exists()
+    log.remove([there[0]])
+    assert files(folder) == [there[1]]
+
+
 def test_an_entry_that_spark_writes_late_is_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / ID_FOLDER
     log = IdLog(str(folder), QUEUE)
