@@ -155,7 +155,10 @@ def tools() -> Path:
     wanted = (ROOT / "pyproject.toml").read_text("utf-8") + LOCK.read_text("utf-8")
     if not stamp.exists() or stamp.read_text("utf-8") != wanted:
         run(sys.executable, "-m", "venv", "--clear", python.parent.parent)
-        run(python, "-m", "pip", "install", "-q", "--constraint", LOCK, f"{ROOT}[release]")
+        # pip accepts no hashes where a folder is installed.
+        versions = python.parent.parent / "versions.txt"
+        versions.write_text(re.sub(r" \\\n *--hash=\S+", "", LOCK.read_text("utf-8")), "utf-8")
+        run(python, "-m", "pip", "install", "-q", "--constraint", versions, f"{ROOT}[release]")
         stamp.write_text(wanted, "utf-8")
     return python
 

@@ -209,9 +209,11 @@ packages_and_brokers() {
 install_checkout() {
     local pip=("$venv/bin/python" -m pip install --disable-pip-version-check) what=(--editable ".[$1]")
     echo "pyspark is a download of some 450 MB"
-    "${pip[@]}" --quiet --constraint "$lock" uv && install_with_uv "${what[@]}" && return
+    "${pip[@]}" --quiet --no-deps --require-hashes --requirement <(sed -n '/^uv==/,/[^\\]$/p' "$lock") &&
+        install_with_uv "${what[@]}" && return
     echo "uv could not; now pip"
-    "${pip[@]}" --constraint "$lock" "${what[@]}" || "${pip[@]}" "${what[@]}"
+    # pip accepts no hashes where a folder is installed.
+    "${pip[@]}" --constraint <(sed 's/ \\$//; /^ *--hash/d' "$lock") "${what[@]}" || "${pip[@]}" "${what[@]}"
 }
 
 install_with_uv() {
