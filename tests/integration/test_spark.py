@@ -209,13 +209,17 @@ def test_epochs_keep_to_the_limit_in_bytes(spark: Any, rabbit: RabbitNode, tmp_p
 def test_a_small_epoch_waits_until_it_is_full_or_late(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
 ) -> None:
-    rabbit.publish(name, bodies(3))
     job = Job(spark, tmp_path, rabbit, name, minMessagesPerTrigger=10, maxTriggerDelay="1h")
+    first = 0 if _FULL_API else 1
+    rabbit.publish(name, bodies(first))
     query = job.start()
+    # Before Spark 4.2 the first epoch may be the only one of its run, and waits for no more.
+    assert poll(lambda: len(job.rows) == first, 60)
+    rabbit.publish(name, bodies(3))
     time.sleep(6)
-    assert job.rows == []
+    assert len(job.rows) == first
     rabbit.publish(name, bodies(7))
-    assert poll(lambda: len(job.rows) == 10 and total(rabbit, name) == 0, 90)
+    assert poll(lambda: len(job.rows) == first + 10 and total(rabbit, name) == 0, 90)
     query.stop()
     # Else its last epoch is settled with the next one, and comes again for a new checkpoint.
     assert poll(lambda: rabbit.counts(name).unacked == 0, 30)
