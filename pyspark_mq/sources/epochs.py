@@ -333,12 +333,21 @@ class EpochSource:
             queue.hold(end.epoch)
 
     def _acknowledge(self, asked: _Asked) -> None:
-        """Acknowledge an epoch and all epochs before it (phase two)."""
-        self._sync(asked.end)  # acknowledge only messages that are committed and in the sink durably
+        """Acknowledge an epoch and all epochs before it (phase two).
+
+        Each step is done before a later step relies on it. Everything that another process has to know is recorded
+        before the broker may forget a message.
+        """
+        self._sync(asked.end)  # Spark's commit and the sink's data are on disk
         for epoch in sorted(epoch for epoch in self._begun if epoch <= asked.end.epoch):
             del self._begun[epoch]
-            self._memory.begin_commit(epoch)
-            waits = [queue.commit(epoch) for queue in self._queues.with_ended()]
+            self._memory.begin_commit(epoch)  # the next process knows what may be redelivered
+            waits = []
+            for queue in self._queues.with_ended():
+                queue.remember(epoch)  # other queries know the messages
+                queue.apply_trigger(Trigger.COMMITTED)  # if this takes a new consumer, nothing is on its way yet
+                waits.append(queue.acknowledge(epoch))
+                queue.drop(epoch)
             self._timings.committed(epoch, waits)
         self._queues.forget_ended()
 

@@ -363,23 +363,27 @@ class QueueReader:
 
     # -- phase two
 
-    def commit(self, epoch: int) -> Callable[[], bool]:
-        """Acknowledge an epoch; return a function that tells whether the acknowledgement may still be confirmed."""
+    def remember(self, epoch: int) -> None:
+        """Record an epoch's IDs in the shared store."""
         self._store.remember(key for key in self.in_flight.planned.keys(epoch) if not is_content(key))
-        self.windows.enter(Trigger.COMMITTED)
-        self._emitted.pop(epoch, None)
-        number = self.acknowledge(epoch)
-        return lambda: number is not None and self.in_flight.settling.unconfirmed(number)
 
-    def acknowledge(self, epoch: int) -> int | None:
-        """Acknowledge an epoch; return the request's number, if any.
+    def acknowledge(self, epoch: int) -> Callable[[], bool]:
+        """Acknowledge an epoch; return a function that tells whether the acknowledgement may still be confirmed.
 
         With guarantee `none`, this is called before Spark runs the epoch.
         """
-        due = self.in_flight.commit(epoch)
+        number = self._send(self.in_flight.commit(epoch))
+        self._count_retained()
+        return lambda: number is not None and self.in_flight.settling.unconfirmed(number)
+
+    def drop(self, epoch: int) -> None:
+        """Drop the rows kept for an epoch, because Spark does not ask for them again."""
+        self._emitted.pop(epoch, None)
+        self._count_retained()
+
+    def _count_retained(self) -> None:
         gone = [rows for emitted, rows in self._emitted.items() if not self.is_open(emitted)]
         self._retained_bytes = sum(rows.size_bytes for rows in gone)
-        return self._send(due)
 
     def _send(self, due: Acknowledgements | None) -> int | None:
         """Send acknowledgements; return the request's number, if any."""
