@@ -11,7 +11,6 @@ from pyspark_mq.sources.connections.connections import Connections
 from tests.support.memory_broker import MemoryBroker, MemoryStore
 from tests.support.simulation import Query, World, make_settings
 
-
 WIDE = 60_000
 
 
