@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("proton")
 
-from proton import SASL, Endpoint, Sender
+from proton import SASL, Endpoint, LinkException, Sender
 
 from pyspark_mq.sources.amqp10.incoming import Incoming
 from pyspark_mq.sources.amqp10.transfers import Transfers
@@ -37,7 +37,7 @@ class Conversation:
             link.source.address = link.name
             link.open()
             link.flow(100_000)
-        self.side = Incoming(links[1], self.transfers.taken)
+        self.side = Incoming(links[1], self.transfers)
         self.pump()
         self.connections[1].session_head(Endpoint.REMOTE_ACTIVE).open()
         self.senders: dict[str, Sender] = {}
@@ -100,7 +100,9 @@ class Conversation:
         sender.advance()
 
     def read(self) -> None:
-        for handle, data in self.side.messages():
+        came = [*self.side.messages()]
+        self.side.check()
+        for handle, data in came:
             self.received.append(data)
             self.side.accept([handle])
             self.side.settle([handle])
@@ -160,6 +162,20 @@ def test_a_message_in_one_frame_never_gets_to_proton(piece: int) -> None:
     assert [data is None for data in one.transfers.taken] == [False] * 1_000 + [True, False]
     one.read()
     assert one.received == one.sent
+
+
+@pytest.mark.parametrize(("count", "read"), [(2, 1), (1_000, 1), (1_000, 500), (1_000, 999)])
+def test_a_payload_beside_another_delivery_is_noticed_before_it_is_passed_on(count: int, read: int) -> None:
+    one = Conversation()
+    for number in range(count):
+        one.send(b"%d" % number)
+    one.pump()
+    one.transfers.taken.popleft()  # as if proton had a delivery more
+    came = one.side.messages()
+    for _ in range(read):
+        next(came)
+    with pytest.raises(LinkException, match="belongs to another delivery"):
+        one.side.check()
 
 
 def transfer(*fields: bytes, payload: bytes, descriptor: bytes = b"\x53\x14") -> bytes:

@@ -18,6 +18,7 @@ from typing import Any
 from proton import VERSION, Delivery, LinkException, Receiver
 
 from pyspark_mq.errors import MissingExtraError
+from pyspark_mq.sources.amqp10.transfers import Transfers
 
 try:
     from cproton_ffi import ffi, lib
@@ -44,13 +45,16 @@ class Incoming:
 
     Args:
         link: a receiver.
-        taken: payloads that proton was not given (:attr:`.Transfers.taken`); None if proton got all of them.
+        transfers: has the payloads that proton was not given; None if proton got all of them.
     """
 
-    def __init__(self, link: Receiver, taken: deque[bytes | None] | None = None) -> None:
-        self._link, self._taken = link, deque() if taken is None else taken
+    def __init__(self, link: Receiver, transfers: Transfers | None = None) -> None:
+        self._link, self._transfers = link, transfers
+        self._taken: deque[bytes | None] = deque() if transfers is None else transfers.taken
         self._pointer = link._impl  # noqa: SLF001 - the one place that goes below the classes
         self._partial = bytearray()
+        #: The last delivery whose payload was taken, since the last check.
+        self._last: Handle | None = None
         self._buffer = ffi.new("char[]", _BUFFER_BYTES)
 
     def messages(self) -> Iterator[tuple[Handle, bytes]]:
@@ -73,6 +77,7 @@ class Incoming:
                 continue
             size = pending(delivery)
             if payloads and not partial(delivery) and (payload := payloads.popleft()) is not None:
+                self._last = delivery
                 if size or self._partial:
                     raise LinkException(f"proton has {size} bytes of a delivery whose payload was taken")
                 advance(link)
@@ -90,6 +95,20 @@ class Incoming:
             yield delivery, whole
         if payloads:
             raise LinkException(f"proton lacks the deliveries of {len(payloads)} payloads that were taken")
+
+    def check(self) -> None:
+        """Check that payloads and deliveries still belong together; to be called before the messages are passed on.
+
+        Raises:
+            LinkException: the last payload belongs to another delivery, so an acknowledgement could settle a message
+                that was not received.
+        """
+        if self._last is None or self._transfers is None:
+            return
+        expected, tag = self._transfers.newest_tag(), lib.pn_delivery_tag(self._last)
+        self._last = None
+        if expected is not None and ffi.unpack(tag.start, tag.size) != expected:
+            raise LinkException("the payload that was taken last belongs to another delivery")
 
     def _whole(self, data: bytes | bytearray, partial: bool) -> bytes | None:
         """Return the message that this part completes; None if more parts follow."""

@@ -156,7 +156,7 @@ class Amqp10Session(Amqp10Connection):
         link.snd_settle_mode = Link.SND_UNSETTLED
         link.rcv_settle_mode = Link.RCV_FIRST
         link.open()
-        self._session, self._link, self._incoming = session, link, Incoming(link, self._transfers.taken)
+        self._session, self._link, self._incoming = session, link, Incoming(link, self._transfers)
 
     def _address(self) -> str:
         if self.endpoint.topic is not None:
@@ -237,6 +237,7 @@ class Amqp10Session(Amqp10Connection):
             if buffer.full:
                 self.paused = True
                 break
+        self._deliveries.check()
 
     def _pass_on(self) -> None:
         messages, self._taken = self._taken, []

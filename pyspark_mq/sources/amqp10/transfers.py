@@ -38,12 +38,36 @@ _unpack, _pack = Struct(">I").unpack_from, Struct(">I").pack
 class _Like(NamedTuple):
     """The head of a transfer: the bytes between its size field and its payload.
 
-    The heads of similar transfers differ only in the octets for which `free` is set.
+    The heads of similar transfers differ only in the octets for which `free` is set. The delivery tag is in octets
+    `tag` to `tag_end` of the frame.
     """
 
     head: bytes
     octets: Any
     free: Any
+    tag: int
+    tag_end: int
+
+
+class _Tags(NamedTuple):
+    """Delivery tags of consecutive messages.
+
+    Attributes:
+        count: number of messages.
+        data: bytes with the tags, `width` for each message; None if proton has the payload.
+        tag, tag_end: place of a tag within these bytes.
+    """
+
+    count: int
+    data: bytes | None
+    width: int = 0
+    tag: int = 0
+    tag_end: int = 0
+
+    def at(self, row: int) -> bytes | None:
+        """Return the tag of a message."""
+        begin = row * self.width
+        return None if self.data is None else self.data[begin + self.tag : begin + self.tag_end]
 
 
 class Transfers:
@@ -60,6 +84,9 @@ class Transfers:
 
     def __init__(self, link: str, frame_bytes_max: int) -> None:
         self.taken: deque[bytes | None] = deque()
+        #: Delivery tags of the entries of `taken`, and the numbers of entries before the first group, and of all.
+        self._tags: deque[_Tags] = deque()
+        self._before = self._entries = 0
         self._link, self._frame_bytes_max = link, frame_bytes_max
         #: Channel and handle of the link.
         self._handle: tuple[bytes, int] | None = None
@@ -146,7 +173,21 @@ class Transfers:
         count = len(same) if same.all() else int(np.argmin(same))
         self._alike = max(_ALIKE_MIN, 2 * count) if count else 0
         self.taken += [data[starts[row] + 4 + size : starts[row + 1]] for row in range(count)]
-        return heads[:count].tobytes(), count
+        found = heads[:count].tobytes()
+        if count:
+            self._tag(_Tags(count, found, 4 + size, like.tag, like.tag_end))
+        return found, count
+
+    def _tag(self, tags: _Tags) -> None:
+        self._tags.append(tags)
+        self._entries += tags.count
+
+    def newest_tag(self) -> bytes | None:
+        """Return the delivery tag (2.7.5) of the entry that was taken off last; None if the entry was None."""
+        last = self._entries - len(self.taken) - 1
+        while self._tags and last >= self._before + self._tags[0].count:
+            self._before += self._tags.popleft().count
+        return self._tags[0].at(last - self._before) if self._tags and last >= self._before else None
 
     # -- one frame
 
@@ -204,16 +245,19 @@ class Transfers:
             return 0
         if not begins or not take:
             self.taken.append(None)
+            self._tag(_Tags(1, None))
             return 0
+        tag = tag or b""
         self.taken.append(data[behind:end])
+        self._tag(_Tags(1, tag, tag_end=len(tag)))
         self._alike += 1
         if self._alike >= _ALIKE_MIN:
             start = at + 4
             octets = np.frombuffer(data[start:behind], np.uint8)
             free = np.zeros(len(octets), bool)
             free[number + 1 - start : number_end - start] = True
-            free[place - len(tag or b"") - start : place - start] = True
-            self._like = _Like(data[start : number + 1], octets, free)
+            free[place - len(tag) - start : place - start] = True
+            self._like = _Like(data[start : number + 1], octets, free, place - len(tag) - at, place - at)
         return behind
 
 
