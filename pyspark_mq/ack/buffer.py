@@ -9,13 +9,13 @@ single messages.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from operator import eq
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-__all__ = ["RUN_MIN", "SPREAD_MAX", "Buffer", "MessageRun", "joined", "lowest_tags"]
+__all__ = ["RUN_MIN", "SPREAD_MAX", "Buffer", "MessageRun", "Parts", "joined", "lowest_tags", "places_of"]
 
 #: Fewest messages in a run, unless many others are buffered.
 RUN_MIN = 64
@@ -26,37 +26,52 @@ SPREAD_MAX = 16
 K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: payload: the object that the caller gets back when the message is emitted
 
+#: Deliveries in order, as stretches of one session each: the session's number, and its tags, ascending.
+Parts: TypeAlias = Sequence[tuple[int, Sequence[int]]]
+
 
 @dataclass(eq=False)
 class MessageRun(Generic[K, P]):
-    """Messages that one session received, each with a single delivery.
+    """Messages with a single delivery each.
 
     Attributes:
-        tags: the deliveries' tags, ascending.
+        parts: the deliveries, in the order of the messages.
         size_bytes: bytes of the payloads.
         digests: digests of the keys, an array made by the memory; None without a memory.
     """
 
-    session: int
-    tags: Sequence[int]
+    parts: Parts
     keys: Sequence[K]
     payloads: Sequence[P]
     size_bytes: int
     digests: Any
 
     def __len__(self) -> int:
-        return len(self.tags)
+        return len(self.keys)
 
     def split(self, count: int, size_of: Callable[[Sequence[P]], int]) -> tuple[MessageRun[K, P], MessageRun[K, P]]:
         """Split into the first `count` messages and the rest."""
         size_bytes = size_of(self.payloads[:count])
-        return self._part(slice(count), size_bytes), self._part(slice(count, None), self.size_bytes - size_bytes)
+        first: list[tuple[int, Sequence[int]]] = []
+        rest: list[tuple[int, Sequence[int]]] = []
+        for session, tags, begin, _ in places_of(self.parts):
+            at = max(0, count - begin)
+            first += [(session, tags[:at])] if at else []
+            rest += [(session, tags[at:])] if at < len(tags) else []
+        left_bytes = self.size_bytes - size_bytes
+        return self._part(first, slice(count), size_bytes), self._part(rest, slice(count, None), left_bytes)
 
-    def _part(self, places: slice, size_bytes: int) -> MessageRun[K, P]:
+    def _part(self, parts: Parts, places: slice, size_bytes: int) -> MessageRun[K, P]:
         digests = None if self.digests is None else self.digests[places]
-        return MessageRun(
-            self.session, self.tags[places], self.keys[places], self.payloads[places], size_bytes, digests
-        )
+        return MessageRun(parts, self.keys[places], self.payloads[places], size_bytes, digests)
+
+
+def places_of(parts: Parts) -> Iterator[tuple[int, Sequence[int], int, int]]:
+    """Yield parts, each with the position of its first delivery among all, and the position after its last."""
+    end = 0
+    for session, tags in parts:
+        begin, end = end, end + len(tags)
+        yield session, tags, begin, end
 
 
 def joined(parts: Sequence[Sequence[K]]) -> Sequence[K]:
@@ -71,7 +86,8 @@ def lowest_tags(runs: Iterable[MessageRun[Any, Any]]) -> dict[int, int]:
     """Return the lowest tag of each session's runs."""
     lowest: dict[int, int] = {}
     for run in runs:
-        lowest[run.session] = min(run.tags[0], lowest.get(run.session, run.tags[0]))
+        for session, tags in run.parts:
+            lowest[session] = min(tags[0], lowest.get(session, tags[0]))
     return lowest
 
 
@@ -117,14 +133,13 @@ class Buffer(Generic[K, P]):
         return run
 
     def join(self, small: Collection[MessageRun[K, P]], make: Callable[[Sequence[MessageRun[K, P]]], Any]) -> None:
-        """Join adjacent runs of one session that are all in `small`.
+        """Join adjacent runs that are all in `small`.
 
         Args:
             make: joins several runs into one.
         """
-        groups = groupby(self.runs, lambda run: (run.session, run in small))
         joined_: deque[MessageRun[K, P]] = deque()
-        for (_, is_small), group in groups:
+        for is_small, group in groupby(self.runs, lambda run: run in small):
             runs = [*group]
             if is_small and len(runs) > 1:
                 runs = [make(runs)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from pyspark_mq.ack.buffer import MessageRun
+from pyspark_mq.ack.buffer import MessageRun, Parts
 from pyspark_mq.ack.planned import Epoch
 from pyspark_mq.ack.table import State
 
@@ -25,10 +25,9 @@ class Group(Generic[K]):
 
 @dataclass(slots=True)
 class DeliveredGroup(Group[K], Generic[K, P]):
-    """Deliveries of one session, with their handles and payloads, and with their run if they form a run."""
+    """Deliveries with their handles and payloads, and with their run if they form a run."""
 
-    session: int
-    tags: Sequence[int]
+    parts: Parts
     payloads: Sequence[P]
     run: MessageRun[K, P] | None = None
 
@@ -75,5 +74,5 @@ def sorted_by_state(
     found: dict[State, Group[K]] = {}
     for state in [state for state in State if state in groups]:
         its_tags, its_keys, its_payloads = zip(*groups[state], strict=True)
-        found[state] = DeliveredGroup(its_keys, session, its_tags, its_payloads)
+        found[state] = DeliveredGroup(its_keys, [(session, its_tags)], its_payloads)
     return found

@@ -12,7 +12,7 @@ from itertools import chain, compress
 from operator import itemgetter, not_
 from typing import Any, Generic, TypeVar
 
-from pyspark_mq.ack.buffer import MessageRun, joined
+from pyspark_mq.ack.buffer import MessageRun, joined, places_of
 
 __all__ = ["Acknowledgements", "Handles", "OpenDeliveries", "SessionAcks"]
 
@@ -207,13 +207,15 @@ class OpenDeliveries(Generic[K]):
         Args:
             below: session -> the lowest tag of the session's other runs.
         """
-        by_session: dict[int, list[MessageRun[K, Any]]] = {}
+        by_session: dict[int, list[tuple[Sequence[int], Sequence[K]]]] = {}
         for run in runs:
-            by_session.setdefault(run.session, []).append(run)
+            keys = run.keys if len(run.parts) == 1 else [*run.keys]
+            for session, some, begin, end in places_of(run.parts):
+                by_session.setdefault(session, []).append((some, keys[begin:end] if len(run.parts) > 1 else keys))
         parts: list[tuple[SessionAcks, Collection[K]]] = []
         for session, its in by_session.items():
-            its.sort(key=lambda run: run.tags[0])
-            tags = array("q", chain.from_iterable(run.tags for run in its))
+            its.sort(key=lambda part: part[0][0])
+            tags = array("q", chain.from_iterable(some for some, _ in its))
             upto, singles = self._sessions[session].split(tags, below.get(session, math.inf))
-            parts.append((SessionAcks(session, upto, singles, len(tags)), joined([run.keys for run in its])))
+            parts.append((SessionAcks(session, upto, singles, len(tags)), joined([some for _, some in its])))
         return parts

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from itertools import islice
 from typing import Any, Generic, TypeVar, cast
 
-from pyspark_mq.ack.buffer import RUN_MIN, SPREAD_MAX, Buffer, MessageRun, joined, lowest_tags
+from pyspark_mq.ack.buffer import RUN_MIN, SPREAD_MAX, Buffer, MessageRun, Parts, joined, lowest_tags, places_of
 from pyspark_mq.ack.content_matcher import ContentMatcher
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.ack.groups import Assigned, DeliveredGroup, Ended, Group, Whole, sorted_by_state
@@ -125,7 +125,8 @@ class InFlightTable(Generic[K, P]):
 
     def unacked_in(self, session: int) -> int:
         """Count the deliveries of an open session for which no acknowledgement is due yet."""
-        return len(self._open[session]) + sum(len(run) for run in self._runs if run.session == session)
+        in_runs = (len(tags) for run in self._runs for number, tags in run.parts if number == session)
+        return len(self._open[session]) + sum(in_runs)
 
     def unseen(self, keys: Collection[K]) -> Iterator[K]:
         state_of = self.states(keys)
@@ -187,20 +188,36 @@ class InFlightTable(Generic[K, P]):
             raise InternalError(f"{len(keys)} messages came with {len(tags)} tags and {len(payloads)} payloads")
         if not keys:
             return None
+        if not committed_elsewhere and self.deliver_new([(session, tags)], keys, payloads):
+            return None
         self._count["received"] += len(keys)
-        run = None if committed_elsewhere else self._as_run(session, tags, keys, payloads)
-        if run is not None:
-            return self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, session, tags, payloads, run)})
         self._spread()
         keys = [*keys]  # one shared object per key from now on
-        distinct = set(keys)
-        if len(distinct) == len(keys) and not committed_elsewhere and self.all_unseen(distinct):
-            return self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, session, tags, payloads)})
-        state_of = self.states(distinct)
+        state_of = self.states(set(keys))
         met = sorted_by_state(
             session, tags, keys, payloads, lambda key: State.COMMITTED if key in committed_elsewhere else state_of(key)
         )
         return self._meet(Event.DELIVER, met)
+
+    def deliver_new(self, parts: Parts, keys: Sequence[K], payloads: Sequence[P]) -> bool:
+        """Process deliveries of any sessions if all of them are new messages. Otherwise do nothing.
+
+        Args:
+            parts: the deliveries, each session's tags as for :meth:`deliver`.
+
+        Returns:
+            whether the deliveries were processed.
+        """
+        run = self._as_run(parts, keys, payloads)
+        if run is None:
+            self._spread()
+            keys = [*keys]  # one shared object per key from now on
+            distinct = set(keys)
+            if len(distinct) < len(keys) or not self.all_unseen(distinct):
+                return False
+        self._count["received"] += len(keys)
+        self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, parts, payloads, run)})
+        return True
 
     def held(self, keys: Sequence[K], payloads: Sequence[P]) -> list[int]:
         """Return the positions of the payloads that the last :meth:`deliver` kept."""
@@ -348,22 +365,20 @@ class InFlightTable(Generic[K, P]):
     def _runs(self) -> list[MessageRun[K, P]]:
         return [*self.planned.runs, *self.received.runs]
 
-    def _as_run(
-        self, session: int, tags: Sequence[int], keys: Sequence[K], payloads: Sequence[P]
-    ) -> MessageRun[K, P] | None:
+    def _as_run(self, parts: Parts, keys: Sequence[K], payloads: Sequence[P]) -> MessageRun[K, P] | None:
         """Return deliveries as a run if they are new messages and a run is worth its cost; otherwise None."""
         if len(keys) < self._run_min and len(self.received) < SPREAD_MAX * self._run_min:
             return None
         if self._memory is None:
             if not isinstance(keys, range):  # serial numbers, which repeat nothing
                 return None
-            return MessageRun(session, tags, cast("Sequence[K]", keys), payloads, self._size_of(payloads), None)
+            return MessageRun(parts, cast("Sequence[K]", keys), payloads, self._size_of(payloads), None)
         if self.received.order or self.planned.has_single:
             distinct = set(keys)
             if not (self.received.knows_none_of(distinct) and self.planned.knows_none_of(distinct)):
                 return None
         digests = self._memory.hold(keys)
-        return None if digests is None else MessageRun(session, tags, keys, payloads, self._size_of(payloads), digests)
+        return None if digests is None else MessageRun(parts, keys, payloads, self._size_of(payloads), digests)
 
     def _spread(self) -> None:
         """Turn all runs into single messages."""
@@ -372,7 +387,7 @@ class InFlightTable(Generic[K, P]):
     def _by_themselves(self, spread: Sequence[MessageRun[K, P]]) -> None:
         """Add the handles of runs that were spread to the open deliveries, as handles of single messages."""
         for run in spread:
-            self._open[run.session].hold(run.tags, run.keys)
+            self._hold_parts(run.parts, run.keys)
         if spread:
             self._hold_runs()
 
@@ -415,9 +430,13 @@ class InFlightTable(Generic[K, P]):
         return self._acknowledge(due, epoch) if due else None
 
     def _hold(self, group: DeliveredGroup[K, P]) -> None:
-        if group.run is not None:
-            return  # the run itself has the handles
-        self._open[group.session].hold(group.tags, group.keys)
+        if group.run is None:  # a run itself has the handles
+            self._hold_parts(group.parts, group.keys)
+
+    def _hold_parts(self, parts: Parts, keys: Collection[K]) -> None:
+        every = keys if isinstance(keys, Sequence) else [*keys]
+        for session, tags, begin, end in places_of(parts):
+            self._open[session].hold(tags, every[begin:end] if len(parts) > 1 else every)
 
     def _bind(self, group: DeliveredGroup[K, P]) -> None:
         self._hold(group)
@@ -448,8 +467,9 @@ class InFlightTable(Generic[K, P]):
         if isinstance(group, DeliveredGroup):
             if len(due) > 1:
                 raise InternalError("deliveries of several states cannot be acknowledged together")
-            upto, singles = self._open[group.session].split(group.tags)
-            keys, parts = group.keys, [(SessionAcks(group.session, upto, singles, len(group.tags)), group.keys)]
+            ((session, tags),) = group.parts  # duplicates arrive in one session at a time
+            upto, singles = self._open[session].split(tags)
+            keys, parts = group.keys, [(SessionAcks(session, upto, singles, len(tags)), group.keys)]
         else:
             keys, parts = self._take_handles(due)
         if not isinstance(group, Whole):  # acknowledged without being emitted

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pyspark_mq.ack import Acknowledgements, InFlightTable
+from pyspark_mq.ack.buffer import MessageRun, joined
 from pyspark_mq.dedup import Memory, QueueMemory, TextKeys
 from pyspark_mq.dedup.identity import as_text_keys
 from tests.support.effort import part_of
@@ -27,7 +29,7 @@ class Side:
         self.in_flight: InFlightTable[str, str] = InFlightTable(grace_s=5.0, memory=memory, run_min=run_min)
         self.open: dict[int, dict[int, str]] = {}
         self.acknowledged: list[tuple[int, str]] = []
-        self.runs = 0
+        self.runs = self.together = 0
 
     def take(self, due: Acknowledgements | None, allowed: Callable[[str], bool]) -> Any:
         """Acknowledge as the broker does: every open delivery up to a tag, and single ones."""
@@ -47,7 +49,7 @@ class Side:
             "acknowledged": sorted(self.acknowledged),
             "open": self.open,
             "unacked": (in_flight.unacked, {one: in_flight.unacked_in(one) for one in in_flight.sessions}),
-            "received": (len(in_flight.received), in_flight.received.size_bytes, list(in_flight.received.oldest(5))),
+            "received": (len(in_flight.received), in_flight.received.size_bytes, list(in_flight.received.oldest(50))),
             "planned": {
                 one: (
                     [*in_flight.planned.keys(one)], in_flight.planned.missing(one), epoch.size_bytes,
@@ -62,8 +64,18 @@ class Side:
         }  # fmt: skip
 
 
-def a_history(seed: int) -> int:
-    """Run a history on both; return how many runs there were."""
+def joined_run(runs: Sequence[MessageRun[str, str]]) -> MessageRun[str, str]:
+    return MessageRun(
+        [part for run in runs for part in run.parts],
+        joined([run.keys for run in runs]),
+        [payload for run in runs for payload in run.payloads],
+        sum(run.size_bytes for run in runs),
+        np.concatenate([run.digests for run in runs]),
+    )
+
+
+def a_history(seed: int) -> tuple[int, int]:
+    """Run a history on both; return how many runs there were, and how often several sessions came together."""
     chance = random.Random(seed)
     both = Side(chance.choice([1, 3])), Side(1_000_000)
     numbers = iter(range(1_000_000))
@@ -100,25 +112,43 @@ def a_history(seed: int) -> int:
     for _ in range(chance.randint(10, 80)):
         now_s += chance.choice([1, 6])
         step = chance.choices(
-            ["deliver", "plan", "commit", "confirm", "lose", "open", "abandon", "pass"],
-            [9, 5, 4, 3, 0.7, 0.5, 0.1, 0.1],
+            ["deliver", "plan", "commit", "confirm", "lose", "open", "abandon", "pass", "join"],
+            [9, 5, 4, 3, 0.7, 0.9, 0.1, 0.1, 1],
         )[0]
         sessions = both[0].in_flight.sessions
         if step == "deliver" and sessions:
-            where = chance.choice(sessions)
-            keys = [waiting.pop(0) for _ in range(min(len(waiting), chance.randint(0, 6)))]
-            keys += [f"id-{next(numbers)}" for _ in range(chance.randint(0, 6))]
-            keys = [chance.choice(every) if every and chance.random() < repeats else key for key in keys]
-            tags = [tag + at + 1 for at in range(len(keys))]
-            tag += len(keys)
-            every += keys
-            for side in both:
-                side.open[where].update(zip(tags, keys, strict=True))
-            payloads = [f"{key}@{where}:{one}" for key, one in zip(keys, tags, strict=True)]
-            given: Any = as_text_keys(keys) if chance.random() < 0.5 else keys
-            assert given is not None
-            acknowledge(lambda side: side.in_flight.deliver(where, tags, given, payloads))
+            blocks: list[tuple[int, list[int], Any, list[str]]] = []
+            for where in chance.choices(sessions, k=chance.choice([1, 1, 2, 4])):
+                keys = [waiting.pop(0) for _ in range(min(len(waiting), chance.randint(0, 6)))]
+                keys += [f"id-{next(numbers)}" for _ in range(chance.randint(0, 6))]
+                keys = [chance.choice(every) if every and chance.random() < repeats else key for key in keys]
+                tags = [tag + at + 1 for at in range(len(keys))]
+                tag += len(keys)
+                every += keys
+                for side in both:
+                    side.open[where].update(zip(tags, keys, strict=True))
+                payloads = [f"{key}@{where}:{one}" for key, one in zip(keys, tags, strict=True)]
+                given: Any = as_text_keys(keys) if chance.random() < 0.5 else keys
+                assert given is not None
+                blocks += [(where, tags, given, payloads)] if keys else []
+            # One side takes new messages of several sessions together, the other block by block.
+            keys = [key for _, _, keys, _ in blocks for key in keys]
+            given = as_text_keys(keys) if chance.random() < 0.5 else keys
+            parts = [(where, tags) for where, tags, _, _ in blocks]
+            together = len(blocks) > 1 and both[0].in_flight.deliver_new(
+                parts, given, [payload for *_, payloads in blocks for payload in payloads]
+            )
+            both[0].together += together
+            for where, tags, given, payloads in blocks:
+                if together:
+                    assert both[1].in_flight.deliver(where, tags, given, payloads) is None
+                else:
+                    acknowledge(lambda side: side.in_flight.deliver(where, tags, given, payloads))
             both[0].runs += len(both[0].in_flight.received.runs)
+        elif step == "join":
+            buffer = both[0].in_flight.received
+            small = {run for run in buffer.runs if chance.random() < 0.7}
+            buffer.join(small, joined_run)
         elif step == "plan":
             epoch += 1
             count = chance.randint(0, 12)
@@ -152,7 +182,7 @@ def a_history(seed: int) -> int:
             assert [both[0].in_flight.states(every)(key) for key in every] == [
                 both[1].in_flight.states(every)(key) for key in every
             ]
-    return both[0].runs
+    return both[0].runs, both[0].together
 
 
 @pytest.mark.parametrize("seed", range(part_of(300)))
@@ -161,8 +191,10 @@ def test_runs_change_nothing(seed: int) -> None:
 
 
 def test_histories_have_runs() -> None:
-    seeds = range(2 * part_of(20))
-    assert sum(map(a_history, seeds)) > 5 * len(seeds)
+    seeds = range(20)
+    runs, together = map(sum, zip(*map(a_history, seeds), strict=True))
+    assert runs > 2 * len(seeds)
+    assert together > len(seeds)
 
 
 def test_keys_of_arrays_are_joined_in_their_memory() -> None:

@@ -100,6 +100,14 @@ class Block:
         """All rows."""
         return RowRange(self, range(len(self)))
 
+    @classmethod
+    def joined(cls, blocks: Sequence[Block]) -> Block:
+        """Copy blocks into one, which shares no memory with them."""
+        sizes = array("q")
+        for block in blocks:
+            sizes.extend(block.sizes)
+        return cls(_concatenated([block.batch for block in blocks]), sizes)
+
 
 #: A block and the number of a row in it.
 Row: TypeAlias = "tuple[Block, int]"
@@ -309,8 +317,11 @@ class BlockRows:
 
     def joined(self) -> Block:
         """Copy these rows into a new block, which shares no memory with the rows' blocks."""
-        # Take by row numbers, because a slice would keep its parent's memory.
-        parts = [block.batch.take(pa.array(numbers, pa.int64())) for block, numbers in self.stretches]
+        if len(self.stretches) == 1:  # by row numbers, because a slice would keep its parent's memory
+            ((block, numbers),) = self.stretches
+            parts = [block.batch.take(pa.array(numbers, pa.int64()))]
+        else:
+            parts = [*self._parts()]
         return Block(_concatenated(parts), array("q", self.sizes.tobytes()))
 
     def _parts(self) -> Iterator[pa.RecordBatch]:

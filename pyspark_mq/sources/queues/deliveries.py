@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Collection, Sequence
-from itertools import chain
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from typing import Any
 from weakref import ref
 
@@ -101,6 +102,44 @@ class Deliveries:
     def skipped_in(self, session: int) -> int:
         """Return how many deliveries of a session were skipped, and are not acknowledged."""
         return self._skipped.get(session, 0)
+
+    def enter_all(self, events: Sequence[Delivered]) -> None:
+        """Have the in-flight table decide about deliveries of any sessions. Small blocks are entered together.
+
+        Raises:
+            MissingMessageIdError: a message has no ID, and `onMissingMessageId` is `fail`.
+        """
+        for is_plain, group in groupby(events, self._is_plain):
+            while some := [*islice(group, _SMALL_BLOCKS)]:
+                if len(some) == 1 or not is_plain or not self._enter_new(some):
+                    for event in some:
+                        self.enter(event, over_limit=False)
+
+    def _is_plain(self, event: Delivered) -> bool:
+        """Whether a block is small, and every message in it can be read and has a text ID."""
+        metadata, block = event.metadata, event.block
+        return (
+            len(block) < _SMALL_ROWS
+            and self._exact
+            and isinstance(metadata.keys, TextKeys)
+            and not metadata.unreadable
+            and sum(block.sizes) < _SMALL_BYTES
+        )
+
+    def _enter_new(self, events: Sequence[Delivered]) -> bool:
+        """Enter small blocks as one, if all their messages are new. Otherwise return False, and enter nothing."""
+        keys = TextKeys([TextKeys.joined([event.metadata.keys for event in events]).array])  # type: ignore[misc]
+        if self._store.known(iter(keys)):
+            return False
+        block = Block.joined([event.block for event in events])
+        parts = [(event.session, event.metadata.tags) for event in events]
+        if not self._in_flight.deliver_new(parts, keys, block.rows):
+            return False
+        for event in events:
+            self.taken_in[event.session] += len(event.block)
+        self.counted["redelivered"] += sum(int(event.metadata.redelivered.sum()) for event in events)
+        self._join_small(block, keys, block.rows)
+        return True
 
     def enter(self, event: Delivered, *, over_limit: bool) -> None:
         """Have the in-flight table decide about deliveries.
@@ -321,9 +360,9 @@ class Deliveries:
 def _joined(runs: Sequence[MessageRun[Any, Row]]) -> MessageRun[Any, Row]:
     """Merge adjacent runs into one."""
     keys = joined([run.keys for run in runs])
+    parts = groupby((part for run in runs for part in run.parts), itemgetter(0))
     return MessageRun(
-        runs[0].session,
-        array("q", chain.from_iterable(run.tags for run in runs)),
+        [(session, array("q", chain.from_iterable(tags for _, tags in its))) for session, its in parts],
         TextKeys([keys.array]) if isinstance(keys, TextKeys) else keys,
         BlockRows.of(*(run.payloads for run in runs)).joined().rows,
         sum(run.size_bytes for run in runs),

@@ -7,7 +7,7 @@ all readers from epoch to epoch together.
 One thread calls all methods, and only :meth:`QueueReader.stop` blocks, for a moment. :meth:`QueueReader.drain_events`
 alone processes background events, in order: opened and ended sessions, deliveries, confirmations. The in-flight table
 decides which acknowledgements are due, and the reader sends them. :meth:`~QueueReader.plan` cuts an epoch,
-:meth:`~QueueReader.hold` keeps it while Spark may ask for it, and :meth:`~QueueReader.commit` acknowledges it. After a
+:meth:`~QueueReader.hold` keeps it while Spark may ask for it, and :meth:`~QueueReader.acknowledge` acknowledges it. After a
 restart the reader first learns the commits of the former process (:meth:`~QueueReader.adopt`) and its open epoch
 (:meth:`~QueueReader.begin_replay`).
 
@@ -267,12 +267,19 @@ class QueueReader:
         Raises:
             MqError: a supervisor has given up, a message has no ID, or the broker is not the expected broker.
         """
+        came: list[Delivered] = []
         for event in self.connections.news(taking=self.taking):
             now_s = self._runtime.monotonic_s()
             if isinstance(event, Delivered):
                 self.last_activity_s = now_s
-                self._deliveries.enter(event, over_limit=self._replaying and self.held_bytes >= self._bytes_max)
-            elif isinstance(event, Confirmed):
+                if self._replaying:
+                    self._deliveries.enter(event, over_limit=self.held_bytes >= self._bytes_max)
+                else:
+                    came.append(event)
+                continue
+            self._deliveries.enter_all(came)
+            came = []
+            if isinstance(event, Confirmed):
                 if event.number > 0:  # not just a flush marker
                     self.last_activity_s = now_s
                     self._watches.confirmed()
@@ -281,6 +288,7 @@ class QueueReader:
                 self._open(event)
             else:
                 self._lose(event.session)
+        self._deliveries.enter_all(came)
         now_s = self._runtime.monotonic_s()
         up = self.connections.complete and self.taking
         self.connected.poll(self.connections.progress_s, up=up and not self.connections.broke_off)
