@@ -55,7 +55,7 @@ class Scene:
         for event in self.connections.news(taking=taking):
             self.events.append(event)
             if isinstance(event, Delivered):
-                self.rows += event.block.rows
+                self.rows += event.rows
                 self.tags.setdefault(event.session, []).extend(event.metadata.tags)
                 self.redelivered += sum(event.metadata.redelivered)
                 self.unreadable += event.metadata.unreadable.values()

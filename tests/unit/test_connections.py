@@ -11,6 +11,7 @@ import pytest
 
 from pyspark_mq.ack import Acknowledgements, SessionAcks
 from pyspark_mq.decode.batch import ROW_BYTES
+from pyspark_mq.dedup import OnMissing
 from pyspark_mq.errors import DestinationError, InternalError, OptionError
 from pyspark_mq.sources.connections.block import block_schema
 from pyspark_mq.sources.connections.connections import Connections
@@ -48,7 +49,7 @@ class Scene:
     def taken(self) -> list[tuple[int, int, int]]:
         """Session, deliveries and bytes of everything that is there."""
         took = [event for event in self.connections.news(taking=True) if isinstance(event, Delivered)]
-        return [(event.session, len(event.block), sum(event.block.sizes)) for event in took]
+        return [(event.session, len(event.rows), event.rows.size_bytes) for event in took]
 
 
 def test_more_connections_than_the_process_may_open_are_an_error_at_the_start() -> None:
@@ -60,6 +61,41 @@ def test_more_connections_than_the_process_may_open_are_an_error_at_the_start() 
             Scene(consumers=13)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_few_deliveries_of_several_sessions_share_a_block() -> None:
+    scene = Scene(consumers=4)
+    scene.connections.bound_bytes(100_000, resume=True)
+    scene.run()
+    scene.publish(10)
+    events = [one for one in scene.run(taking=True) if isinstance(one, Delivered)]
+    assert len({one.session for one in events}) > 2
+    assert len({id(one.rows.block) for one in events}) < len(events)
+    rows = [(one.session, tag, row) for one in events for tag, row in zip(one.metadata.tags, one.rows, strict=True)]
+    assert len(rows) == 10
+    # Each session's tags ascend, and each row is there once, with its own ID.
+    for session in {session for session, _, _ in rows}:
+        tags = [tag for one, tag, _ in rows if one == session]
+        assert tags == sorted(set(tags))
+    assert sorted(key for one in events for key in one.metadata.keys) == sorted(f"id-{number}" for number in range(10))
+    assert len({(id(block), number) for _, _, (block, number) in rows}) == 10
+    for one in events:
+        assert len(one.metadata.redelivered) == len(one.metadata.keys) == len(one.rows)
+        assert one.rows.size_bytes == sum(ROW_BYTES + len(key) + 10 for key in one.metadata.keys)
+
+
+def test_messages_without_an_id_share_no_block() -> None:
+    scene = Scene(consumers=4, on_missing=OnMissing.CONTENT)
+    scene.connections.bound_bytes(100_000, resume=True)
+    scene.run()
+    for number in range(10):
+        scene.queue.publish(b"x", None if number % 3 else f"id-{number}")
+    events = [one for one in scene.run(taking=True) if isinstance(one, Delivered)]
+    assert sum(len(one.rows) for one in events) == 10
+    alone = [one for one in events if not one.metadata.is_plain]
+    assert alone
+    blocks = [id(one.rows.block) for one in events]
+    assert all(blocks.count(id(one.rows.block)) == 1 for one in alone)
 
 
 def test_what_arrived_is_taken_once_with_its_bytes() -> None:

@@ -1,7 +1,8 @@
 """Deliveries as rows of an Arrow record batch: their only form, from receiving to a partition.
 
-A :class:`Block` holds consecutive deliveries of one session. A block has the query's columns with their types, so a
-partition of an epoch consists of slices of blocks. The in-flight table refers to a row as (block, number).
+A :class:`Block` holds consecutive deliveries of one session, or a few of several sessions of one queue. A block has the
+query's columns with their types, so a partition of an epoch consists of slices of blocks. The in-flight table refers to
+a row as (block, number).
 :class:`Metadata` accompanies a new block: facts about each delivery that are needed only until the in-flight table has
 the delivery.
 
@@ -76,6 +77,15 @@ class Metadata:
     hidden: list[str]
     unreadable: dict[int, Unreadable]
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether every message can be read, and has a text ID if messages are distinguished."""
+        return not self.unreadable and (isinstance(self.keys, TextKeys) or not self.keys)
+
+    def part(self, places: slice) -> Metadata:
+        """Return the metadata of some of the deliveries, which must be plain."""
+        return Metadata(self.tags[places], self.keys[places], [], self.redelivered[places], [], {})
+
 
 class Block:
     """Consecutive deliveries of one session.
@@ -100,14 +110,6 @@ class Block:
         """All rows."""
         return RowRange(self, range(len(self)))
 
-    @classmethod
-    def joined(cls, blocks: Sequence[Block]) -> Block:
-        """Copy blocks into one, which shares no memory with them."""
-        sizes = array("q")
-        for block in blocks:
-            sizes.extend(block.sizes)
-        return cls(_concatenated([block.batch for block in blocks]), sizes)
-
 
 #: A block and the number of a row in it.
 Row: TypeAlias = "tuple[Block, int]"
@@ -124,6 +126,11 @@ class RowRange(Sequence[Row]):
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of these rows."""
+        return sum(self.block.sizes[self.numbers.start : self.numbers.stop])
 
     def __iter__(self) -> Iterator[Row]:
         low, high = self.numbers.start, self.numbers.stop

@@ -166,13 +166,13 @@ class Connections:
             self._live[event.session].paused = event.paused
 
     def _taken(self, event: Delivered) -> Delivered:
-        self._live[event.session].bytes_taken += sum(event.block.sizes)
+        self._live[event.session].bytes_taken += event.rows.size_bytes
         return event
 
     @property
     def untaken(self) -> int:
         """Number of deliveries that wait here until deliveries may be taken."""
-        return sum(len(event.block) for event in self._waiting)
+        return sum(len(event.rows) for event in self._waiting)
 
     def _open(self, event: Opened) -> None:
         self._live[event.session] = _OpenSession(event.key, self._runtime.monotonic_s(), event.window)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.connections.block import Block, Metadata
+from pyspark_mq.sources.connections.block import Metadata, RowRange
 from pyspark_mq.sources.connections.session import Greeting, QueueDepth
 
 __all__ = [
@@ -45,12 +45,12 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """One or more deliveries of a session, in order."""
+    """One or more deliveries of a session, in order. Deliveries of other sessions may be in the same block."""
 
     key: int
     session: int
     metadata: Metadata
-    block: Block
+    rows: RowRange
 
 
 @dataclass(frozen=True, slots=True)

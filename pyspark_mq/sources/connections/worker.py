@@ -21,18 +21,20 @@ consists of deliveries in the session's buffer, in blocks being made, and in blo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import resource
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
 from pyspark_mq.errors import InternalError, MqError, OptionError
-from pyspark_mq.sources.connections.block import make_block
+from pyspark_mq.sources.connections.block import RowRange, make_block
 from pyspark_mq.sources.connections.events import (
     Confirmed,
     Delivered,
@@ -66,6 +68,9 @@ _BREAK_S = TRANSIT_S
 #: Limits of a block, so that making a block takes a small part of the time that counts as a break.
 _ROWS_MAX = 5_000
 _BYTES_MAX = 4 << 20
+#: A session has few deliveries if its inbox has at most this many entries. Several sessions with few deliveries share a
+#: block of at most this many bytes.
+_FEW, _FEW_BYTES = 32, 64 << 10
 #: File descriptors of a connection, and of the rest of a process.
 _DESCRIPTORS, _DESCRIPTORS_ELSEWHERE = 4, 100
 #: How long to wait for connections to close.
@@ -242,9 +247,18 @@ class Worker:
         supervisors = [supervised.supervisor for supervised in list(self._supervised.values())]
         ended = [supervisor for supervisor in supervisors if supervisor.ended and supervisor.stopping.is_set()]
         rows = sum(map(self._pass_on, self._events.take()))
+        few: dict[int, list[tuple[_Supervised, Session]]] = {}
         for supervised in list(self._supervised.values()):
-            if supervised.session is not None:
-                rows += self._hand_over(supervised, supervised.session)
+            session = supervised.session
+            if session is None:
+                continue
+            if 0 < len(session.buffer.inbox) <= _FEW:
+                few.setdefault(id(supervised.events), []).append((supervised, session))
+            else:
+                rows += self._hand_over(supervised, session)
+        for some in few.values():
+            rows += self._hand_over(*some[0]) if len(some) == 1 else self._hand_over_together(some)
+        for supervised in list(self._supervised.values()):
             if supervised.session is not None:
                 self._tell_status(supervised, supervised.session)
         for supervisor in ended:
@@ -272,19 +286,60 @@ class Worker:
                 if not items:
                     break  # the session has ended meanwhile
                 left -= len(items)
-                for batch in session.batches.gather(items, _BYTES_MAX):
-                    self._look()
-                    metadata, block = make_block(batch, supervised.ids, self._schema)
-                    buffer.bytes_grown += sum(block.sizes) - batch.size_bytes
-                    supervised.events.put(Delivered(supervised.supervisor.key, session.number, metadata, block))
-                    rows += len(batch)
+                rows += self._convert(supervised, session, items)
         except Exception as error:  # noqa: BLE001 - a silent death would hang the query
-            _LOG.exception("handing over failed")
-            text = f"{supervised.supervisor.endpoint.destination}: deliveries could not be converted: "
-            supervised.events.put(Failed(supervised.supervisor.key, MqError(f"{text}{type(error).__name__}: {error}")))
-            supervised.supervisor.stop()
-            supervised.session = None
+            self._fail(supervised, error)
         return rows
+
+    def _convert(self, supervised: _Supervised, session: Session, items: Sequence[Any]) -> int:
+        """Pass on deliveries of a session as blocks; return their number."""
+        count = 0
+        for batch in session.batches.gather(items, _BYTES_MAX):
+            self._look()
+            metadata, block = make_block(batch, supervised.ids, self._schema)
+            session.buffer.bytes_grown += sum(block.sizes) - batch.size_bytes
+            supervised.events.put(Delivered(supervised.supervisor.key, session.number, metadata, block.rows))
+            count += len(batch)
+        return count
+
+    def _fail(self, supervised: _Supervised, error: Exception) -> None:
+        _LOG.error("handing over failed", exc_info=error)
+        text = f"{supervised.supervisor.endpoint.destination}: deliveries could not be converted: "
+        supervised.events.put(Failed(supervised.supervisor.key, MqError(f"{text}{type(error).__name__}: {error}")))
+        supervised.supervisor.stop()
+        supervised.session = None
+
+    def _hand_over_together(self, some: Sequence[tuple[_Supervised, Session]]) -> int:
+        """Pass on the few deliveries of several sessions of one queue. One block costs as much as each of them would.
+
+        Only plain messages share a block. Everything else is passed on session by session.
+        """
+        taken = [(supervised, session, session.buffer.take(_ROWS_MAX)) for supervised, session in some]
+        every = [item for _, _, items in taken for item in items]
+        (first, session), batches = some[0], some[0][1].batches
+        sizes = [batches.size_of(item) for item in every]
+        alike = {session.batches for _, session in some} == {batches}
+        if every and alike and sum(sizes) < _FEW_BYTES and not any(isinstance(item, DeliveryBatch) for item in every):
+            with contextlib.suppress(Exception):  # raised again, and told, session by session
+                batch = batches.of(every)
+                metadata, block = make_block(batch, first.ids, self._schema)
+                if metadata.is_plain:
+                    end = 0
+                    for supervised, session, items in taken:
+                        begin, end = end, end + len(items)
+                        if items:
+                            rows, arrived = RowRange(block, range(begin, end)), sum(sizes[begin:end])
+                            session.buffer.bytes_grown += rows.size_bytes - arrived - ROW_BYTES * len(items)
+                            part = metadata.part(slice(begin, end))
+                            supervised.events.put(Delivered(supervised.supervisor.key, session.number, part, rows))
+                    return end
+        count = 0
+        for supervised, session, items in taken:
+            try:
+                count += self._convert(supervised, session, items)
+            except Exception as error:  # noqa: BLE001 - a silent death would hang the query
+                self._fail(supervised, error)
+        return count
 
     def _tell_status(self, supervised: _Supervised, session: Session) -> None:
         status = SessionStatus(supervised.supervisor.key, session.number, session.paused)

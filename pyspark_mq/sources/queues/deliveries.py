@@ -17,7 +17,7 @@ from pyspark_mq.ack.buffer import MessageRun, joined
 from pyspark_mq.ack.content_matcher import ContentMatcher
 from pyspark_mq.dedup import OnMissing, SeenStore, TextKeys, is_content, key_text
 from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
-from pyspark_mq.sources.connections.block import Block, BlockRows, Row
+from pyspark_mq.sources.connections.block import Block, BlockRows, Row, RowRange
 from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.events import Delivered
 from pyspark_mq.sources.connections.message_id import MessageIds
@@ -117,28 +117,22 @@ class Deliveries:
 
     def _is_plain(self, event: Delivered) -> bool:
         """Whether a block is small, and every message in it can be read and has a text ID."""
-        metadata, block = event.metadata, event.block
-        return (
-            len(block) < _SMALL_ROWS
-            and self._exact
-            and isinstance(metadata.keys, TextKeys)
-            and not metadata.unreadable
-            and sum(block.sizes) < _SMALL_BYTES
-        )
+        is_small = len(event.rows) < _SMALL_ROWS and event.rows.size_bytes < _SMALL_BYTES
+        return is_small and self._exact and event.metadata.is_plain
 
     def _enter_new(self, events: Sequence[Delivered]) -> bool:
         """Enter small blocks as one, if all their messages are new. Otherwise return False, and enter nothing."""
         keys = TextKeys([TextKeys.joined([event.metadata.keys for event in events]).array])  # type: ignore[misc]
         if self._store.known(iter(keys)):
             return False
-        block = Block.joined([event.block for event in events])
+        rows = _together([event.rows for event in events])
         parts = [(event.session, event.metadata.tags) for event in events]
-        if not self._in_flight.deliver_new(parts, keys, block.rows):
+        if not self._in_flight.deliver_new(parts, keys, rows):
             return False
         for event in events:
-            self.taken_in[event.session] += len(event.block)
+            self.taken_in[event.session] += len(event.rows)
         self.counted["redelivered"] += sum(int(event.metadata.redelivered.sum()) for event in events)
-        self._join_small(block, keys, block.rows)
+        self._join_small(rows.block, keys, rows)
         return True
 
     def enter(self, event: Delivered, *, over_limit: bool) -> None:
@@ -150,16 +144,16 @@ class Deliveries:
         Raises:
             MissingMessageIdError: a message has no ID, and `onMissingMessageId` is `fail`.
         """
-        session, metadata, block = event.session, event.metadata, event.block
-        self.taken_in[session] += len(block)
+        session, metadata, block, count = event.session, event.metadata, event.rows.block, len(event.rows)
+        self.taken_in[session] += count
         self.counted["redelivered"] += int(metadata.redelivered.sum())
         tags: Sequence[int] = metadata.tags
-        rows: Sequence[Row] = block.rows
+        rows: Sequence[Row] = event.rows
         keys: Sequence[Any] = metadata.keys
         not_redelivered: Sequence[bool] = metadata.not_redelivered
         if not self._exact:
-            keys = range(self._serial, self._serial + len(block))
-            self._serial += len(block)
+            keys = range(self._serial, self._serial + count)
+            self._serial += count
 
         every_id = isinstance(keys, range | TextKeys)
         left_out = self._refused(event) if metadata.unreadable or (not every_id and None in keys) else {}
@@ -178,13 +172,12 @@ class Deliveries:
         buffered = len(in_flight.received)
         self._acknowledge(in_flight.deliver(session, tags, keys, rows, elsewhere))
         taken = len(in_flight.received) - buffered
-        if taken < len(block):
+        if taken < count:
             places = range(len(keys)) if taken == len(keys) else in_flight.held(keys, rows)
             if self._exact and len(places) < len(keys):
                 dropped = set(range(len(keys))).difference(places)
-                self._note_reused(
-                    [keys[at] for at in sorted(dropped) if not metadata.redelivered[rows[at][1]]], elsewhere
-                )
+                flagged, first = metadata.redelivered, event.rows.numbers.start
+                self._note_reused([keys[at] for at in sorted(dropped) if not flagged[rows[at][1] - first]], elsewhere)
             kept = [(keys[place], rows[place]) for place in places]
             if _KEPT_PARTS * sum(block.sizes[row] for _, (_, row) in kept) < sum(block.sizes):
                 # Otherwise the rest of the block would stay in memory with the kept rows.
@@ -368,6 +361,15 @@ def _joined(runs: Sequence[MessageRun[Any, Row]]) -> MessageRun[Any, Row]:
         sum(run.size_bytes for run in runs),
         None if runs[0].digests is None else np.concatenate([run.digests for run in runs]),
     )
+
+
+def _together(ranges: Sequence[RowRange]) -> RowRange:
+    """Return rows as consecutive rows of one block. They are copied unless they are that already."""
+    first = ranges[0]
+    ends = [first.numbers.start, *(rows.numbers.stop for rows in ranges)]
+    if all(rows.block is first.block and rows.numbers.start == end for rows, end in zip(ranges, ends, strict=False)):
+        return RowRange(first.block, range(ends[0], ends[-1]))
+    return BlockRows.of(*ranges).joined().rows
 
 
 def _without(

@@ -7,9 +7,9 @@ all readers from epoch to epoch together.
 One thread calls all methods, and only :meth:`QueueReader.stop` blocks, for a moment. :meth:`QueueReader.drain_events`
 alone processes background events, in order: opened and ended sessions, deliveries, confirmations. The in-flight table
 decides which acknowledgements are due, and the reader sends them. :meth:`~QueueReader.plan` cuts an epoch,
-:meth:`~QueueReader.hold` keeps it while Spark may ask for it, and :meth:`~QueueReader.acknowledge` acknowledges it. After a
-restart the reader first learns the commits of the former process (:meth:`~QueueReader.adopt`) and its open epoch
-(:meth:`~QueueReader.begin_replay`).
+:meth:`~QueueReader.hold` keeps it while Spark may ask for it, and :meth:`~QueueReader.acknowledge` acknowledges it.
+After a restart the reader first learns the commits of the former process (:meth:`~QueueReader.adopt`) and its open
+epoch (:meth:`~QueueReader.begin_replay`).
 
 The journal, which has the IDs that :meth:`~QueueReader.plan` returns, and the store of seen IDs survive a crash.
 Guarantee: a message is acknowledged only after the commit of its epoch, or as a duplicate of a committed ID.
