@@ -137,6 +137,17 @@ def test_a_header_is_found_by_its_whole_name_only(last: str) -> None:
     assert value(b"\n", "id", last) is None
 
 
+def test_one_of_very_many_headers_takes_no_memory_for_the_others() -> None:
+    block = b"\nack:1\n" + b"a:1\n" * 1_000_000 + b"last:2\n"
+    tracemalloc.start()
+    try:
+        assert (value(block, "ack"), value(block, "last"), value(block, "none")) == (b"1", b"2", None)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 100_000
+
+
 def test_headers_of_an_answer_to_connect_are_not_escaped() -> None:
     assert frames(b"CONNECTED\nserver:a\\cb\n\n\0") == [("CONNECTED", {"server": "a\\cb"}, b"")]
 
