@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 
 import pika
@@ -9,6 +10,7 @@ import pytest
 from proton import ProtonException
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.cli.main import main
 from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import MessageError
@@ -176,3 +178,38 @@ def test_a_message_of_amqp_1_0_without_an_id_is_acknowledged(entry: LiveEntry) -
         session.take_any(1)
         session.acknowledge(upto=session.tags()[-1])
         assert poll(lambda: entry.total() == 0, 30)
+
+
+@pytest.mark.protocols(STOMP)
+@pytest.mark.parametrize("properties", [17, 1], ids=["many", "one"])
+def test_headers_beyond_the_limit_make_one_message_unreadable(
+    entry: LiveEntry, properties: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if entry.entry.broker != "activemq":
+        pytest.skip("other brokers do not take that many bytes of properties")
+    headers = {f"p{number}": "x" * (17 * 2**20 // properties) for number in range(properties)}
+    # Without a producer's ID, which would hide the broker's.
+    entry.node.publish(entry.queue, [b"odd"], ids=[None], headers=headers, protocol=AMQP_1_0)
+    sent = entry.publish(2)
+    with entry.session(keeps_unreadable=True) as session:
+        session.take_any(3)
+        assert [body.decode() for body in session.decoder.bodies(session.raws)[1:]] == sent
+        (odd,) = session.decoder.unreadable(session.raws)
+        assert odd.tag == session.tags()[0]
+        assert odd.known["message-id"].startswith("ID:")
+        assert "the limit is 16777216" in odd.error
+        for make in session.decoder.columns.values():
+            make(session.raws)
+    assert poll(lambda: entry.counts().ready == 3, 30)
+    with entry.session() as session, pytest.raises(MessageError, match="its headers have 17"):
+        session.take(1)
+    assert poll(lambda: entry.counts().ready == 3, 30)
+    options = [f"{name}={value}" for name, value in entry.options(onUnreadableMessage="row").items()]
+    assert main(["peek", "--json", *options]) == 0
+    shown = [json.loads(line)["body"] for line in capsys.readouterr().out.splitlines()]
+    assert [body for body in shown if body in sent] == sent
+    assert len(shown) == 3
+    with entry.engine(onUnreadableMessage="reject") as engine:
+        engine.drain(2)
+        assert sorted(engine.output) == sorted(sent)
+    assert poll(lambda: entry.total() == 0, 30)

@@ -75,17 +75,70 @@ def test_what_begins_no_frame_is_shown_alike_however_it_was_read(before: bytes, 
         assert str(wrong.value) == f"{shown!r} does not begin a frame of a STOMP server"
 
 
-@pytest.mark.parametrize("end", [b"\n\n", b"\n\r\n"])
-def test_how_long_headers_may_be_does_not_depend_on_how_they_were_read(
-    end: bytes, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b"x:" + b"1" * 40, b"ack:1", b"message-id:m"],
+        [b"ack:1", b"x:1", b"message-id:m", b"ack:2", b"y:1", b"ack:3", b"message-id:n"],
+        [b"ack:1", b"message-id:" + b"m" * 25, b"x:1", b"ack2:3"],
+        [b"message-id:" + b"m" * 25, b"ack:1", b"message-id:n", b"message-id:" + b"o" * 25],
+        [b"ack:1", *[b"x"] * 30],
+        [b"a:1"] * 20,
+    ],
+    ids=["value", "many", "needed value", "needed values", "names", "nothing"],
+)
+def test_of_too_many_headers_what_is_needed_is_kept_however_they_were_read(
+    end: bytes, lines: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyspark_mq.sources.stomp.frames._HEADER_BYTES_MAX", 30)
-    head = b"MESSAGE\nack:" + b"1" * 18
-    for pieces in cuts(head + end + b"x\0MESSAGE\n"):
-        assert len(read(FrameReader(), *pieces)) == 1
-    for pieces in cuts(head + b"1" + end + b"x\0"):
-        with pytest.raises(StompFrameError, match="more than 30 bytes"):
-            read(FrameReader(), *pieces)
+    monkeypatch.setattr("pyspark_mq.sources.stomp.frames._HEADER_BYTES_MAX", 40)
+    monkeypatch.setattr("pyspark_mq.sources.stomp.frames._LINE_BYTES_MAX", 20)
+    head = end.join([b"MESSAGE", *lines])
+    size = len(head) + len(end) - 1
+    # Of a name the first entry and the last are kept, unless they are too long.
+    of = {name: [line for line in lines if line.startswith(name + b":")] for name in (b"ack", b"message-id")}
+    ends = [one[place] for one in of.values() for place in ((0, -1) if len(one) > 1 else (0,) if one else ())]
+    expected = sorted((line for line in ends if len(line) + len(end) - 1 <= 20), key=lines.index)
+    data = head + end * 2 + b"x\0\nMESSAGE" + end * 2 + b"y\0"
+    for pieces in [*cuts(data), [data[at : at + 1] for at in range(len(data))]]:
+        (command, odd, body), good = read(FrameReader(), *pieces)
+        assert isinstance(odd, UnreadableHeaders)
+        assert (command, body, good[2]) == ("MESSAGE", b"x", b"y")
+        assert odd.error == f"its headers have {size} bytes, and the limit is 40"
+        assert odd.split(b"\n")[1:-1] == expected
+    monkeypatch.setattr("pyspark_mq.sources.stomp.frames._HEADER_BYTES_MAX", size)
+    for pieces in cuts(data):
+        whole, _ = read(FrameReader(), *pieces)
+        assert (type(whole[1]), whole[1].split(b"\n")[1:-1]) == (bytes, lines)
+
+
+def test_a_message_may_not_have_more_headers_than_can_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark_mq.sources.stomp.frames._HEADER_LINES_MAX", 3)
+    good = b"MESSAGE\nack:1\na:1\nb:1\n\n\0"
+    odd = b"MESSAGE\na:1\na:1\nack:1\nb:1\n\n\0"
+    for pieces in cuts(good + odd):
+        (_, first, _), (_, second, _) = read(FrameReader(), *pieces)
+        assert (type(first), type(second), second) == (bytes, UnreadableHeaders, b"\nack:1\n")
+        assert second.error == "it has 4 headers, and the limit is 3"
+
+
+def test_memory_is_bounded_while_headers_are_skipped() -> None:
+    piece = b"p:" + b"x" * 1_000_000 + b"\n"
+    reader = FrameReader()
+    tracemalloc.start()
+    try:
+        found = list(reader.feed(b"MESSAGE\nack:1\n"))
+        for _ in range(40):
+            found += reader.feed(piece)
+        for _ in range(40):  # one line
+            found += reader.feed(b"x" * 1_000_000)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == []
+    assert most < 38e6
+    ((_, headers, body),) = read(reader, b"\n\nbody\0")
+    assert (type(headers), headers, body) == (UnreadableHeaders, b"\nack:1\n", b"body")
 
 
 def test_a_length_makes_a_body_of_any_bytes() -> None:

@@ -34,8 +34,19 @@ MESSAGE = "MESSAGE"
 #: Commands that a server may send (STOMP 1.2, section "Server Frames").
 COMMANDS = frozenset({"CONNECTED", MESSAGE, "RECEIPT", "ERROR"})
 
-#: Headers may be large, but more bytes than this without an empty line are not STOMP.
-_HEADER_BYTES_MAX = 16 * 1024 * 1024
+#: Longest headers of a message, and most lines. If a message has more, only needed headers are kept, and the message is
+#: unreadable.
+_HEADER_BYTES_MAX, _HEADER_LINES_MAX = 16 * 1024 * 1024, 1_000_000
+#: Longest line that is kept of such headers.
+_LINE_BYTES_MAX = 1 << 16
+#: Headers that settle and identify a message, and headers with a column. A name that begins with JMS_AMQP_ shows that
+#: the message came over AMQP 1.0.
+_NEEDED_NAMES = (
+    "ack", "amqp-message-id", "content-length", "content-type", "correlation-id", "destination", "expires", "message",
+    "message-id", "persistent", "priority", "receipt-id", "redelivered", "reply-to", "subscription", "timestamp",
+    "type", "x-stream-offset",
+)  # fmt: skip
+_NEEDED = (*(f"\n{name}:".encode() for name in _NEEDED_NAMES), b"\nJMS_AMQP_")
 #: Possible first lines, and the length of the longest.
 _FIRST_LINES = tuple(f"{command}{end}".encode() for command in COMMANDS for end in ("\n", "\r\n"))
 _FIRST_LINE_BYTES = max(map(len, _FIRST_LINES))
@@ -76,6 +87,8 @@ class FrameReader:
         self._headers: tuple[str, bytes, int, int] | None = None
         #: The headers, or a body without a content-length, do not end before this position.
         self._scanned = 0
+        #: Number of bytes that were removed from the headers of the incomplete frame.
+        self._skipped = 0
         #: Why the message of the incomplete frame is unreadable; empty if it is readable.
         self._malformed = ""
         #: Whether the buffer holds a message that is complete unless more of it arrives.
@@ -89,7 +102,7 @@ class FrameReader:
         Raises:
             StompFrameError: the bytes are not STOMP.
         """
-        if max(_JOINED_MIN, len(self._buffer)) <= len(data) and not self._malformed:
+        if max(_JOINED_MIN, len(self._buffer)) <= len(data) and not self._malformed and not self._skipped:
             # Try again to cut messages together. Repeating the work takes little compared with so many new bytes.
             self._headers, self._scanned, self.held = None, 0, False
         self._buffer += data
@@ -192,7 +205,7 @@ class FrameReader:
     def _distrust(self, why: str) -> None:
         """Handle a wrong content-length: end the frame where it would end without a content-length."""
         assert self._headers is not None
-        self._malformed = why
+        self._malformed = self._malformed or why
         self._headers = *self._headers[:3], -1
 
     def _find_end(self, body: int, command: str, *, quiet: bool) -> int:
@@ -227,21 +240,45 @@ class FrameReader:
         returned = buffer.find(b"\n\r\n", since, found + 1 if found >= 0 else len(buffer))
         if returned >= 0:
             found, body = returned, returned + 3
-        if (found if found >= 0 else len(buffer) - 2) > _HEADER_BYTES_MAX:
-            raise StompFrameError(f"the headers of a frame have more than {_HEADER_BYTES_MAX} bytes")
         if found < 0:
+            if len(buffer) - 2 > _HEADER_BYTES_MAX:
+                self._skip()
             self._scanned = len(buffer)
             return False
-        command, headers = _block(bytes(buffer[:found]))
+        command, headers = _block(self._limited(found))
         self.spoken = True
         self._headers = command, headers, body, -1
-        self._scanned = 0
+        self._scanned = self._skipped = 0
         size = value(headers, "content-length")
         if size is not None and size.isdigit() and len(size) <= _LENGTH_DIGITS_MAX:
             self._headers = command, headers, body, body + int(size)
         elif size is not None:
-            self._malformed = f"its content-length is {size[:_SHOWN_BYTES]!r}"
+            self._malformed = self._malformed or f"its content-length is {size[:_SHOWN_BYTES]!r}"
         return True
+
+    def _skip(self) -> None:
+        """Remove headers that are not needed, to limit the memory of headers that have no end yet."""
+        buffer = self._buffer
+        size, begin, end = len(buffer), buffer.find(b"\n"), buffer.rfind(b"\n") + 1
+        # A longer line will be removed, too.
+        begun = buffer[end : end + _LINE_BYTES_MAX + 1]
+        buffer[begin:] = _needed(buffer[begin:end]) + begun
+        self._skipped += size - len(buffer)
+
+    def _limited(self, end: int) -> bytes:
+        """Return the first line and the headers, or only needed headers if there are too many."""
+        with memoryview(self._buffer) as view:
+            head = bytes(view[:end])
+        size, count = self._skipped + end, head.count(b"\n")
+        if size > _HEADER_BYTES_MAX:
+            self._malformed = f"its headers have {size} bytes, and the limit is {_HEADER_BYTES_MAX}"
+        elif count > _HEADER_LINES_MAX:
+            self._malformed = f"it has {count} headers, and the limit is {_HEADER_LINES_MAX}"
+        else:
+            return head
+        command = head[: head.find(b"\n")]
+        lines = _needed(head[len(command) :] + b"\n").split(b"\n")
+        return b"\n".join([command, *(line for line in lines[1:-1] if len(line) <= _LINE_BYTES_MAX)])
 
 
 def _behind_ends_of_lines(buffer: bytearray, position: int) -> int:
@@ -257,6 +294,16 @@ def _frame_follows(buffer: bytearray, position: int) -> bool | None:
     if begun.startswith(_FIRST_LINES):
         return True
     return None if any(line.startswith(begun) for line in _FIRST_LINES) else False
+
+
+def _needed(block: bytes | bytearray) -> bytes:
+    """Return the first and the last entry of each needed header of a block, in order.
+
+    An entry that is too long is cut one byte above the limit, and still counts as first or last.
+    """
+    places = {place for name in _NEEDED for place in (block.find(name), block.rfind(name))} - {-1}
+    ends = ((place, block.find(b"\n", place + 1)) for place in sorted(places))
+    return b"".join([*(block[place : min(end, place + _LINE_BYTES_MAX + 2)] for place, end in ends), b"\n"])
 
 
 def _block(data: bytes) -> tuple[str, bytes]:
