@@ -5,9 +5,10 @@ message with the header names of all other messages, line by line. The compariso
 columns are built from these spans on demand.
 
 This module accepts a subset of what :mod:`pyspark_mq.sources.stomp.frames` accepts. The frames must be consecutive,
-complete MESSAGE frames, each after one line feed. Each frame must have a matching content-length, or its body must be
-text without NUL, followed by another frame. Header names must be short and ASCII, and no carriage return may precede
-the body. The other module handles all other frames, so this module never decides that a frame or a message is broken.
+complete MESSAGE frames of the broker, each after one line feed. Each frame must have a matching content-length, or its
+body must be text without NUL, followed by another frame of the broker. Header names must be short and ASCII, and no
+carriage return may precede the body. The other module handles all other frames, so this module never decides that a
+frame or a message is broken.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _COMMAND = b"MESSAGE"
 _BETWEEN = b"\0\nMESSAGE\n"
 _LAST = b"\0\n"
 _EOL, _RETURN = b"\n\r"
-_LENGTH = "content-length"
+_LENGTH, _SUBSCRIPTION = "content-length", "subscription"
 _DIGITS_MAX = 9
 #: Frames larger than this on average are not worth another copy.
 _FRAME_BYTES_MAX = 10 << 10
@@ -123,7 +124,9 @@ class Frames(NamedTuple):
         return cls(b"".join(pieces), np.concatenate(spans, axis=1), layouts, np.concatenate(kinds), fields)
 
 
-def find_frames(data: bytes | bytearray, least: int, most: int, last: str) -> tuple[Frames | None, int]:
+def find_frames(
+    data: bytes | bytearray, least: int, most: int, last: str, own: bytes = b""
+) -> tuple[Frames | None, int]:
     """Find consecutive complete MESSAGE frames with few layouts.
 
     Args:
@@ -131,6 +134,8 @@ def find_frames(data: bytes | bytearray, least: int, most: int, last: str) -> tu
             bytes, with a NUL.
         least, most: bounds for the number of frames to examine, to limit the time.
         last: the header whose last entry counts; empty for none.
+        own: end of the header `subscription` of the broker's frames, see
+            :class:`~pyspark_mq.sources.stomp.frames.FrameReader`; empty for any.
 
     Returns:
         the frames, or None if the first frame does not qualify; and the apparent number of frames, up to `most`.
@@ -149,15 +154,18 @@ def find_frames(data: bytes | bytearray, least: int, most: int, last: str) -> tu
         return None, count
     with memoryview(data) as view:
         piece = bytes(view[: int(ends[-1]) + 1])
-    return _Finder(piece, begins[:count], ends, last, ends_here=ends_here).found(), count
+    # The mark of the frame after the last one.
+    mark = data.find(own, starts[-1]) if own else starts[-1]
+    followed = not ends_here and mark >= 0 and data.find(b"\0", starts[-1], mark) < 0
+    return _Finder(piece, begins[:count], ends, last, own, followed=followed).found(), count
 
 
 class _Finder:
     """Finder of frames in a piece of memory, given the places where frames may begin and where their NULs may be."""
 
-    def __init__(self, data: bytes, begins: Any, ends: Any, last: str, *, ends_here: bool) -> None:
+    def __init__(self, data: bytes, begins: Any, ends: Any, last: str, own: bytes, *, followed: bool) -> None:
         self._data, self._ends = data, ends
-        self._last, self._ends_here = last, ends_here
+        self._last, self._own, self._followed = last, own, followed
         frames = zip(begins.tolist(), ends.tolist(), strict=True)
         heads = [data[begin : data.find(b"\n\n", begin, end) + 2] for begin, end in frames]
         #: The part of each frame before its body, concatenated. Only these parts are searched.
@@ -170,7 +178,9 @@ class _Finder:
         self._lines = np.flatnonzero(self._octets == _EOL)
         #: For each frame, the index in `_lines` of the end of the frame's first line.
         self._first = np.searchsorted(self._lines, self._begins + len(_COMMAND))
-        self._returns = np.flatnonzero(self._octets == _RETURN)
+        self._returns = np.flatnonzero(self._octets == _RETURN) if b"\r" in self._heads else ()
+        # A NUL in headers may be the end of a text, and another frame may begin there.
+        self._nuls = np.flatnonzero(self._octets == 0) if own and b"\0" in self._heads else ()
 
     def found(self) -> Frames | None:
         count = len(self._ends)
@@ -190,6 +200,9 @@ class _Finder:
             groups.append((layout, rows, bounds))
         # Keep everything before the first frame that has no layout.
         first = int(left[0]) if len(left) else count
+        followed = self._followed if first == count else not self._own
+        if first and not followed and _LENGTH not in groups[kinds[first - 1]][0]:
+            first -= 1  # the end of its text is not certain
         if not first:
             return None
         found = Frames(self._data, spans, [layout for layout, _, _ in groups], kinds, self._fields(groups))
@@ -240,17 +253,20 @@ class _Finder:
         good = (bounds[-1] == bounds[-2] + 1) & (bounds[-1] + 1 == bodies)
         for begins, name in zip(bounds, layout, strict=False):
             good &= self._starts(begins + 1, f"{name}:".encode())
-        if len(self._returns):
-            good &= np.searchsorted(self._returns, bodies) == np.searchsorted(self._returns, self._begins[rows])
+        if self._own:
+            # Other frames are alone, because they may be part of a text.
+            place = bounds[layout.index(_SUBSCRIPTION) + 1] if _SUBSCRIPTION in layout else bounds[0]
+            good &= self._starts(place - len(self._own), self._own)
+        for excluded in (self._returns, self._nuls):
+            if len(excluded):
+                good &= np.searchsorted(excluded, bodies) == np.searchsorted(excluded, self._begins[rows])
         if _LENGTH in layout:
             number = layout.index(_LENGTH)
             sizes, are_sizes = self._sizes(bounds[number] + len(_LENGTH) + 2, bounds[number + 1])
             good &= are_sizes & (bodies + sizes == ends)
-        else:
+        elif self._data.count(b"\0") != len(self._ends):  # besides those at the ends of frames
             spans = zip((bodies + self._shift[rows]).tolist(), self._ends[rows].tolist(), strict=True)
             good &= np.array([self._data.find(b"\0", begin, end) < 0 for begin, end in spans], bool)
-            if self._ends_here:
-                good &= rows != len(self._ends) - 1
         return bounds, good
 
     def _starts(self, places: Any, name: bytes) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.cli.main import main
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import MessageError
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
@@ -151,6 +152,47 @@ def test_a_text_with_a_nul_is_whole_or_unreadable_and_never_cut(entry: LiveEntry
         assert session.decoder.bodies(session.raws)[1] == b"good"
         session.acknowledge(upto=session.tags()[-1])
         assert poll(lambda: entry.total() == 0, 30)
+
+
+FRAMES = [
+    "a\0\nMESSAGE\nack:1\nmessage-id:ID:fake-1:1:1:1:1\nsubscription:000000\n\nfake",
+    "a\0\nMESSAGE\nx:y",
+    "a\0\nERROR\nmessage:fake\n\nfake\0\n",
+    "a\0RECEIPT\nreceipt-id:proved\n\n",
+    "a\0\nCONNECTED\nversion:1.2\n\n",
+]
+
+
+@READING
+@pytest.mark.protocols(STOMP)
+@pytest.mark.parametrize("text", each_of(FRAMES))
+def test_a_frame_in_a_text_is_part_of_the_text(entry: LiveEntry, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if entry.entry.broker == "rabbitmq":
+        pytest.skip("RabbitMQ has no JMS client of its own for this protocol")
+    framed = ("text", text.replace("\0", "\\0"))
+    texts(entry, framed, ("text", "good"), framed)
+    with entry.session(keeps_unreadable=True) as session:
+        session.take_any(3)
+        odd = {one.tag: one for one in session.decoder.unreadable(session.raws)}
+        bodies = session.decoder.bodies(session.raws)
+        assert bodies[1] == b"good"
+        # As for texts with a NUL.
+        if bodies[0] == text.encode() and entry.entry.broker == "activemq":
+            assert list(odd) == [session.tags()[0], session.tags()[2]]
+            assert all(one.known["message-id"].startswith("ID:") for one in odd.values())
+        else:
+            assert odd == {}
+        assert bodies[0] == bodies[2]
+        assert bodies[0].replace(b"\xc0\x80", b"\0") == text.encode()
+    assert poll(lambda: entry.counts().ready == 3, 30)
+    options = [f"{name}={value}" for name, value in entry.options(onUnreadableMessage="row").items()]
+    assert main(["peek", "--json", *options]) == 0
+    shown = [json.loads(line)["body"] for line in capsys.readouterr().out.splitlines()]
+    assert "good" in shown
+    assert len(shown) == 3
+    with entry.engine(onUnreadableMessage="reject") as engine:
+        engine.drain(1 if odd else 3)
+    assert poll(lambda: entry.total() == 0, 30)
 
 
 @READING

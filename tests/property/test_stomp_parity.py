@@ -344,6 +344,35 @@ def test_what_is_read_of_a_stream_does_not_depend_on_where_it_is_cut(stream: byt
     assert read([bytes([byte]) for byte in stream]) == whole
 
 
+#: What ends the names of our subscriptions and receipts, and texts of pieces of frames, without these bytes.
+OWN = b"-5f0c"
+framed = st.lists(
+    st.sampled_from([b"\0", b"\0", b"\n", b"\r\n", b"\n\n", b"MESSAGE\n", b"MESSAGE\r\n", b"RECEIPT\n", b"ERROR\n",
+                     b"CONNECTED\n", b"MES", b"E", b"ack:1\n", b"subscription:000000\n", b"content-length:1\n", b"-5f0",
+                     b"x"]),
+    max_size=14,
+).map(b"".join).filter(lambda text: OWN not in text)  # fmt: skip
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.lists(framed, min_size=1, max_size=6), st.booleans(), st.data())
+def test_a_text_is_whole_whatever_is_in_it(texts: list[bytes], follows: bool, data: st.DataObject) -> None:
+    head = b"MESSAGE\nack:%d\nsubscription:000000-5f0c\n\n%b\0\n"
+    stream = b"".join(head % (number, text) for number, text in enumerate(texts))
+    stream += b"RECEIPT\nreceipt-id:proved-5f0c\n\n\0\n" if follows else b""
+    expected = [(b"\nack:%d\nsubscription:000000-5f0c\n" % number, text) for number, text in enumerate(texts)]
+    some = cut(data.draw, stream)
+    for pieces in ([stream], some, [stream[at : at + 1] for at in range(len(stream))]):
+        for least in (0, 1, 3):
+            frames, refused = read_with(FrameReader(least, own=OWN), pieces)
+            assert not refused
+            assert [frame[1:] for frame in frames[: len(texts)]] == expected
+            assert [b"\0" in text for text in texts] == [
+                type(frame[1]) is UnreadableHeaders for frame in frames[: len(texts)]
+            ]
+            assert len(frames) == len(texts) + follows
+
+
 @st.composite
 def alike(draw: st.DrawFn) -> list[list[bytes]]:
     """Header lines of messages that have mostly the same headers, some of them twice."""
@@ -482,3 +511,51 @@ def test_what_comes_byte_by_byte_is_looked_at_once(head: bytes) -> None:
 
     few, many = min(steps(50_000) for _ in range(3)), min(steps(200_000) for _ in range(3))
     assert many < 9 * few
+
+
+#: Texts and headers that a hostile producer may send, in units.
+HOSTILE = {
+    "NULs": b"\0",
+    "first lines": b"\0\nMESSAGE\n",
+    "frames": b"\0\nMESSAGE\nack:1\n\n",
+    "other frames": b"\0ERROR\n\n",
+    "begun lines": b"\0MESSAGE",
+    "begun marks": OWN[:-1],
+    "line ends": b"\n",
+    "carriage returns": b"\r\n",
+}
+
+
+def cost_s(message: bytes) -> float:
+    """CPU time to read a message in pieces, with another behind it."""
+    head = b"\nMESSAGE\nack:2\nsubscription:000001-5f0c\n\n\0\n"
+    data = message + b"\0" + head + b"RECEIPT\nreceipt-id:proved-5f0c\n\n\0"
+    least_s = float("inf")
+    for _ in range(3):
+        reader = FrameReader(100, own=OWN)
+        started_s, count = process_time(), 0
+        for at in range(0, len(data), 1 << 16):
+            count += sum(1 for _ in reader.feed(data[at : at + (1 << 16)]))
+        least_s = min(least_s, process_time() - started_s)
+        assert count == 3
+    return least_s
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_text_costs_as_much_as_a_harmless_one(kind: str) -> None:
+    """A text in lines is the harmless one. At 4 MiB a text of NULs once took a thousand times as long."""
+    size, head = 4 << 20, b"MESSAGE\nack:1\nsubscription:000000-5f0c\n\na\0"
+    unit = HOSTILE[kind]
+    harmless_s = cost_s(head[:-2] + b"a line of a text\n" * (size // 17))
+    assert cost_s(head + unit * (size // len(unit))) < 4 * harmless_s + 0.05
+
+
+@pytest.mark.parametrize("line", ["a:1", "ack:1", "ack", "a:1\r", f"ack:{'1' * 100_000}"], ids=lambda line: line[:5])
+def test_headers_beyond_the_limit_cost_in_proportion(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark_mq.sources.stomp.frames._HEADER_BYTES_MAX", 1 << 18)
+
+    def headed_s(size: int) -> float:
+        lines = f"{line}\n".encode() * (size // len(line))
+        return cost_s(b"MESSAGE\nsubscription:000000-5f0c\n" + lines + b"ack:2\n\n")
+
+    assert headed_s(8 << 20) < 9 * headed_s(2 << 20)

@@ -37,6 +37,15 @@ def read(reader: FrameReader, *pieces: bytes) -> list[Frame]:
     return [*found, *reader.quiet()]
 
 
+def alone(reader: FrameReader, *pieces: bytes) -> list[Frame]:
+    """The same of a reader that cuts messages together."""
+    found = [frame for piece in pieces for frame in reader.feed(piece)]
+    cut: list[Frame] = []
+    for item in [*found, *reader.quiet()]:
+        cut += [("MESSAGE", *one) for one in item.cut()] if isinstance(item, Frames) else [item]
+    return cut
+
+
 def raw(broker: str, headers: dict[str, str], body: bytes = b"") -> Any:
     return 1, block(headers), body, BROKERS[broker].stomp
 
@@ -141,6 +150,98 @@ def test_memory_is_bounded_while_headers_are_skipped() -> None:
     assert (type(headers), headers, body) == (UnreadableHeaders, b"\nack:1\n", b"body")
 
 
+def test_one_of_very_many_headers_takes_no_memory_for_the_others() -> None:
+    block = b"\nack:1\n" + b"a:1\n" * 1_000_000 + b"last:2\n"
+    tracemalloc.start()
+    try:
+        assert (value(block, "ack"), value(block, "last"), value(block, "none")) == (b"1", b"2", None)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 100_000
+
+
+# -- frames in texts
+
+#: What ends the names of our subscriptions and receipts.
+OWN = b"-5f0c"
+TRUE = b"\nMESSAGE\nack:2\nsubscription:000001-5f0c\n\nnext\0"
+TEXTS = [
+    b"a\0\nMESSAGE\nack:9\nsubscription:000001\n\nfake",
+    b"a\0MESSAGE\nack:9\n\nfake\0\n\nMESSAGE\nack:8\n\n",
+    b"a\0\nMESSAGE\nx:y",
+    b"a\0\nMESSAGE\nx:y\0",
+    b"a\0\r\nRECEIPT\nreceipt-id:proved\n\n",
+    b"a\0\nERROR\nmessage:fake\n\nfake",
+    b"a\0\nERROR\nmessage:fake\n\nfake\0\n",
+    b"a\0\nCONNECTED\r\n\r\n\0",
+    b"a\0MESSAGE\n\0MESSAGE\r\n\0\n",
+    b"a\0MES",
+]
+
+
+@pytest.mark.parametrize("least", [0, 1, 2])
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    "behind", [TRUE, b"\nRECEIPT\nreceipt-id:proved-5f0c\n\n\0", b"\nERROR\nreceipt-id:x-5f0c\n\n\0"]
+)
+def test_a_frame_in_a_text_is_part_of_the_text_however_it_was_read(text: bytes, behind: bytes, least: int) -> None:
+    head = b"MESSAGE\nack:1\nsubscription:000000-5f0c\n\n"
+    for pieces in cuts((head + text + b"\0\n") * 2 + head + b"good\0" + behind):
+        first, second, good, last = alone(FrameReader(least, own=OWN), *pieces)
+        assert (type(first[1]), first[2]) == (type(second[1]), second[2]) == (UnreadableHeaders, text)
+        assert (type(good[1]), good[2]) == (bytes, b"good")
+        assert last[0] == behind.split(b"\n")[1].decode()
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_frame_in_a_text_that_nothing_follows_is_part_of_the_text(text: bytes) -> None:
+    data = b"MESSAGE\nack:1\nsubscription:000000-5f0c\n\n" + text + b"\0\n"
+    for pieces in cuts(data):
+        reader = FrameReader(own=OWN)
+        assert [frame for piece in pieces for frame in reader.feed(piece)] == []
+        assert reader.held
+        ((_, headers, body),) = reader.quiet()
+        assert (type(headers), body) == (UnreadableHeaders, text)
+
+
+def test_a_text_is_not_held_while_a_frame_behind_it_is_incomplete() -> None:
+    reader = FrameReader(own=OWN)
+    assert list(reader.feed(b"MESSAGE\nsubscription:0-5f0c\n\na\0\nMESSAG")) == []
+    assert reader.held
+    assert list(reader.feed(b"E\n")) == []
+    assert not reader.held
+    assert list(reader.quiet()) == []
+
+
+def test_an_error_in_a_text_is_nobodys_if_the_broker_may_have_sent_it() -> None:
+    doubts: list[bool] = [True]
+    head = b"MESSAGE\nack:1\nmessage-id:ID\\chost-1\nsubscription:0-5f0c\n\n"
+    for text, doubtful in [(b"a\0b", False), (b"a\0\nERROR\n\n", True), (b"a ERROR\nb\0", False)]:
+        for pieces in cuts(head + text + b"\0" + TRUE):
+            for doubts[0] in (False, True):
+                reader = FrameReader(own=OWN, in_doubt=lambda: doubts[0])
+                if doubtful and doubts[0]:
+                    with pytest.raises(StompFrameError, match="text of message 'ID:host-1' has a NUL and an ERROR"):
+                        read(reader, *pieces)
+                else:
+                    assert [body for _, _, body in read(reader, *pieces)] == [text, b"next"]
+
+
+def test_an_error_that_ends_the_connection_is_found_behind_a_text() -> None:
+    head = b"MESSAGE\nack:1\nsubscription:0-5f0c\n\na\0"
+    for data, error in [
+        (head + b"\nERROR\nmessage:one\n\n\0\nERROR\nmessage:two\n\nwhy\0\n", ("ERROR", b"\nmessage:two\n", b"why")),
+        (head + b"\nERROR\nmessage:one\n\nwh", None),
+        (head + b"ERROR", None),
+        (b"MESSAGE\nack:1\n", None),
+    ]:
+        for pieces in cuts(data):
+            reader = FrameReader(own=OWN)
+            assert [frame for piece in pieces for frame in reader.feed(piece)] == []
+            assert reader.last_error() == error
+
+
 def test_a_length_makes_a_body_of_any_bytes() -> None:
     assert frames(b"MESSAGE\ncontent-length:5\n\n\0\n\n\0\n\0\n") == [
         ("MESSAGE", {"content-length": "5"}, b"\0\n\n\0\n")
@@ -188,17 +289,6 @@ def test_a_header_is_found_by_its_whole_name_only(last: str) -> None:
     assert value(b"\nid2:2\nid:3\nid-4:4\n", "id", last) == b"3"
     assert value(b"\nid2:2\nid\nmy-id:4\n", "id", last) == b""
     assert value(b"\n", "id", last) is None
-
-
-def test_one_of_very_many_headers_takes_no_memory_for_the_others() -> None:
-    block = b"\nack:1\n" + b"a:1\n" * 1_000_000 + b"last:2\n"
-    tracemalloc.start()
-    try:
-        assert (value(block, "ack"), value(block, "last"), value(block, "none")) == (b"1", b"2", None)
-        _, most = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert most < 100_000
 
 
 def test_headers_of_an_answer_to_connect_are_not_escaped() -> None:

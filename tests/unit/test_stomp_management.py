@@ -20,7 +20,7 @@ def answer(**counts: int) -> bytes:
 
 
 def questions(queue: str = "orders") -> Questions:
-    made = Questions("activemq.management", queue, "me")
+    made = Questions("activemq.management", queue, "-me")
     made.subscribed = True
     return made
 
@@ -64,11 +64,11 @@ def test_what_says_nothing_of_the_queue_is_no_depth(body: bytes) -> None:
 
 def test_only_what_comes_for_the_subscription_is_an_answer() -> None:
     asking = questions()
-    assert asking.is_answer(block({"subscription": "answers", "ack": "1"}))
+    assert asking.is_answer(block({"subscription": "answers-me", "ack": "1"}))
     assert not asking.is_answer(block({"subscription": "0", "ack": "1"}))
     # A property of that name comes behind the broker's header.
-    assert not asking.is_answer(b"\nsubscription:0\nsubscription:answers\n")
-    assert asking.is_answer(b"\nsubscription-x:0\nsubscription:answers\nsubscription:0\n")
+    assert not asking.is_answer(b"\nsubscription:0\nsubscription:answers-me\n")
+    assert asking.is_answer(b"\nsubscription-x:0\nsubscription:answers-me\nsubscription:0\n")
 
 
 @pytest.mark.parametrize(("queue", "name"), [("orders", "orders"), ("shop::orders", "orders"), ('a"b/c', 'a"b/c')])

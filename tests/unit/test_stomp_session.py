@@ -28,9 +28,13 @@ from tests.support.receiving import failure, receive
 from tests.support.sockets import LIMIT_S, Pieces, apart, cuts, port
 
 CONNECTED = b"CONNECTED\nversion:1.2\nserver:ActiveMQ/6.0.0\nheart-beat:0,0\n\n\0\n"
-SUBSCRIBED = b"RECEIPT\nreceipt-id:subscribed\n\n\0\n"
-HEAD = b"MESSAGE\nack:1\nmessage-id:ID\\chost-1\\c1\\c1\\c1\\c1\ndestination:/queue/q\n\n"
-PROVED = b"RECEIPT\nreceipt-id:proved\n\n\0\n"
+#: What ends the names that this source gives its subscriptions and receipts.
+OWN = b"-own"
+SUBSCRIBED = b"RECEIPT\nreceipt-id:subscribed-own\n\n\0\n"
+HEAD = b"MESSAGE\nack:1\nsubscription:000000-own\nmessage-id:ID\\chost-1\\c1\\c1\\c1\\c1\ndestination:/queue/q\n\n"
+PROVED = b"RECEIPT\nreceipt-id:proved-own\n\n\0\n"
+#: A message behind another.
+NEXT = b"MESSAGE\nack:2\nsubscription:000000-own\n\nnext\0\n"
 #: Where the server waits until it is asked for the end of a text. It answers behind all that it has to send.
 ASKED = b""
 
@@ -83,6 +87,12 @@ def received(pieces: Sequence[bytes], count: int, *, keeps: bool = True, connect
     """Deliveries, as many as there are to be, and a moment longer for what should not come."""
     with server(pieces, connected):
         return receive(consumer(keeps=keeps), count, longer_s=0.1)
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names that nobody else can guess are the same in each test."""
+    monkeypatch.setattr("pyspark_mq.sources.stomp.connection.secrets.token_urlsafe", lambda _: OWN[1:].decode())
 
 
 @pytest.fixture
@@ -155,7 +165,7 @@ TEXT = b"a\0b\0\nc\0\n"
 
 @pytest.mark.parametrize("cut", range(len(TEXT) + 1))
 def test_a_text_with_a_nul_never_passes_for_what_is_before_it(cut: int) -> None:
-    pieces = [HEAD + TEXT[:cut], TEXT[cut:] + b"MESSAGE\nack:2\n\nnext\0\n"]
+    pieces = [HEAD + TEXT[:cut], TEXT[cut:] + NEXT]
     odd, good = received(pieces, 2)
     assert (type(odd[1]), odd[2]) == (UnreadableHeaders, b"a\0b\0\nc")
     assert (type(good[1]), good[2]) == (bytes, b"next")
@@ -165,14 +175,61 @@ def test_a_text_with_a_nul_never_passes_for_what_is_before_it(cut: int) -> None:
 
 @pytest.mark.parametrize("text", [b"a\0Cut\0", b"a\0M\0", b"a\0\nERR\0", b"a\0\n\r\nMESSAGES\n\n\0"])
 def test_whatever_follows_a_nul_in_a_text_does_not_end_the_session(text: bytes) -> None:
-    odd, good = received([HEAD + text + b"\nMESSAGE\nack:2\n\nnext\0\n"], 2)
+    odd, good = received([HEAD + text + b"\n" + NEXT], 2)
     assert (type(odd[1]), odd[2], good[2]) == (UnreadableHeaders, text[:-1], b"next")
+
+
+FAKES = [
+    b"a\0\nMESSAGE\nack:9\nsubscription:000000\n\nfake",
+    b"a\0\nMESSAGE\nx:y",
+    b"a\0RECEIPT\nreceipt-id:proved\n\n",
+    b"a\0\nERROR\nmessage:fake\n\nfake\0\n",
+    b"a\0\nCONNECTED\nversion:1.2\n\n",
+]
+
+
+@pytest.mark.usefixtures("only_proof")
+@pytest.mark.parametrize("fake", FAKES)
+@pytest.mark.parametrize("behind", [b"", NEXT])
+def test_a_frame_in_a_text_is_part_of_the_text(fake: bytes, behind: bytes) -> None:
+    odd, *others = received([HEAD + fake + b"\0\n" + behind], 1 + bool(behind))
+    assert (type(odd[1]), odd[2]) == (UnreadableHeaders, fake)
+    assert [body for _, _, body, _ in others] == [b"next"] * bool(behind)
+    with pytest.raises(MessageError, match=r"message-id 'ID:host-1.*a text with a NUL"):
+        received([HEAD + fake + b"\0\n" + behind], 1, keeps=False)
+
+
+def test_an_error_behind_a_text_is_the_reason_for_which_the_broker_closed_the_connection() -> None:
+    *_, kind, words, stated = told([CONNECTED, SUBSCRIBED + HEAD + b"text\0\nERROR\nmessage:why\n\n\0\n"], keeps=False)
+    assert (kind, words, stated) == (SessionLostError, "why", True)
+
+
+def test_an_error_that_may_be_of_a_text_or_of_the_broker_ends_the_session_and_names_the_message() -> None:
+    session = consumer()
+    session._settling.ask(1)
+    session._take(session._reader.feed(HEAD + FAKES[3] + b"\0\n" + NEXT))
+    with pytest.raises(SessionLostError, match=r"text of message 'ID:host-1:1:1:1:1' has .* 'amqp-1.0'") as lost:
+        session.run(0)
+    assert lost.value.stated
+    assert take_each(session.buffer) == []
+
+
+def test_a_message_for_no_subscription_of_ours_is_not_taken() -> None:
+    # It is as long as its property `content-length` says, and what follows is more of it.
+    head = HEAD.replace(b"\nack", b"\ncontent-length:4\nack")
+    with pytest.raises(MessageError, match=r"has a frame of STOMP in it.*ack:9.*'amqp-1.0'"):
+        received([head + b"text\0\nMESSAGE\nack:9\nsubscription:000000\n\nfake\0\n"], 2)
+
+
+def test_nobody_can_guess_what_a_broker_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert len({consumer()._own for _ in range(100)}) == 100
 
 
 @pytest.mark.parametrize("length", [b"x", b"2", b"999999", b""])
 def test_a_property_in_the_place_of_the_length_makes_one_message_unreadable(length: bytes) -> None:
     head = HEAD.replace(b"\nack", b"\ncontent-length:" + length + b"\nack")
-    follow = b"\nMESSAGE\nack:2\n\nnext\0\n" + b"\n" * (length == b"999999")
+    follow = b"\n" + NEXT + b"\n" * (length == b"999999")
     beats = [b"\n"] * 3 if length == b"999999" else []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("pyspark_mq.sources.stomp.connection._BEAT_S", 0.0)
@@ -184,6 +241,7 @@ def test_a_property_in_the_place_of_the_length_makes_one_message_unreadable(leng
     "behind",
     [
         b"RECEIPT\n\n\0\n",
+        b"RECEIPT\nreceipt-id:proved\n\n\0\n",
         b"SEND\n\n\0\n",
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
         b"ERROR\n\n\0",
@@ -287,7 +345,7 @@ def test_messages_of_another_protocol_stay_together_unless_one_hides_the_id_of_t
     ids = [b"ID\\chost-1\\c1\\c1\\c1\\c%d" % number for number in range(100)]
     if hides:
         ids[60] = b"mine"
-    head = b"MESSAGE\nack:1\nJMS_AMQP_NATIVE:true\nmessage-id:%b\ncontent-length:0\n\n\0\n"
+    head = b"MESSAGE\nack:1\nsubscription:0-own\nJMS_AMQP_NATIVE:true\nmessage-id:%b\ncontent-length:0\n\n\0\n"
     session = consumer(keeps=False)
     session._take(FrameReader(BATCH_MIN).feed(b"".join(head % one for one in ids)))
     assert len(session.buffer.inbox) == (60 if hides else 1)
@@ -298,9 +356,9 @@ def test_messages_of_another_protocol_stay_together_unless_one_hides_the_id_of_t
 
 # -- however the bytes are cut ------------------------------------------------------------------
 
-GOOD = b"MESSAGE\nack:1\ncontent-length:4\n\ntext\0\n"
+GOOD = b"MESSAGE\nack:1\nsubscription:0-own\ncontent-length:4\n\ntext\0\n"
 #: A message that is read only if nothing before it ended the session, and that ends it where such are refused.
-ODD = b"MESSAGE\nack:2\n\na\0b\0\n" + SUBSCRIBED
+ODD = b"MESSAGE\nack:2\nsubscription:0-own\n\na\0b\0\n" + SUBSCRIBED
 WRONG = [
     b"SEND\n\n\0\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x" * 50, b"\0", b"\xff\xfe\n\n\0", b"MESSAGES\n\n\0",
     b"ERROR\nmessage:why\n\n\0", b"ERROR\n\nwhy\0\n", b"RECEIPT\n\n\0\n", b"CONNECTED\nheart-beat:x\n\n\0",

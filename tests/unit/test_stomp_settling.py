@@ -31,10 +31,12 @@ def test_one_by_one_every_delivery_has_its_frame_and_the_last_asks_for_a_receipt
     assert not made.unconfirmed
 
 
-def test_one_by_one_a_refusal_has_its_headers_and_no_receipt() -> None:
+def test_one_by_one_a_refusal_has_its_headers_and_asks_for_a_receipt_that_confirms_nothing() -> None:
     made = settling(3, cumulative=False)
-    assert frames(made.reject([2])) == ["NACK id:T\\c2 requeue:false"]
+    assert frames(made.reject([2])) == ["NACK id:T\\c2 requeue:false receipt:settled-1"]
     assert list(made.open) == [1, 3]
+    assert made.unconfirmed
+    assert made.confirmed("settled-1") == []
     assert not made.unconfirmed
 
 

@@ -8,6 +8,7 @@ session interprets frames for its queue (:mod:`pyspark_mq.sources.stomp.session`
 from __future__ import annotations
 
 import math
+import secrets
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from itertools import count
@@ -46,6 +47,8 @@ _BEAT_S = 0.5
 _QUIET_S = 0.002
 _PROOF_S = 30.0
 PROVED = "proved"
+#: Random bytes that end the names of subscriptions and receipts.
+_OWN_BYTES = 9
 
 
 class StompConnection(Session):
@@ -60,7 +63,9 @@ class StompConnection(Session):
         self._socket = SocketLoop(self.now_s)
         self._transport: Any = None
         self._protocol: Any = None
-        self._reader = FrameReader(BATCH_MIN, self._dialect.last_header)
+        #: End of the names of subscriptions and receipts, see :mod:`pyspark_mq.sources.stomp.frames`.
+        self._own = f"-{secrets.token_urlsafe(_OWN_BYTES)}"
+        self._reader = FrameReader(BATCH_MIN, self._dialect.last_header, self._own.encode(), self._in_doubt)
         self._connected = False
         self._server = ""
         self._end: Exception | None = None
@@ -80,8 +85,12 @@ class StompConnection(Session):
         """Process incoming frames."""
 
     @abstractmethod
-    def _receipt(self, receipt: str | None) -> None:
-        """Process a RECEIPT."""
+    def _receipt(self, receipt: str) -> None:
+        """Process a RECEIPT. `receipt` is the name without its random end."""
+
+    @abstractmethod
+    def _in_doubt(self) -> bool:
+        """Whether an ERROR may come that names no receipt, and after which the broker continues."""
 
     @abstractmethod
     def _reading(self) -> bool:
@@ -167,7 +176,7 @@ class StompConnection(Session):
             # The broker may have sent its reason for closing the connection.
             while self._end is None and not self.paused and self._receive():
                 pass
-            self._ended(f"{type(error).__name__}: {error}", error)
+            self._closed(f"{type(error).__name__}: {error}", error)
 
     def _receive(self) -> bool:
         """Read and process available bytes; return whether there were any."""
@@ -175,7 +184,7 @@ class StompConnection(Session):
         try:
             data = self._socket.read(_LOOK_BYTES if self.paused else _RECEIVE_BYTES)
         except OSError as error:
-            self._ended(f"{type(error).__name__}: {error}", error)
+            self._closed(f"{type(error).__name__}: {error}", error)
             return False
         if data is None:
             silent_s = self.now_s() - self._socket.received_s
@@ -184,7 +193,7 @@ class StompConnection(Session):
             return False
         if not data:
             after = "" if self._reader.spoken or not self._reader.rest else f", after {self._reader.rest!r}"
-            self._ended(f"the broker closed the connection{after}")
+            self._closed(f"the broker closed the connection{after}")
             return False
         self._received_bytes += len(data)
         self._take(self._reader.feed(data))
@@ -211,7 +220,7 @@ class StompConnection(Session):
             return
         self._proof_s = self.now_s()
         transaction = f"{PROVED}-{next(self._numbers)}"
-        self._protocol.begin(transaction, headers={"receipt": PROVED})
+        self._protocol.begin(transaction, headers={"receipt": f"{PROVED}{self._own}"})
         self._protocol.abort(transaction)
         self._send()
 
@@ -221,13 +230,23 @@ class StompConnection(Session):
         if command == "CONNECTED":
             self._welcome(headers)
         elif command == "RECEIPT":
-            self._receipt(headers.get("receipt-id"))
+            receipt = headers.get("receipt-id", "")
+            if receipt.endswith(self._own):
+                self._receipt(receipt.removesuffix(self._own))
+            else:
+                self._ended(f"a RECEIPT arrived for {receipt!r:.60}, which was not requested", stated=True)
         else:  # after an ERROR most brokers close the connection; we always do
             self._ended(error_text(headers, body), stated=True)
 
     def _raise_if_ended(self) -> None:
         if self._end is not None:
             raise self._end
+
+    def _closed(self, reason: str, cause: OSError | None = None) -> None:
+        """Record the end of the connection. An ERROR after a text may be the broker's reason."""
+        if self._end is None and (error := self._reader.last_error()) is not None:
+            self._answered(*error)
+        self._ended(reason, cause)
 
     def _ended(self, reason: str, cause: BaseException | None = None, *, stated: bool = False) -> None:
         if self._end is None:

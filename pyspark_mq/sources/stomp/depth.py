@@ -64,25 +64,24 @@ class Questions:
     Args:
         address: the management address.
         queue: name of the queue, or its address and name joined by `::`.
-        asker: distinguishes our answers from those of others.
+        own: distinguishes our answers from those of others, and ends the name of the subscription for answers.
 
     Attributes:
+        name: of the subscription for answers; names of other subscriptions begin with a number.
         asked: whether an answer is due.
         subscribed: whether there is a subscription for answers.
         settings: settings of the queue's address, once reported.
         mark: bytes that occur in the headers of every answer, and rarely in the headers of a delivery.
     """
 
-    #: ID of the subscription for answers; IDs of other subscriptions are numbers.
-    SUBSCRIPTION = "answers"
-
-    def __init__(self, address: str, queue: str, asker: str) -> None:
+    def __init__(self, address: str, queue: str, own: str) -> None:
         self.address = address
         self.asked = self.subscribed = self._of_settings = False
         self.settings: dict[str, Any] | None = None
         self._queue = queue.rpartition("::")[2]
-        self._asker = asker
-        self.mark = f"\nsubscription:{self.SUBSCRIPTION}\n".encode()
+        self._asker = own
+        self.name = f"answers{own}"
+        self.mark = f"\nsubscription:{self.name}\n".encode()
 
     def subscription(self) -> tuple[str, dict[str, str]]:
         """Return the destination and headers of the subscription for answers."""
@@ -112,7 +111,7 @@ class Questions:
 
         The broker sets the header `subscription`; if this header occurs several times, the first one counts.
         """
-        return value(block, "subscription") == self.SUBSCRIPTION.encode()
+        return value(block, "subscription") == self.name.encode()
 
     def answer(self, body: bytes) -> QueueInfo | None:
         """Read an answer; return None if it has no facts about the queue."""

@@ -14,12 +14,18 @@ A frame without a content-length ends at its first NUL (STOMP 1.2, "Body"). Acti
 text that contains a NUL. The bytes after such a NUL are not a frame, and the message is unreadable: the part before the
 NUL must not be taken for the whole text. So the end of a frame is certain only when another frame follows; until then
 the frame is held (:attr:`FrameReader.held`). The resulting frames never depend on how the bytes were split into reads.
+
+A text may contain whole frames. A broker's MESSAGE names one of our subscriptions, and its RECEIPT one of our receipts.
+These names end in random bytes that no producer can guess (`own`), so frames without these bytes are part of the text.
+An ERROR may be the broker's without them. An ERROR that answers a frame without a receipt is followed by a later
+receipt (see :mod:`pyspark_mq.sources.stomp.settling`), and after any other ERROR ActiveMQ Classic closes the
+connection. So an ERROR that more frames follow is part of the text, unless such a receipt is outstanding.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from pyspark_mq.decode.stomp_frames import Frames, find_frames
@@ -50,6 +56,11 @@ _NEEDED = (*(f"\n{name}:".encode() for name in _NEEDED_NAMES), b"\nJMS_AMQP_")
 #: Possible first lines, and the length of the longest.
 _FIRST_LINES = tuple(f"{command}{end}".encode() for command in COMMANDS for end in ("\n", "\r\n"))
 _FIRST_LINE_BYTES = max(map(len, _FIRST_LINES))
+_FIRST_LINE_PATTERN = rb"(?:%b)\r?\n" % "|".join(COMMANDS).encode()
+#: The last place before a position where a text may have ended and a frame begun.
+_LAST_BEGINNING = re.compile(rb".*\0([\r\n]*%b)" % _FIRST_LINE_PATTERN, re.DOTALL)
+_LAST_ERROR = re.compile(rb".*\0[\r\n]*(ERROR\r?\n)", re.DOTALL)
+_ERROR = re.compile(rb"[\0\r\n]ERROR\r?\n")
 _ENDS_OF_LINES = re.compile(rb"[\r\n]*")
 _SHOWN_BYTES = 40
 #: The part of the first line to show in an error, which must not depend on how many bytes have arrived.
@@ -61,6 +72,7 @@ _TRIED_MAX, _PAUSE_MAX = 1_000, 10_000
 _LENGTH_DIGITS_MAX = 15
 _NUL = 0
 _FIRST_LINE = b"MESSAGE\n"
+_SHOWN_ID_CHARACTERS = 200
 
 
 class StompFrameError(Exception):
@@ -75,10 +87,18 @@ class FrameReader:
     Args:
         batch_min: the fewest messages of a read to decode as a batch; 0 to decode none as a batch.
         last: name of the header whose last entry counts, if the header is repeated; empty if there is no such header.
+        own: bytes that end the names of our subscriptions and receipts, and that no producer can know. If empty,
+            whatever looks like a frame is a frame.
+        in_doubt: whether the broker may send an ERROR without `own` and then continue.
     """
 
-    def __init__(self, batch_min: int = 0, last: str = "") -> None:
-        self._batch_min, self._last = batch_min, last
+    def __init__(
+        self, batch_min: int = 0, last: str = "", own: bytes = b"", in_doubt: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._batch_min, self._last, self._own, self._in_doubt = batch_min, last, own, in_doubt
+        #: What shows that a frame has begun, and the greatest length of that.
+        self._mark = re.compile(re.escape(own) or _FIRST_LINE_PATTERN)
+        self._mark_bytes = len(own) or _FIRST_LINE_BYTES
         #: Number of messages still to be taken one by one, and the number to take this way after the next failure.
         self._alone, self._pause = 0, batch_min
         #: Bytes not yet cut into frames; between reads, the start of an incomplete frame.
@@ -89,6 +109,8 @@ class FrameReader:
         self._scanned = 0
         #: Number of bytes that were removed from the headers of the incomplete frame.
         self._skipped = 0
+        #: The last NUL of a body without a content-length (-1: none), and the end of the line ends after that NUL.
+        self._nul = self._line = -1
         #: Why the message of the incomplete frame is unreadable; empty if it is readable.
         self._malformed = ""
         #: Whether the buffer holds a message that is complete unless more of it arrives.
@@ -104,7 +126,7 @@ class FrameReader:
         """
         if max(_JOINED_MIN, len(self._buffer)) <= len(data) and not self._malformed and not self._skipped:
             # Try again to cut messages together. Repeating the work takes little compared with so many new bytes.
-            self._headers, self._scanned, self.held = None, 0, False
+            self._begin()
         self._buffer += data
         return self._cut()
 
@@ -127,6 +149,16 @@ class FrameReader:
         yield from frames
         if not frames:
             raise StompFrameError(f"a body did not end after {came} bytes")
+
+    def last_error(self) -> Frame | None:
+        """Return the ERROR frame that ends the bytes of a closed connection, if they may be such a frame.
+
+        The text before it may be incomplete, and is left out.
+        """
+        if self._headers is None or (found := _LAST_ERROR.match(self._buffer, self._headers[2])) is None:
+            return None
+        frames = FrameReader().feed(bytes(self._buffer[found.start(1) :]))
+        return next((frame for frame in frames if not isinstance(frame, Frames)), None)
 
     @property
     def inside(self) -> bool:
@@ -158,7 +190,7 @@ class FrameReader:
         Each consecutive failure doubles the number of messages until the next try, so failures cost little.
         """
         least = self._batch_min
-        found, tried = find_frames(self._buffer, least, _TRIED_MAX, self._last)
+        found, tried = find_frames(self._buffer, least, _TRIED_MAX, self._last, self._own)
         count = 0 if found is None else len(found.kinds)
         if count >= least:
             if count == tried:
@@ -190,17 +222,22 @@ class FrameReader:
             self._distrust(f"no end of frame after a body of {end - body} bytes")
             end = -1
         if end < 0:
-            end = self._find_end(body, command, quiet=quiet)
+            end = self._find_end(body, quiet=quiet) if command == MESSAGE else buffer.find(_NUL, body)
             if end < 0:
                 return None
         if self._malformed and command == MESSAGE:
             headers = UnreadableHeaders(headers)
             headers.error = self._malformed
-        self._headers, self._scanned, self._malformed, self.held = None, 0, "", False
+        self._begin()
         with memoryview(buffer) as view:
             frame = command, headers, bytes(view[body:end])
         del buffer[: end + 1]
         return frame
+
+    def _begin(self) -> None:
+        """Forget what is known about the incomplete frame."""
+        self._headers, self._scanned, self._malformed, self.held = None, 0, "", False
+        self._nul = self._line = -1
 
     def _distrust(self, why: str) -> None:
         """Handle a wrong content-length: end the frame where it would end without a content-length."""
@@ -208,22 +245,52 @@ class FrameReader:
         self._malformed = self._malformed or why
         self._headers = *self._headers[:3], -1
 
-    def _find_end(self, body: int, command: str, *, quiet: bool) -> int:
-        """Find the end of a body without a content-length: the first NUL before another frame; -1 if not known yet."""
+    def _find_end(self, body: int, *, quiet: bool) -> int:
+        """Find the end of a text: the NUL before the next frame; -1 if not known yet."""
         buffer = self._buffer
-        end = buffer.find(_NUL, max(body, self._scanned))
-        self.held = False
-        while end >= 0:
-            follows = _frame_follows(buffer, end + 1) if command == MESSAGE else True
-            if follows or (quiet and follows is None):
-                return end
-            if follows is None:
-                self._scanned, self.held = end, True
+        end = self._end_before_frame(body)
+        if end < 0:
+            self._look_at_end(body)
+            if not (quiet and self.held):
                 return -1
+            end = self._nul
+        if buffer.find(_NUL, body, end) >= 0:
             self._malformed = self._malformed or UnreadableHeaders.error
-            end = buffer.find(_NUL, end + 1)
-        self._scanned = len(buffer)
+            if self._in_doubt() and _ERROR.search(buffer, body, end):
+                raise StompFrameError(self._doubt())
+        return end
+
+    def _end_before_frame(self, body: int) -> int:
+        """Return the place of the NUL before the next frame; -1 if no frame has come.
+
+        The text may end with the beginning of a frame. So of all places before the mark the last one counts.
+        """
+        for mark in self._mark.finditer(self._buffer, max(body, self._scanned - self._mark_bytes + 1)):
+            if found := _LAST_BEGINNING.match(self._buffer, body, mark.end()):
+                return found.start(1) - 1
         return -1
+
+    def _look_at_end(self, body: int) -> None:
+        """Record whether a text is complete unless more of it arrives. Each byte is examined once."""
+        buffer = self._buffer
+        nul = buffer.rfind(_NUL, max(body, self._scanned))
+        if nul >= 0:
+            self._nul, self._line = nul, nul + 1
+        self._scanned = len(buffer)
+        if self._nul < 0:
+            return
+        self._line = _behind_ends_of_lines(buffer, self._line)
+        begun = bytes(buffer[self._line : self._line + _FIRST_LINE_BYTES])
+        self.held = any(line.startswith(begun) and line != begun for line in _FIRST_LINES)
+
+    def _doubt(self) -> str:
+        assert self._headers is not None
+        found = value(self._headers[1], "message-id", self._last) or b""
+        shown = found.decode("utf-8", "backslashreplace").replace("\\c", ":")[:_SHOWN_ID_CHARACTERS]
+        return (
+            f"the text of message '{shown}' has a NUL and an ERROR frame in it, or the broker sent that ERROR. Read "
+            "the queue with protocol 'amqp-1.0', or remove the message with the broker's tools"
+        )
 
     def _read_headers(self) -> bool:
         """Read the headers of the next frame, if they are complete."""
@@ -285,15 +352,6 @@ def _behind_ends_of_lines(buffer: bytearray, position: int) -> int:
     """Return the start of the next frame, after heartbeats and line ends."""
     found = _ENDS_OF_LINES.match(buffer, position)
     return found.end() if found else position
-
-
-def _frame_follows(buffer: bytearray, position: int) -> bool | None:
-    """Whether another frame begins at this position, after line ends; None if not known yet."""
-    start = _behind_ends_of_lines(buffer, position)
-    begun = bytes(buffer[start : start + _FIRST_LINE_BYTES])
-    if begun.startswith(_FIRST_LINES):
-        return True
-    return None if any(line.startswith(begun) for line in _FIRST_LINES) else False
 
 
 def _needed(block: bytes | bytearray) -> bytes:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import math
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -57,11 +56,13 @@ _NOTHING = "JMSMessageID='never'"
 #: A broker that does not answer a question within this time does not support questions.
 _ANSWER_TIMEOUT_S = 5.0
 _ACK = "ack"
+_SHOWN_BYTES = 60
 #: Header of the frame without a message that ends a browsing subscription (ActiveMQ Classic).
 _BROWSED = b"\nbrowser:end"
 #: Header of each message of a stream.
 _STREAM_OFFSET = "x-stream-offset"
 _SUBSCRIBED = "subscribed"
+_WOKEN = "woken"
 _DISCONNECTED = "disconnected"
 
 
@@ -80,7 +81,9 @@ class StompSession(StompConnection):
         self._subscriptions = 0
         # Tags of deliveries are 1, 2, 3... in the order of arrival.
         self._tag = 0
-        self._settling = StompSettling(cumulative=self._dialect.cumulative, reject_headers=self._dialect.reject_headers)
+        self._settling = StompSettling(
+            cumulative=self._dialect.cumulative, reject_headers=self._dialect.reject_headers, own=self._own
+        )
         self._answers: set[str] = set()
         self._window = 0
         self._window_bytes = 0.0
@@ -120,7 +123,7 @@ class StompSession(StompConnection):
         return info.at_first(), facts if settings is None else facts.or_else(of_artemis_settings(settings))
 
     def _make_questions(self) -> Questions:
-        return Questions(self._dialect.management, self.endpoint.name, uuid.uuid4().hex)
+        return Questions(self._dialect.management, self.endpoint.name, self._own)
 
     def _ask_beside(self, asker: str, deadline: float) -> tuple[list[QueueInfo | None], dict[str, Any] | None]:
         """Ask over a separate connection; return facts about the queue and its address, both empty if refused."""
@@ -176,7 +179,7 @@ class StompSession(StompConnection):
 
     def _subscribe_first(self, window: int) -> None:
         self._answers.add(_SUBSCRIBED)
-        self._subscribe(window, receipt=_SUBSCRIBED)
+        self._subscribe(window)
         try:
             self._until(lambda: _SUBSCRIBED not in self._answers, self.now_s() + _SUBSCRIBE_TIMEOUT_S)
         except SessionLostError as ended:
@@ -191,7 +194,7 @@ class StompSession(StompConnection):
         durable = self.endpoint.subscription is not None and self._dialect.shared
         return self.endpoint.topic is None or durable
 
-    def _subscribe(self, window: int, **more: str) -> None:
+    def _subscribe(self, window: int) -> None:
         dialect, endpoint = self._dialect, self.endpoint
         headers = dict(dialect.queue_headers if endpoint.topic is None else dialect.topic_headers)
         if endpoint.subscription is not None:
@@ -204,8 +207,9 @@ class StompSession(StompConnection):
         headers[dialect.window_header] = str(self._grant(window))
         mode = "client" if dialect.cumulative else "client-individual"
         # The IDs have equal length, so that they ascend as RabbitMQ's consumer tags (see the session for AMQP 0-9-1).
-        number = f"{next(self._numbers):06}"
-        self._protocol.subscribe(self._destination(), number, mode, headers=headers | more)
+        name = f"{next(self._numbers):06}{self._own}"
+        headers["receipt"] = f"{_SUBSCRIBED}{self._own}"
+        self._protocol.subscribe(self._destination(), name, mode, headers=headers)
         self._subscriptions += 1
         self._show_life()
 
@@ -293,6 +297,9 @@ class StompSession(StompConnection):
     def _is_of_queue(self, tag: int, headers: bytes, body: bytes) -> bool:
         """Whether a message belongs to the queue and is taken. If it cannot be taken, this ends the session."""
         questions = self._questions
+        if self._own.encode() not in headers:
+            self._end = self._end or self._foreign_frame(headers)
+            return False
         if type(headers) is UnreadableHeaders and not self.options.keeps_unreadable:
             unreadable = unreadable_of((tag, headers, body, self._dialect))
             self._end = self._end or self._refuse(unreadable)
@@ -324,6 +331,14 @@ class StompSession(StompConnection):
             "STOMP. If it is a property named message-id, it hides the broker's ID. The message stays in the queue. "
             "Read the queue with protocol 'amqp-1.0' and a new checkpointLocation, or have the producer send no "
             "message-id"
+        )
+
+    def _foreign_frame(self, headers: bytes) -> MessageError:
+        """Return the error for a MESSAGE that the broker cannot have sent for a subscription of this session."""
+        return MessageError(
+            f"{self.endpoint.destination} holds a message that has a frame of STOMP in it, which begins with "
+            f"{headers.strip()[:_SHOWN_BYTES]!r}. A property of the message shows a wrong end of the message. Read the "
+            "queue with protocol 'amqp-1.0' and a new checkpointLocation, or remove the message with the broker's tools"
         )
 
     def _arrived(self, deliveries: int, size: int) -> None:
@@ -368,10 +383,11 @@ class StompSession(StompConnection):
         more page. So temporary consumers subscribe, with a selector that matches nothing.
         """
         for _ in range(self._wakeups):
-            number = str(next(self._numbers))
-            headers = {"selector": _NOTHING, self._dialect.window_header: "1"}
-            self._protocol.subscribe(self._destination(), number, "auto", headers=headers)
-            self._protocol.unsubscribe(number)
+            name = f"{next(self._numbers)}{self._own}"
+            receipt = f"{_WOKEN}{self._own}"
+            headers = {"selector": _NOTHING, self._dialect.window_header: "1", "receipt": receipt}
+            self._protocol.subscribe(self._destination(), name, "auto", headers=headers)
+            self._protocol.unsubscribe(name)
         # If nothing arrives, the queue is empty or other consumers have its messages.
         self._wakeups = 1
         self._quiet_s = min(self._quiet_s * _QUIET_GROWTH, _QUIET_LAST_S)
@@ -400,12 +416,15 @@ class StompSession(StompConnection):
             self._subscribe(waiting)
         self._send()
 
-    def _receipt(self, receipt: str | None) -> None:
-        if receipt is None:
-            self._ended("a RECEIPT arrived without a receipt-id", stated=True)
-            return
+    def _in_doubt(self) -> bool:
+        # Of frames without a receipt only an ACK or a NACK may fail.
+        return self._settling.unconfirmed
+
+    def _receipt(self, receipt: str) -> None:
         if receipt == PROVED:
             self._proof_s = -math.inf
+            return
+        if receipt == _WOKEN:  # which is not a sign of life of the queue
             return
         self._answers.discard(receipt)
         for number in self._settling.confirmed(receipt):
@@ -421,7 +440,7 @@ class StompSession(StompConnection):
         if not questions.subscribed:
             questions.subscribed = True
             destination, headers = questions.subscription()
-            self._protocol.subscribe(destination, questions.SUBSCRIPTION, "auto", headers=headers)
+            self._protocol.subscribe(destination, questions.name, "auto", headers=headers)
         self._ask(questions, *questions.question())
 
     def _ask(self, questions: Questions, destination: str, body: str, headers: dict[str, str]) -> None:
@@ -437,7 +456,7 @@ class StompSession(StompConnection):
         try:
             if self._connected and self._end is None:
                 self._answers.add(_DISCONNECTED)
-                self._protocol.disconnect(_DISCONNECTED)
+                self._protocol.disconnect(f"{_DISCONNECTED}{self._own}")
                 self._wake_s = float("inf")
                 if not self.paused:
                     closed_s = self.now_s() + _CLOSE_TIMEOUT_S

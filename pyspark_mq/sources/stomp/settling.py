@@ -22,15 +22,17 @@ class StompSettling:
     Args:
         cumulative: whether an ACK includes all earlier deliveries.
         reject_headers: further headers of NACK, to reject a message for good.
+        own: end of the names of receipts, left out in :meth:`confirmed`.
 
     Attributes:
         open: tag of an unsettled delivery -> the ID that settles the delivery (header `ack`, escaped as the broker
             wrote it), in order of arrival. For speed, the session adds every message to this dictionary directly.
     """
 
-    def __init__(self, *, cumulative: bool, reject_headers: Mapping[str, str]) -> None:
+    def __init__(self, *, cumulative: bool, reject_headers: Mapping[str, str], own: str = "") -> None:
         self.open: dict[int, bytes] = {}
         self._cumulative = cumulative
+        self._own = own
         self._refusal = "".join(f"{name}:{value}\n" for name, value in reject_headers.items()).encode()
         # With cumulative acknowledgements: tags that wait until earlier deliveries are settled.
         self._due: set[int] = set()
@@ -69,9 +71,10 @@ class StompSettling:
 
         The frames begin a transaction and abort it at once.
         """
-        receipt = f"settled-{next(self._numbers)}"
-        self._receipts[receipt] = [number]
-        return f"BEGIN\ntransaction:{receipt}\n\n\0ABORT\ntransaction:{receipt}\nreceipt:{receipt}\n\n\0".encode()
+        name = f"settled-{next(self._numbers)}"
+        self._receipts[name] = [number]
+        receipt = f"{name}{self._own}"
+        return f"BEGIN\ntransaction:{name}\n\n\0ABORT\ntransaction:{name}\nreceipt:{receipt}\n\n\0".encode()
 
     def reject(self, tags: Sequence[int]) -> bytes:
         """Return frames that reject these deliveries for good, as far as possible now."""
@@ -112,16 +115,19 @@ class StompSettling:
         return self._frames(frames, done, confirmed)
 
     def _frames(self, frames: Sequence[tuple[bytes, int]], done: Sequence[int], confirmed: list[int]) -> bytes:
-        """Build ACK and NACK frames. The RECEIPT for the last frame confirms the requests in `confirmed`, if any."""
+        """Build ACK and NACK frames. The RECEIPT for the last frame confirms the requests in `confirmed`.
+
+        The last frame always requests a receipt: until the receipt comes, an ERROR may come for an earlier frame.
+        """
         # stomp.py would be slow: there may be ten thousand frames at a time.
         written: list[bytes] = []
         end = len(frames) - 1
         for index, (command, tag) in enumerate(frames):
             more = self._refusal if command == b"NACK" else b""
-            if index == end and confirmed:
+            if index == end:
                 receipt = f"settled-{next(self._numbers)}"
                 self._receipts[receipt] = confirmed
-                more += f"receipt:{receipt}\n".encode()
+                more += f"receipt:{receipt}{self._own}\n".encode()
             written.append(b"%b\nid:%b\n%b\n\0" % (command, self.open[tag], more))
         for tag in done:
             del self.open[tag]
