@@ -40,6 +40,8 @@ _NAMES = (
 #: Names that are looked at alone.
 _ODD = ("a\\cb", "a\\\\b", "odd\\", "täst", "", "x\rz")
 _NEVER, _SMALL = 0, 500
+#: What ends the names of our subscriptions, if the reader knows it.
+_OWN = b"-5f0c"
 _CHANGES = 5
 _BODIES = (b"", b"x", b"text\n\ntext", b"\r\n", b"\0", b"\0\nMESSAGE\n\nx", b"\xff" * 20, b'{"a": 1}', b"\n")
 
@@ -53,6 +55,8 @@ def _value(rng: random.Random, name: str) -> bytes:
             return str(rng.choice((0, 4, rng.randrange(10**13), 2**63 // 1000, rng.randrange(2**64)))).encode()
         if name == "destination":
             return rng.choice((b"/queue/q", b"/exchange/a%2Fb/k", b"/exchange/x/%C3%A4", b"/amq/queue/q", b"/topic/t"))
+        if name == "subscription":
+            return b"000001" + _OWN
         if name == "message-id":
             return b"ID\\chost-1-17\\c1\\c1\\c%d" % rng.randrange(999)
         return rng.choice((b"value-%d" % rng.randrange(9999), b"plain", b"000001,%d" % rng.randrange(99), b""))
@@ -69,6 +73,8 @@ class _Producer:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._names = rng.sample(_NAMES, rng.randrange(8))
+        if rng.random() < 0.7:
+            self._names = [*dict.fromkeys([*self._names, "subscription"])]
         if rng.random() < 0.1:
             self._names.append(rng.choice((*_ODD, *self._names)))
         self._has_length = rng.random() < 0.8
@@ -82,7 +88,7 @@ class _Producer:
         rng = self._rng
         body = rng.choice(_BODIES) if rng.random() < 0.5 else rng.randbytes(rng.randrange(40))
         # Of a text with a NUL in it what is before that looks like the whole.
-        body = body if self._has_length or rng.random() < 0.01 else body.replace(b"\0", b"0")
+        body = body if self._has_length or rng.random() < 0.02 else body.replace(b"\0", b"0")
         lines = [b"MESSAGE"]
         for name in self._names:
             length = b"%d" % len(body) if rng.random() < 0.995 else rng.choice((b"x", b"", b"3", b"0%d" % len(body)))
@@ -110,9 +116,11 @@ def _changed(rng: random.Random, data: bytes) -> bytes:
     return bytes(changed)
 
 
-def _read(pieces: list[bytes], batch_min: int, dialect: StompDialect) -> tuple[list[Any], list[bytes], list[Any]]:
+def _read(
+    pieces: list[bytes], batch_min: int, dialect: StompDialect, own: bytes
+) -> tuple[list[Any], list[bytes], list[Any]]:
     """What a session has of a stream: its inbox, how each is acknowledged, and what is no message."""
-    reader = FrameReader(batch_min, dialect.last_header)
+    reader = FrameReader(batch_min, dialect.last_header, own)
     inbox: list[Any] = []
     handles: list[bytes] = []
     others: list[Any] = []
@@ -144,9 +152,10 @@ def _case(rng: random.Random) -> Counter[str]:
     cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.choice((0, 0, 1, 5))))
     pieces = [data[low:high] for low, high in pairwise([0, *cuts, len(data)]) if low < high]
     dialect = rng.choice(_DIALECTS)
-    alone, *known = _read(pieces, _NEVER, dialect)
-    together, *found = _read(pieces, rng.choice((1, 2, 8, 64)), dialect)
-    assert found == known, f"{pieces!r}"
+    own = rng.choice((b"", _OWN))
+    alone, *known = _read(pieces, _NEVER, dialect, own)
+    together, *found = _read(pieces, rng.choice((1, 2, 8, 64)), dialect, own)
+    assert found == known, f"{pieces!r}, with {own!r}"
     ids = MessageIds(IdSource(*rng.choice(_SOURCES)), OnMissing.CONTENT, exact=True, unreadable_rows=True)
     bytes_max = rng.choice((_SMALL, 4 << 20))
     made = [block_rows(_DECODER, together, ids, bytes_max), block_rows(_DECODER, alone, ids, bytes_max)]
