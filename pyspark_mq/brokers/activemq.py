@@ -77,6 +77,8 @@ ACTIVEMQ = Broker(
         # The broker parses each part of an ID as a number. An acknowledgement of another ID closes the connection
         # without an ERROR; the broker's log has "java.lang.NumberFormatException: For input string: "abc"" (6.3).
         foreign_prefix="JMS_AMQP_",
+        # `StompWireFormat.marshalHeaders` escapes values only (6.3).
+        escapes_names=False,
         # `/temp-queue/` is a queue of the connection's own, which nobody else can name.
         forms=(
             ("queue", "/queue/"),

@@ -213,3 +213,20 @@ def test_headers_beyond_the_limit_make_one_message_unreadable(
         engine.drain(2)
         assert sorted(engine.output) == sorted(sent)
     assert poll(lambda: entry.total() == 0, 30)
+
+
+@pytest.mark.protocols(STOMP)
+@pytest.mark.parametrize("name", ["x\nack:1\ny", "x\nack:1", "x\nsubscription:0\n\ny"], ids=["within", "last", "end"])
+def test_a_name_with_line_feeds_settles_no_other_message(entry: LiveEntry, name: str) -> None:
+    if entry.entry.broker != "activemq":
+        pytest.skip("other brokers escape the names of headers")
+    entry.publish(1)
+    entry.node.publish(entry.queue, [b"odd"], ids=[None], headers={name: "value"}, protocol=AMQP_1_0)
+    with entry.session(keeps_unreadable=True) as session:
+        try:
+            session.take_any(2)
+            known = [odd.tag for odd in session.decoder.unreadable(session.raws)] == session.tags()[1:]
+        except MessageError as refused:
+            known = "line feeds" in str(refused) or "frame of STOMP" in str(refused)
+        assert known
+    assert poll(lambda: entry.counts().ready == 2, 30)

@@ -221,6 +221,17 @@ def test_a_message_for_no_subscription_of_ours_is_not_taken() -> None:
         received([head + b"text\0\nMESSAGE\nack:9\nsubscription:000000\n\nfake\0\n"], 2)
 
 
+@pytest.mark.parametrize("count", [1, BATCH_MIN])
+@pytest.mark.parametrize("ack", [b"", b"x\nack:7\ny:z\nack:1\n", b"ack:1\nx\nack:7\n"])
+def test_a_message_without_one_handle_of_its_own_is_not_taken(ack: bytes, count: int) -> None:
+    odd = HEAD.replace(b"ack:1\n", ack).replace(b"\n\n", b"\ncontent-length:4\n\n") + b"text\0\n"
+    session = consumer()
+    session._take(session._reader.feed(odd * count + NEXT))
+    with pytest.raises(MessageError, match=r"'ID:host-1:1:1:1:1', that has [02] headers named ack"):
+        session.run(0)
+    assert take_each(session.buffer) == []
+
+
 def test_nobody_can_guess_what_a_broker_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert len({consumer()._own for _ in range(100)}) == 100

@@ -56,6 +56,7 @@ _NOTHING = "JMSMessageID='never'"
 #: A broker that does not answer a question within this time does not support questions.
 _ANSWER_TIMEOUT_S = 5.0
 _ACK = "ack"
+_ACK_LINE = b"\nack:"
 _SHOWN_BYTES = 60
 #: Header of the frame without a message that ends a browsing subscription (ActiveMQ Classic).
 _BROWSED = b"\nbrowser:end"
@@ -289,6 +290,7 @@ class StompSession(StompConnection):
         questions, names, foreign = self._questions, batch.frames.fields, self._dialect.foreign_prefix
         return not (
             (not self._tag and _STREAM_OFFSET in names)
+            or (not self._dialect.escapes_names and any(layout.count(_ACK) != 1 for layout in batch.frames.layouts))
             or self.options.browses
             or (foreign and any(name.startswith(foreign) for name in names) and batch.hidden())
             or (questions is not None and questions.subscribed and questions.mark in batch.frames.data)
@@ -310,6 +312,9 @@ class StompSession(StompConnection):
             self._on_info(questions.answer(body))
             return False
         if self.options.browses and _BROWSED in headers:
+            return False
+        if not self._dialect.escapes_names and headers.count(_ACK_LINE) != 1:
+            self._end = self._end or self._forged_ack(headers)
             return False
         refused = self._refused(headers, first=tag == 1)
         self._end = self._end or refused
@@ -339,6 +344,16 @@ class StompSession(StompConnection):
             f"{self.endpoint.destination} holds a message that has a frame of STOMP in it, which begins with "
             f"{headers.strip()[:_SHOWN_BYTES]!r}. A property of the message shows a wrong end of the message. Read the "
             "queue with protocol 'amqp-1.0' and a new checkpointLocation, or remove the message with the broker's tools"
+        )
+
+    def _forged_ack(self, headers: bytes) -> MessageError:
+        """Return the error for a message whose acknowledgement might settle another message."""
+        found = as_text(parse(headers).get("message-id")) or ""
+        return MessageError(
+            f"{self.endpoint.destination} holds a message, '{found:.200}', that has {headers.count(_ACK_LINE)} headers "
+            "named ack. A property's name has line feeds, which the broker does not escape, so an acknowledgement "
+            "might settle another message. Read the queue with protocol 'amqp-1.0' and a new checkpointLocation, or "
+            "remove the message with the broker's tools"
         )
 
     def _arrived(self, deliveries: int, size: int) -> None:
