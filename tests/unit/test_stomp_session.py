@@ -365,6 +365,17 @@ def test_messages_of_another_protocol_stay_together_unless_one_hides_the_id_of_t
             session.run(0)
 
 
+def test_a_quiet_topic_is_read_further() -> None:
+    told = {"broker": "artemis", "url": "stomp://localhost", "topic": "t", "guarantee": "none"}
+    endpoint = parse_options(told).settings.endpoint
+    session = StompSession(endpoint, 1, ReceiveBuffer(), SessionOptions(), time.monotonic)
+    assert session._grant(10) == -1
+    session._received_bytes = len(GOOD)
+    session._take(session._reader.feed(GOOD))
+    session._wake_queue(0.0)
+    assert session._reading()
+
+
 # -- however the bytes are cut ------------------------------------------------------------------
 
 GOOD = b"MESSAGE\nack:1\nsubscription:0-own\ncontent-length:4\n\ntext\0\n"

@@ -385,11 +385,12 @@ class StompSession(StompConnection):
             return  # the event that changes this also wakes the queue
         if self._dialect.stalls:
             self._wake_page(now)
+        elif not self._may_subscribe_again():
+            return  # the subscription has no limit
         elif self._window_bytes - len(self._settling.open) * self._message_bytes() < 2 * self._message_bytes():
             # The messages are larger than estimated, so the window holds fewer.
             self._window -= room
-            if self._may_subscribe_again():
-                self._subscribe(room)
+            self._subscribe(room)
 
     def _wake_page(self, now: float) -> None:
         """Wake a queue that delivers no more messages while a page of them is unacknowledged.
