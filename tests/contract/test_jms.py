@@ -192,7 +192,7 @@ def test_a_frame_in_a_text_is_part_of_the_text(entry: LiveEntry, text: str, caps
     assert len(shown) == 3
     with entry.engine(onUnreadableMessage="reject") as engine:
         engine.drain(1 if odd else 3)
-    assert poll(lambda: entry.total() == 0, 30)
+        assert poll(lambda: engine.trigger() == 0 and entry.total() == 0, 30)
 
 
 @READING
