@@ -14,12 +14,13 @@ offset, and the source then learns what a former process left. A bounded run kee
 
 *The place of the call's epoch.* For PAYLOAD and COMMIT, the call's epoch is the epoch at the call's position. For the
 other calls, it is the last epoch here. ``EPOCHS`` says what happens to that epoch. If the epoch is elsewhere, PAYLOAD
-is a replay and COMMIT does nothing: a process acknowledges only epochs it has run (rule 16).
+is a replay and COMMIT does nothing: a process acknowledges only epochs it has run (rule 16). Spark does not run an
+epoch if its optimizer removes the source from the plan, as for `limit(0)`.
 
 LATEST commits its position first, because Spark writes the commit log before it asks for the next offset. ``EPOCHS``
 has three kinds of LATEST, depending on how its position relates to the last epoch here.
 
-An epoch is planned, begun and committed before the next is planned, so LATEST never meets a begun epoch.
+An epoch is planned, begun and committed before the next is planned, so LATEST meets no epoch that is planned or begun.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
@@ -91,6 +92,7 @@ class Act(Enum):
     REPLAY = "replay"  #: begin the epoch as soon as its messages are here
     BEGIN = "begin"  #: keep the rows that the epoch emits until the epoch is committed
     ACKNOWLEDGE = "acknowledge"  #: acknowledge the epoch, and all epochs before it
+    REFUSE = "refuse"  #: fail the query, because Spark has ended an epoch whose messages it did not ask for
 
 
 _BOTH = First.FIND | First.LEARN
@@ -121,7 +123,6 @@ SHOWING: Mapping[tuple[Call, Committed], tuple[First, Committed]] = MappingProxy
 EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
     {
         (Call.LATEST, EpochPlace.ELSEWHERE): Act.PLAN,
-        (Call.LATEST, EpochPlace.PLANNED): Act.NOTHING,
         (Call.BEHIND, EpochPlace.ELSEWHERE): Act.NOTHING,
         (Call.BEHIND, EpochPlace.PLANNED): Act.NOTHING,
         (Call.BEHIND, EpochPlace.BEGUN): Act.NOTHING,
@@ -129,8 +130,8 @@ EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
         (Call.PAYLOAD, EpochPlace.PLANNED): Act.BEGIN,
         (Call.PAYLOAD, EpochPlace.BEGUN): Act.NOTHING,
         (Call.COMMIT, EpochPlace.ELSEWHERE): Act.NOTHING,
-        # Committed but never begun: this process has emitted none of its rows.
-        (Call.COMMIT, EpochPlace.PLANNED): Act.NOTHING,
+        # Committed but never begun: this process has emitted none of its rows (rule 16).
+        (Call.COMMIT, EpochPlace.PLANNED): Act.REFUSE,
         (Call.COMMIT, EpochPlace.BEGUN): Act.ACKNOWLEDGE,
     }
 )

@@ -24,7 +24,7 @@ from typing import Any
 
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.dedup import CheckpointOnly
-from pyspark_mq.errors import CheckpointError, InternalError
+from pyspark_mq.errors import CheckpointError, InternalError, unread_epoch
 from pyspark_mq.sources.batch_sizing import BatchSizing
 from pyspark_mq.sources.calls import Act, Call, Committed, EpochPlace, First, IllegalCallError, latest_at, show, step
 from pyspark_mq.sources.connections.block import Run
@@ -117,6 +117,7 @@ class EpochSource:
             Act.REPLAY: self._begin_again,
             Act.BEGIN: self._begin,
             Act.ACKNOWLEDGE: self._acknowledge,
+            Act.REFUSE: self._refuse,
         }
 
     # -- Spark's calls, in its order -----------------------------------------------------------
@@ -350,6 +351,9 @@ class EpochSource:
                 queue.drop(epoch)
             self._timings.committed(epoch, waits)
         self._queues.forget_ended()
+
+    def _refuse(self, asked: _Asked) -> None:
+        raise unread_epoch(self._destination, f"epoch {asked.end.epoch}")
 
     # -- counters and times ----------------------------------------------------------------
 

@@ -6,8 +6,10 @@ is not committed, Spark replays the epoch before it asks for another one. Later,
 the commit log is written. So the offset shown last is committed, and if no offset was shown, the query is new
 (``MicroBatchExecution.scala`` and ``PythonMicroBatchStream.scala`` of 4.0 and 4.1).
 
-One setting breaks this: with `spark.sql.streaming.triggerAvailableNowWrapper.enabled`, Spark asks for the end of a run
-of `Trigger.AvailableNow` before it shows any offset. The epoch that Spark then shows is not the one that was planned.
+Two things break this, and are refused. With `spark.sql.streaming.triggerAvailableNowWrapper.enabled`, Spark asks for
+the end of a run of `Trigger.AvailableNow` before it shows any offset. The epoch that Spark then shows is not the one
+that was planned. And if the optimizer removes the source from the plan, as for `limit(0)`, Spark shows no offset, but
+logs and commits the epoch.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pyspark_mq.errors import CheckpointError
+from pyspark_mq.errors import CheckpointError, unread_epoch
 
 __all__ = ["ShownOffset"]
 
@@ -26,7 +28,7 @@ class ShownOffset:
     def __init__(self, destination: str) -> None:
         self._destination = destination
         self._offset: dict[str, Any] | None = None
-        #: Start and end of the last epoch planned before anything was shown.
+        #: Start and end of the last planned epoch; None once an epoch was shown.
         self._planned: tuple[dict[str, Any], dict[str, Any]] | None = None
 
     def latest(
@@ -37,10 +39,13 @@ class ShownOffset:
         Args:
             initial: returns the offset of a new query.
             plan: plans the epoch after an offset, and returns its end.
+
+        Raises:
+            ConfigurationError: Spark did not ask for the messages of the last planned epoch.
         """
-        if self._offset is not None:
-            return plan(self._offset)
-        start = initial()
+        if self._planned is not None and self._planned[0] != self._planned[1]:
+            raise unread_epoch(self._destination, "an epoch")
+        start = initial() if self._offset is None else self._offset
         self._planned = start, plan(start)
         return self._planned[1]
 
@@ -57,4 +62,4 @@ class ShownOffset:
                 "of Trigger.AvailableNow is one epoch. Nothing was emitted, and only guarantee 'none' has acknowledged "
                 "messages"
             )
-        self._offset = end
+        self._offset, self._planned = end, None

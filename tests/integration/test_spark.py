@@ -206,6 +206,19 @@ def test_epochs_keep_to_the_limit_in_bytes(spark: Any, rabbit: RabbitNode, tmp_p
 
 
 @pytest.mark.whole
+def test_a_query_whose_plan_needs_no_source_is_refused_in_words(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    job = Job(spark, tmp_path, rabbit, name)
+    rabbit.publish(name, bodies(5))
+    writer = job.load().limit(0).writeStream.foreachBatch(lambda batch, _: batch.collect())
+    query = writer.option("checkpointLocation", job.checkpoint).trigger(processingTime="1 second").start()
+    assert poll(lambda: query.exception() is not None, 60), query.status
+    assert "without asking for its messages" in str(query.exception())
+    assert total(rabbit, name) == 5
+
+
+@pytest.mark.whole
 def test_a_small_epoch_waits_until_it_is_full_or_late(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
 ) -> None:

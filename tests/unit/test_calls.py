@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.errors import InternalError
+from pyspark_mq.errors import ConfigurationError, InternalError
 from pyspark_mq.sources.calls import (
     EPOCHS,
     SHOWING,
@@ -33,7 +33,10 @@ NEW = Position(0)
 SHOWS = (Call.BOUND, Call.LATEST, Call.PAYLOAD, Call.COMMIT)
 NAMES = (Call.LATEST, Call.BEHIND, Call.BEYOND, Call.PAYLOAD, Call.COMMIT)
 #: What cannot come: Spark goes on from what is not here, or from an epoch that it has just shown as committed.
-ILLEGAL = {(Call.BEYOND, epoch) for epoch in EpochPlace} | {(Call.LATEST, EpochPlace.BEGUN)}
+ILLEGAL = {(Call.BEYOND, epoch) for epoch in EpochPlace} | {
+    (Call.LATEST, EpochPlace.PLANNED),
+    (Call.LATEST, EpochPlace.BEGUN),
+}
 
 
 def test_every_pair_is_decided() -> None:
@@ -187,11 +190,14 @@ def check_latest_plans_behind_what_is_acknowledged() -> None:
     assert acts(source, lambda: source.latest(end, LIMIT)) == ["gather", "plan"]
 
 
-def check_latest_repeats_what_was_never_begun() -> None:
-    scene, source, end = epoch_at(EpochPlace.PLANNED)
-    scene.publish(2)
-    assert acts(source, lambda: source.latest(end, LIMIT)) == []
-    assert source._last == end
+def check_what_was_ended_and_never_begun_is_refused() -> None:
+    for call in ("latest", "commit"):
+        scene, source, end = epoch_at(EpochPlace.PLANNED)
+        scene.publish(2)
+        with pytest.raises(ConfigurationError, match="without asking for its messages"):
+            source.latest(end, LIMIT) if call == "latest" else source.commit(end)
+        assert source._last == end
+        assert scene.queue.acknowledged == []
 
 
 def check_latest_acknowledges_what_was_begun() -> None:
@@ -233,7 +239,6 @@ def check_a_payload_of_a_former_process_is_a_replay() -> None:
 def check_only_what_was_begun_is_acknowledged() -> None:
     for epoch, expected in {
         EpochPlace.ELSEWHERE: [],
-        EpochPlace.PLANNED: [],
         EpochPlace.BEGUN: ["acknowledge", "acknowledged"],
     }.items():
         _, source, end = epoch_at(epoch)
@@ -242,7 +247,7 @@ def check_only_what_was_begun_is_acknowledged() -> None:
 
 CHECKS: list[Callable[[], None]] = [
     check_latest_plans_behind_what_is_acknowledged,
-    check_latest_repeats_what_was_never_begun,
+    check_what_was_ended_and_never_begun_is_refused,
     check_latest_acknowledges_what_was_begun,
     check_from_behind_the_answer_is_the_last_one,
     check_from_beyond_is_an_error,

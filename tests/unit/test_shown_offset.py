@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.errors import CheckpointError
+from pyspark_mq.errors import CheckpointError, ConfigurationError
 from pyspark_mq.spark_source.shown_offset import ShownOffset
 
 BEGINNING: dict[str, Any] = {"epoch": 0}
@@ -55,6 +55,17 @@ def test_a_new_query_that_waits_goes_on_with_what_it_was_told(shown: ShownOffset
     assert shown.latest(lambda: BEGINNING, plan) == epoch(1)
     shown.show(BEGINNING, epoch(1))
     assert shown.latest(lambda: BEGINNING, plan) == epoch(2)
+
+
+@pytest.mark.parametrize("shown_before", [False, True])
+def test_an_epoch_that_spark_ended_without_showing_it_is_refused(
+    shown: ShownOffset, plan: Planner, shown_before: bool
+) -> None:
+    if shown_before:
+        shown.show(epoch(3), epoch(3))
+    assert shown.latest(lambda: BEGINNING, plan) == epoch(4 if shown_before else 1)
+    with pytest.raises(ConfigurationError, match=r"queue 'orders'.*without asking for its messages.*limit\(0\)"):
+        shown.latest(lambda: BEGINNING, plan)
 
 
 @pytest.mark.parametrize(("start", "end"), [(7, 7), (7, 8), (1, 1)])
