@@ -55,6 +55,7 @@ from benchmarks.report import Run, as_json, from_json, tables
 from benchmarks.sink import Sink
 from benchmarks.steps import Steps
 from benchmarks.streams import Streams
+from benchmarks.trickle import Trickle
 from benchmarks.turns import Arena, measure
 from testbed.process import NodeError
 
@@ -64,7 +65,7 @@ _WARM_UP_SHARE = 0.4
 #: Where what was measured is kept when it is interrupted, if nothing else was said.
 _INTERRUPTED = Path("bench-interrupted.json")
 _PARTS: dict[str, Part] = {
-    part.name: part for part in (Growth(), Latency(), Recovery(), Steps(), Cluster(), Streams(), Sink())
+    part.name: part for part in (Growth(), Latency(), Recovery(), Steps(), Cluster(), Streams(), Sink(), Trickle())
 }
 #: Parts that are a choice of what is measured side by side: its options; those given behind the name come later.
 _CHOICES: dict[str, list[str]] = {

@@ -141,3 +141,10 @@ def test_a_part_that_there_is_not_is_named() -> None:
     assert (
         "'grwth' is no part; there are guarantees, messages, contents, busy, growth, latency, recovery" in done.stderr
     )
+
+
+@pytest.mark.whole
+def test_messages_that_arrive_alone_are_measured_without_a_broker(tmp_path: Path) -> None:
+    results = measured(tmp_path, "trickle", "--messages", "128", "--repeats", "1")["results"]
+    assert [one["a_round"] for one in results["rounds"]] == [1, 4, 16, 64]
+    assert results["rounds"][-1]["together_us"] < results["rounds"][-1]["alone_us"]
