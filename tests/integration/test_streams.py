@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 import time
 import uuid
@@ -398,7 +399,8 @@ def test_spark_reads_a_stream_in_tasks_and_goes_on_from_its_checkpoint(
         query.awaitTermination()
 
     run(minPartitions=3, maxOffsetsPerTrigger=300)
-    assert len(epochs) > 1
+    # Before Spark 4.2 a run has one epoch.
+    assert len(epochs) > 1 or importlib.util.find_spec("pyspark.sql.streaming.datasource") is None
     publish(node.stream_port, stream, numbered(1_000, 1_100))
     run()
     assert [number for epoch in epochs for number in epoch] == [*range(1_100)]
