@@ -320,19 +320,20 @@ class Worker:
         sizes = [batches.size_of(item) for item in every]
         alike = {session.batches for _, session in some} == {batches}
         if every and alike and sum(sizes) < _FEW_BYTES and not any(isinstance(item, DeliveryBatch) for item in every):
+            made = None
             with contextlib.suppress(Exception):  # raised again, and told, session by session
-                batch = batches.of(every)
-                metadata, block = make_block(batch, first.ids, self._schema)
-                if metadata.is_plain:
-                    end = 0
-                    for supervised, session, items in taken:
-                        begin, end = end, end + len(items)
-                        if items:
-                            rows, arrived = RowRange(block, range(begin, end)), sum(sizes[begin:end])
-                            session.buffer.bytes_grown += rows.size_bytes - arrived - ROW_BYTES * len(items)
-                            part = metadata.part(slice(begin, end))
-                            supervised.events.put(Delivered(supervised.supervisor.key, session.number, part, rows))
-                    return end
+                made = make_block(batches.of(every), first.ids, self._schema)
+            if made is not None and made[0].is_plain:
+                metadata, block = made
+                end = 0
+                for supervised, session, items in taken:
+                    begin, end = end, end + len(items)
+                    if items:
+                        rows, arrived = RowRange(block, range(begin, end)), sum(sizes[begin:end])
+                        session.buffer.bytes_grown += rows.size_bytes - arrived - ROW_BYTES * len(items)
+                        part = metadata.part(slice(begin, end))
+                        supervised.events.put(Delivered(supervised.supervisor.key, session.number, part, rows))
+                return end
         count = 0
         for supervised, session, items in taken:
             try:
