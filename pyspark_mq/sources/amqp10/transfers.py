@@ -53,12 +53,12 @@ class _Tags(NamedTuple):
     """Delivery tags of consecutive messages.
 
     Attributes:
-        count: number of messages.
+        messages: number of messages.
         data: bytes with the tags, `width` for each message; None if proton has the payload.
         tag, tag_end: place of a tag within these bytes.
     """
 
-    count: int
+    messages: int
     data: bytes | None
     width: int = 0
     tag: int = 0
@@ -180,13 +180,13 @@ class Transfers:
 
     def _tag(self, tags: _Tags) -> None:
         self._tags.append(tags)
-        self._entries += tags.count
+        self._entries += tags.messages
 
     def newest_tag(self) -> bytes | None:
         """Return the delivery tag (2.7.5) of the entry that was taken off last; None if the entry was None."""
         last = self._entries - len(self.taken) - 1
-        while self._tags and last >= self._before + self._tags[0].count:
-            self._before += self._tags.popleft().count
+        while self._tags and last >= self._before + self._tags[0].messages:
+            self._before += self._tags.popleft().messages
         return self._tags[0].at(last - self._before) if self._tags and last >= self._before else None
 
     # -- one frame
