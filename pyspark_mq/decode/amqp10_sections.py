@@ -74,6 +74,8 @@ _PROPERTIES_FIELDS = (
 )  # fmt: skip
 #: Memory of an application property as objects. Few properties are covered by :data:`.ROW_BYTES`.
 _ENTRY_BYTES, _FEW_ENTRIES = 200, 32
+#: Of larger messages no second form of the body is kept.
+_LARGE_BYTES = 64 << 10
 #: The sections that are a list of fields.
 _LISTS = {_HEADER: _HEADER_FIELDS, _PROPERTIES: _PROPERTIES_FIELDS}
 
@@ -102,10 +104,13 @@ class SectionReader:
             if said.reply_to is not None:
                 said = said._replace(reply_to=as_row(said.reply_to, self.forms, said.reply_kind))
             body = json_text(said.value).encode() if said.described else body_bytes(said.value)
-            if isinstance(said.value, list | str):
+            size = len(data)
+            if isinstance(said.value, list) or size > _LARGE_BYTES:
                 said = said._replace(value=None)
-            more = max(0, len(body) - len(data)) + _ENTRY_BYTES * max(0, len(said.application) - _FEW_ENTRIES)
-            return Raw(tag, body, len(data) + more, said)
+                size = max(size, len(body))
+            if len(said.application) > _FEW_ENTRIES:
+                size += _ENTRY_BYTES * len(said.application)
+            return Raw(tag, body, size, said)
         except Exception as broken:  # noqa: BLE001 - whatever the error, this message is its cause
             return _unreadable(tag, data, broken)
 
