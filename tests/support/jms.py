@@ -23,6 +23,7 @@ __all__ = ["CORRELATION_ID", "GROUP_ID", "KINDS", "PRIORITY", "PROPERTIES", "REP
 _PROJECT = Path(__file__).resolve().parent.parent / "jms"
 _BUILD_TIMEOUT_S = 240
 _SEND_TIMEOUT_S = 60
+_PEER_TIMEOUT_S = 120
 
 #: What it sends, in order, and what each message has (`JmsSender.java`).
 KINDS = ("text", "bytes", "map", "stream", "object")
@@ -65,7 +66,8 @@ class Peer:
     def __init__(self, what: str, node: Node, queue: str, client: str, *more: str) -> None:
         first, *rest = _program(node, client, "JmsPeer")
         place = rest.index("JmsPeer") + 1
-        command = [first, *rest[:place], what, *rest[place:], queue, *more]
+        # A client may wait for ever for what its broker does not have.
+        command = ["timeout", f"{_PEER_TIMEOUT_S}", first, *rest[:place], what, *rest[place:], queue, *more]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
 
     def line(self) -> dict[str, Any]:
@@ -82,7 +84,7 @@ class Peer:
 
     def close(self) -> None:
         """End it."""
-        self._process.kill()
+        self._process.terminate()  # `timeout` passes it on
         self._process.communicate()
 
 
