@@ -227,9 +227,39 @@ def test_a_message_without_one_handle_of_its_own_is_not_taken(ack: bytes, count:
     odd = HEAD.replace(b"ack:1\n", ack).replace(b"\n\n", b"\ncontent-length:4\n\n") + b"text\0\n"
     session = consumer()
     session._take(session._reader.feed(odd * count + NEXT))
-    with pytest.raises(MessageError, match=r"'ID:host-1:1:1:1:1', that has [02] headers named ack"):
+    with pytest.raises(MessageError, match=r"'ID:host-1:1:1:1:1', that has several headers named ack, or the same one"):
         session.run(0)
     assert take_each(session.buffer) == []
+
+
+@pytest.mark.parametrize("count", [1, BATCH_MIN])
+def test_a_message_with_the_handle_of_another_one_is_not_taken(count: int) -> None:
+    def message(ack: bytes) -> bytes:
+        return HEAD.replace(b"ack:1\n", b"ack:%b\n" % ack).replace(b"\n\n", b"\ncontent-length:4\n\n") + b"text\0\n"
+
+    others = [message(b"other-%d" % number) for number in range(count)]
+    session = consumer()
+    session._take(session._reader.feed(b"".join([message(b"7"), *others, message(b"7"), *others, NEXT])))
+    with pytest.raises(MessageError, match=r"'ID:host-1:1:1:1:1', that has several headers named ack, or the same one"):
+        session.run(0)
+    assert len(take_each(session.buffer)) <= 1 + count
+    # Once a message is settled, its handle is free.
+    session = consumer()
+    session._take(session._reader.feed(message(b"7") + NEXT))
+    session._settling.acknowledge(1, 2, ())
+    assert session._settling.ids == set()
+
+
+def test_a_frame_of_the_login_in_a_message_is_an_error_that_names_the_message() -> None:
+    head = HEAD.replace(b"\nack", b"\ncontent-length:5\nack")
+    with pytest.raises(MessageError, match=r"begins with b'CONNECTED'.*'ID:host-1:1:1:1:1'.*'amqp-1.0'"):
+        received([head + b"hello\0CONNECTED\nversion:1.2\nheart-beat:0,0\n\nrest\0\n"], 2)
+
+
+def test_an_error_behind_a_message_names_the_message() -> None:
+    head = HEAD.replace(b"\nack", b"\ncontent-length:5\nack")
+    with pytest.raises(SessionLostError, match=r"forged.*the last one was 'ID:host-1:1:1:1:1'"):
+        received([head + b"hello\0ERROR\nmessage:forged\n\nno\0\n"], 2)
 
 
 def test_nobody_can_guess_what_a_broker_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,9 +386,9 @@ def test_messages_of_another_protocol_stay_together_unless_one_hides_the_id_of_t
     ids = [b"ID\\chost-1\\c1\\c1\\c1\\c%d" % number for number in range(100)]
     if hides:
         ids[60] = b"mine"
-    head = b"MESSAGE\nack:1\nsubscription:0-own\nJMS_AMQP_NATIVE:true\nmessage-id:%b\ncontent-length:0\n\n\0\n"
+    head = b"MESSAGE\nack:%d\nsubscription:0-own\nJMS_AMQP_NATIVE:true\nmessage-id:%b\ncontent-length:0\n\n\0\n"
     session = consumer(keeps=False)
-    session._take(FrameReader(BATCH_MIN).feed(b"".join(head % one for one in ids)))
+    session._take(FrameReader(BATCH_MIN).feed(b"".join(head % one for one in enumerate(ids))))
     assert len(session.buffer.inbox) == (60 if hides else 1)
     if hides:
         with pytest.raises(MessageError, match="'mine'"):
@@ -424,7 +454,7 @@ def test_why_a_login_fails_does_not_depend_on_how_its_bytes_were_read(wrong: byt
         assert told(pieces, keeps=False) == expected
 
 
-@pytest.mark.parametrize("wrong", WRONG[:10])
+@pytest.mark.parametrize("wrong", WRONG[:9])
 def test_the_end_of_a_session_that_subscribed_is_stated_by_what_the_broker_sent_and_not_by_its_silence(
     wrong: bytes,
 ) -> None:

@@ -28,7 +28,7 @@ from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
 from pyspark_mq.decode.stomp import FramesBatch, StompBatch, unreadable_of
 from pyspark_mq.decode.stomp_frames import Frames
 from pyspark_mq.decode.stomp_headers import UnreadableHeaders, as_text, parse, value
-from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
+from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError, shown
 from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth, ReceiveBuffer, SessionLostError
 from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
@@ -56,8 +56,8 @@ _NOTHING = "JMSMessageID='never'"
 #: A broker that does not answer a question within this time does not support questions.
 _ANSWER_TIMEOUT_S = 5.0
 _ACK = "ack"
-_ACK_LINE = b"\nack:"
-_SHOWN_BYTES = 60
+_ACK_LINE, _BARE_ACK_LINE = b"\nack:", b"\nack\n"
+_SHOWN_BYTES, _SHOWN_ID_CHARACTERS = 60, 200
 #: Header of the frame without a message that ends a browsing subscription (ActiveMQ Classic).
 _BROWSED = b"\nbrowser:end"
 #: Header of each message of a stream.
@@ -83,8 +83,13 @@ class StompSession(StompConnection):
         # Tags of deliveries are 1, 2, 3... in the order of arrival.
         self._tag = 0
         self._settling = StompSettling(
-            cumulative=self._dialect.cumulative, reject_headers=self._dialect.reject_headers, own=self._own
+            cumulative=self._dialect.cumulative,
+            reject_headers=self._dialect.reject_headers,
+            own=self._own,
+            forgeable=not self._dialect.escapes_names,
         )
+        #: The last message, or the batch that ends with it.
+        self._newest: bytes | FramesBatch = b""
         self._answers: set[str] = set()
         self._window = 0
         self._window_bytes = 0.0
@@ -264,6 +269,7 @@ class StompSession(StompConnection):
                 elif self._are_plain(batch := FramesBatch(item, np.arange(len(item.kinds)) + tag + 1, dialect)):
                     handles.update(zip(batch.tags.tolist(), item.values(_ACK), strict=True))
                     append(batch)
+                    self._newest = batch
                     tag, size = tag + len(batch), size + batch.size_bytes
                 else:
                     alone = ((MESSAGE, *one) for one in item.cut())
@@ -274,6 +280,7 @@ class StompSession(StompConnection):
                         tag += 1
                         handles[tag] = value(headers, _ACK, dialect.last_header) or b""
                         append((tag, headers, body, dialect))
+                        self._newest = headers
                         size += ROW_BYTES + len(headers) + len(body)
                     if self._end is not None:  # ignore the remaining frames
                         return
@@ -290,11 +297,22 @@ class StompSession(StompConnection):
         questions, names, foreign = self._questions, batch.frames.fields, self._dialect.foreign_prefix
         return not (
             (not self._tag and _STREAM_OFFSET in names)
-            or (not self._dialect.escapes_names and any(layout.count(_ACK) != 1 for layout in batch.frames.layouts))
             or self.options.browses
             or (foreign and any(name.startswith(foreign) for name in names) and batch.hidden())
             or (questions is not None and questions.subscribed and questions.mark in batch.frames.data)
+            or not self._have_own_acks(batch)  # last, because it records the IDs
         )
+
+    def _have_own_acks(self, batch: FramesBatch) -> bool:
+        """Whether each message of a batch has one header `ack`, with an ID that no other open message has."""
+        ids = self._settling.ids
+        if ids is None or any(layout.count(_ACK) != 1 for layout in batch.frames.layouts):
+            return ids is None
+        found = set(batch.frames.values(_ACK))
+        if len(found) < len(batch) or not ids.isdisjoint(found):
+            return False
+        ids |= found
+        return True
 
     def _is_of_queue(self, tag: int, headers: bytes, body: bytes) -> bool:
         """Whether a message belongs to the queue and is taken. If it cannot be taken, this ends the session."""
@@ -313,9 +331,13 @@ class StompSession(StompConnection):
             return False
         if self.options.browses and _BROWSED in headers:
             return False
-        if not self._dialect.escapes_names and headers.count(_ACK_LINE) != 1:
-            self._end = self._end or self._forged_ack(headers)
-            return False
+        ids = self._settling.ids
+        if ids is not None:
+            found = value(headers, _ACK) or b""
+            if headers.count(_ACK_LINE) != 1 or headers.count(_BARE_ACK_LINE) or found in ids:
+                self._end = self._end or self._forged_ack(headers)
+                return False
+            ids.add(found)
         refused = self._refused(headers, first=tag == 1)
         self._end = self._end or refused
         return refused is None
@@ -342,18 +364,36 @@ class StompSession(StompConnection):
         """Return the error for a MESSAGE that the broker cannot have sent for a subscription of this session."""
         return MessageError(
             f"{self.endpoint.destination} holds a message that has a frame of STOMP in it, which begins with "
-            f"{headers.strip()[:_SHOWN_BYTES]!r}. A property of the message shows a wrong end of the message. Read the "
-            "queue with protocol 'amqp-1.0' and a new checkpointLocation, or remove the message with the broker's tools"
+            f"{headers.strip()[:_SHOWN_BYTES]!r}. The message before the frame is '{self._newest_id()}'. A property of "
+            "one of these messages shows a wrong end of the message. Read the queue with protocol 'amqp-1.0' and a new "
+            "checkpointLocation, or remove the message with the broker's tools"
         )
+
+    def _newest_id(self) -> str:
+        """Return the ID of the last message, for errors."""
+        newest = self._newest
+        block = newest if isinstance(newest, bytes) else [*newest.frames.cut()][-1][0]
+        found = value(block, "message-id", self._dialect.last_header) or b""
+        return shown(found.decode("utf-8", "backslashreplace").replace("\\c", ":"))[:_SHOWN_ID_CHARACTERS]
+
+    def _answered(self, command: str, block: bytes, body: bytes) -> None:
+        if command == "CONNECTED" and self._newest:
+            self._end = self._end or self._foreign_frame(b"CONNECTED")
+            return
+        doubtful = self._end is None and self._newest and not self._dialect.escapes_names
+        super()._answered(command, block, body)
+        if doubtful and isinstance(self._end, SessionLostError) and self._own.encode() not in block:
+            reason = f"{self._end}. A message can have such a frame in it; the last one was '{self._newest_id()}'"
+            self._end = SessionLostError(reason, stated=True)
 
     def _forged_ack(self, headers: bytes) -> MessageError:
         """Return the error for a message whose acknowledgement might settle another message."""
         found = as_text(parse(headers).get("message-id")) or ""
         return MessageError(
-            f"{self.endpoint.destination} holds a message, '{found:.200}', that has {headers.count(_ACK_LINE)} headers "
-            "named ack. A property's name has line feeds, which the broker does not escape, so an acknowledgement "
-            "might settle another message. Read the queue with protocol 'amqp-1.0' and a new checkpointLocation, or "
-            "remove the message with the broker's tools"
+            f"{self.endpoint.destination} holds a message, '{found:.200}', that has several headers named ack, or the "
+            "same one as another message. The name of a property has line feeds, which the broker does not escape, so "
+            "an acknowledgement might settle another message. Read the queue with protocol 'amqp-1.0' and a new "
+            "checkpointLocation, or remove the message with the broker's tools"
         )
 
     def _arrived(self, deliveries: int, size: int) -> None:

@@ -23,14 +23,19 @@ class StompSettling:
         cumulative: whether an ACK includes all earlier deliveries.
         reject_headers: further headers of NACK, to reject a message for good.
         own: end of the names of receipts, left out in :meth:`confirmed`.
+        forgeable: whether a message can have the ID of another message.
 
     Attributes:
         open: tag of an unsettled delivery -> the ID that settles the delivery (header `ack`, escaped as the broker
             wrote it), in order of arrival. For speed, the session adds every message to this dictionary directly.
+        ids: these IDs, if a message can have the ID of another message; otherwise None. The session adds them, too.
     """
 
-    def __init__(self, *, cumulative: bool, reject_headers: Mapping[str, str], own: str = "") -> None:
+    def __init__(
+        self, *, cumulative: bool, reject_headers: Mapping[str, str], own: str = "", forgeable: bool = False
+    ) -> None:
         self.open: dict[int, bytes] = {}
+        self.ids: set[bytes] | None = set() if forgeable else None
         self._cumulative = cumulative
         self._own = own
         self._refusal = "".join(f"{name}:{value}\n" for name, value in reject_headers.items()).encode()
@@ -129,6 +134,8 @@ class StompSettling:
                 self._receipts[receipt] = confirmed
                 more += f"receipt:{receipt}{self._own}\n".encode()
             written.append(b"%b\nid:%b\n%b\n\0" % (command, self.open[tag], more))
+        if self.ids is not None:
+            self.ids.difference_update(self.open[tag] for tag in done)
         for tag in done:
             del self.open[tag]
         return b"".join(written)
