@@ -51,10 +51,13 @@ ARTEMIS = Broker(
     },
     browsable_over=frozenset({AMQP_1_0}),
     drops_copies=True,
-    # `Message.java`. Over STOMP and OpenWire the names of ActiveMQ Classic schedule, too.
+    # `Message.java`. Over STOMP and OpenWire the names of ActiveMQ Classic schedule, too. The three names of JMS
+    # replace the headers of that meaning for JMS readers (2.56), so the sender of a copied message could choose who is
+    # answered.
     steering=frozenset(
         {"_AMQ_LVQ_NAME", "_AMQ_DUPL_ID", "_AMQ_SCHED_DELIVERY", "_AMQ_GROUP_ID", "_AMQ_GROUP_SEQUENCE"}
         | {"_AMQ_ROUTING_TYPE", "AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_TIME"}
+        | {"JMSReplyTo", "JMSCorrelationID", "JMSType"}
     ),
     stomp=StompDialect(
         queue="{name}",

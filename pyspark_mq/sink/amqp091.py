@@ -24,7 +24,7 @@ from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError,
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sink.amqp091_message import content, publish_frame
 from pyspark_mq.sink.publisher import Publisher, WriteInterruptedError
-from pyspark_mq.sink.settings import NO_DESTINATION, Destination, Message
+from pyspark_mq.sink.settings import DROP_ROWS, NO_DESTINATION, Destination, Message
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, reason_of
 from pyspark_mq.sources.amqp091.login import connection_parameters
 
@@ -37,6 +37,8 @@ leave_out_own_lines("pika")
 _TURN_BYTES = 256 << 10
 _TURN_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
+#: Longer names that are not ASCII may make RabbitMQ's error text longer than a short string.
+_LONG_NAME_BYTES = 200
 _COPIES = "which RabbitMQ reads as further routing keys, and refuses as text"
 #: Overhead of a body frame (AMQP 0-9-1, 4.2.3).
 _AROUND_BYTES = 8
@@ -226,6 +228,9 @@ class Amqp091Publisher(Publisher):
         """
         if destination.kind != "queue":
             return refusal
+        size = len(destination.name.encode())
+        if size > _LONG_NAME_BYTES and not destination.name.isascii():
+            return refusal  # RabbitMQ fails to say that such a queue is missing (541 INTERNAL_ERROR, 4.3)
         if self._end is not None:
             return WriteInterruptedError(refusal.text, refusal=refusal)
         try:
@@ -302,7 +307,7 @@ class Amqp091Publisher(Publisher):
 
     def _not_routed(self, destination: Destination, message_id: str, text: str) -> None:
         if not self.settings.drops_destinations:
-            self._fail(destination, text)
+            self._fail(destination, text if self.settings.destination else f"{text}. {DROP_ROWS}")
             return
         _, numbers = self._gone.setdefault(destination, (WriteError(text), []))
         for number, (_, _, to, key) in enumerate(self._encoded):

@@ -235,8 +235,7 @@ class Amqp10Publisher(Publisher):
 
     def _drops(self, destination: Destination, refusal: MqError) -> bool:
         """Whether to drop a row whose destination is not there or refused, and forget the link to it."""
-        gone = isinstance(refusal, DestinationError) or destination.kind.startswith("temp-")
-        if not (gone and self.settings.drops_destinations):
+        if not (isinstance(refusal, DestinationError) and self.settings.drops_destinations):
             return False
         if self._failed is not None and self._failed.text == refusal.text:
             self._failed = None
@@ -340,8 +339,8 @@ class Amqp10Publisher(Publisher):
         refusal = self._refusal(
             str(destination), destination.kind, str(condition.name), str(condition.description or "")
         )
-        # The link alone has ended.
-        return WriteError(refusal.text) if isinstance(refusal, WriteInterruptedError) else refusal
+        # The link alone has ended: the broker refuses the destination, for example because of characters in its name.
+        return DestinationError(refusal.text) if isinstance(refusal, WriteInterruptedError) else refusal
 
     def _end_error(self) -> MqError:
         """Return the error for the end of the session or the connection."""

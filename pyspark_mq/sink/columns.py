@@ -102,7 +102,7 @@ class ColumnPlan:
             raise SchemaError(f"the rows have no column 'body' (string or binary); they have {', '.join(names)}")
         routed = settings.endpoint.broker.virtual_hosts
         self._destination = settings.destination
-        self._meant = settings.endpoint.broker.special_characters
+        self.separators = settings.endpoint.broker.special_characters
         self._key = settings.routing_key
         self._queues_only, self.marks_copies = routed, settings.endpoint.broker.drops_copies
         self.drops, self.allowed = settings.drops, settings.broker_properties
@@ -142,10 +142,10 @@ class ColumnPlan:
                 f"column '{self._where}' is {shown} in a row, so the row has no destination: fill the column, or set "
                 f"option '{self._where}' for all rows"
             )
-        if not self._meant.isdisjoint(name):
+        if not self.separators.isdisjoint(name):
             raise RowError(
                 f"a row has '{name}' in column 'queue', but in a name broker 'activemq' reads "
-                f"{' '.join(sorted(self._meant))} as separators of queues or parameters: rename the queue"
+                f"{' '.join(sorted(self.separators))} as separators of queues or parameters: rename the queue"
             )
         if self._where == "queue" and self._queues_only:
             if name.startswith(_ADDRESSES):
@@ -264,6 +264,14 @@ class RowReader:
         if row["body"] is None:
             raise RowError(
                 "column 'body' is null in a row, but a message needs a body: filter such rows, or use coalesce"
+            )
+        reply_to = row["replyTo"] = (
+            row.get("replyTo") or None
+        )  # an empty one makes ActiveMQ Classic close the connection
+        if reply_to is not None and not self._plan.separators.isdisjoint(reply_to):
+            raise RowError(
+                f"a row has '{reply_to}' in column 'replyTo', but in a name the broker reads "
+                f"{' '.join(sorted(self._plan.separators))} as separators: write null, or another name"
             )
         destination = self._plan.destination(row)
         properties = self._properties(row)

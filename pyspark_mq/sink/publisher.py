@@ -18,10 +18,18 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.errors import BrokerUnavailableError, MqError, OptionError, RefusedError, RowError, WriteError
+from pyspark_mq.errors import (
+    BrokerUnavailableError,
+    DestinationError,
+    MqError,
+    OptionError,
+    RefusedError,
+    RowError,
+    WriteError,
+)
 from pyspark_mq.sink.columns import ColumnPlan, RowReader
 from pyspark_mq.sink.ids import Identity
-from pyspark_mq.sink.settings import NO_MESSAGE, Destination, Message, Remarks, SinkSettings
+from pyspark_mq.sink.settings import DROP_ROWS, NO_MESSAGE, Destination, Message, Remarks, SinkSettings
 from pyspark_mq.sources.connections.protocols import client_class
 from pyspark_mq.sources.connections.socket_loop import count_addresses
 from pyspark_mq.sources.endpoint import FILES, Endpoint
@@ -440,7 +448,11 @@ def write_rows(
                 connection.send(messages)
                 count += batch.num_rows
         except RowError as unwritable:
-            raise RowError(f"{unwritable.text}. To drop such rows, set option 'onUnwritableRow' to 'drop'") from None
+            raise RowError(f"{unwritable.text}. {DROP_ROWS}") from None
+        except DestinationError as missing:
+            if settings.destination is not None:
+                raise
+            raise DestinationError(f"{missing.text}. {DROP_ROWS}") from None
         finally:
             connection.close()
     if remarks is not None:

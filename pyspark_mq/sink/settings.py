@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
-    "COPY_ID", "MQ_ID", "NO_DESTINATION", "NO_MESSAGE", "TEXT_TYPE", "Destination", "Message", "OnUnwritable",
-    "Remarks", "SinkSettings", "ttl_ms",
+    "COPY_ID", "DROP_ROWS", "MQ_ID", "NO_DESTINATION", "NO_MESSAGE", "TEXT_TYPE", "Destination", "Message",
+    "OnUnwritable", "Remarks", "SinkSettings", "ttl_ms",
 ]  # fmt: skip
 
+#: Advice in errors about rows.
+DROP_ROWS = "To drop such rows, set option 'onUnwritableRow' to 'drop'"
 #: Type of a text without one on RabbitMQ, whose messages do not tell texts from bytes. JMS clients then get a text.
 TEXT_TYPE = "text/plain; charset=utf-8"
 #: Property that carries the ID on both ActiveMQ brokers. Their own header cannot carry an ID over every protocol.

@@ -393,22 +393,25 @@ def test_a_row_names_no_exchange_by_an_address(entry: LiveEntry, name: str) -> N
 
 def test_rows_that_cannot_be_written_are_dropped_if_that_is_wanted(entry: LiveEntry) -> None:
     gone = {"rabbitmq": f"{entry.queue}-gone", "activemq": "temp-queue://ID:gone-1:2:3"}.get(entry.entry.broker)
-    good = [{"body": b"good %d" % number, "queue": entry.queue} for number in range(600)]
+    good = [{"body": b"good %d" % number, "queue": entry.queue, "replyTo": ""} for number in range(600)]
     bad = [
         {"body": None, "queue": entry.queue},
         {"body": b"x", "queue": ""},
         {"body": b"x", "queue": entry.queue, "properties": [("", "x")]},
     ]
     lost = [{"body": b"x", "queue": gone}] * 3 if gone else []
-    for one in (*bad, *lost[:1]):
+    if entry.entry.protocol == AMQP_0_9_1:
+        lost[2] = {"body": b"x", "queue": "ü" * 127}  # RabbitMQ fails where it would say that it is missing
+    elif entry.entry.protocol == AMQP_1_0 and entry.entry.broker != "rabbitmq":
+        lost = [{"body": b"x", "queue": f"{entry.queue}\nodd"}] * 3
+    for one in (*bad, *lost[:1], *lost[2:]):
         with pytest.raises(MqError) as refusal:
             write(entry, [one], settings=settings_of(entry, queue=None))
-        named = isinstance(refusal.value, WriteError | DestinationError)
-        assert named or "'onUnwritableRow'" in str(refusal.value)
+        assert "'onUnwritableRow'" in str(refusal.value) or entry.entry.protocol == STOMP
     remarks, settings = Remarks(), settings_of(entry, queue=None, on_unwritable=OnUnwritable.DROP)
     rows = [*good[:200], *bad, *lost[:1], *good[200:400], *lost[1:2], *good[400:], *lost[2:]]
     assert write(entry, rows, bad[:2], settings=settings, remarks=remarks) == 600
-    assert remarks.dropped == Counter({NO_MESSAGE: 5, **({NO_DESTINATION: 3} if gone else {})})
+    assert remarks.dropped == Counter({NO_MESSAGE: 5, **({NO_DESTINATION: 3} if lost else {})})
     assert remarks.first
     found = read(entry, 600)
     assert sorted(row["body"] for row in found) == sorted(row["body"] for row in good)

@@ -58,7 +58,7 @@ def _row(rng: random.Random) -> dict[str, Any]:
         "body": rng.choice(_BODIES),
         "messageId": _maybe(rng, f"id-{rng.getrandbits(64)}{rng.choice(_TEXTS)}"),
         "correlationId": text(),
-        "replyTo": text(),
+        "replyTo": _maybe(rng, rng.choice([one for one in _TEXTS if one and "," not in one])),
         "contentType": _maybe(rng, rng.choice(_SYMBOLS)),
         "contentEncoding": _maybe(rng, rng.choice(_SYMBOLS)),
         "type": text(),
@@ -76,7 +76,7 @@ def _expected(row: Mapping[str, Any], broker: str, protocol: str) -> dict[str, A
     """The row as a source has it."""
     read = dict(row)
     read["persistent"] = row["persistent"] is not False
-    known = dict(row["properties"] or [])
+    known = {name: value for name, value in row["properties"] or [] if name not in BROKERS[broker].steering}
     if protocol == AMQP_1_0:
         read["priority"] = 4 if row["priority"] is None else row["priority"]
         # Seconds since 1970 that are none count as absent there.
