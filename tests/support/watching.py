@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pyspark_mq.ack import InFlightTable
+from pyspark_mq.ack.buffer import Parts, places_of
 from pyspark_mq.ack.handles import Acknowledgements
 from pyspark_mq.dedup import key_text
 from pyspark_mq.sources.connections.events import Opened
@@ -102,8 +104,34 @@ def _watch_queue(reader: QueueReader, slots: dict[tuple[str, int], int], tell: T
 
     _before(reader, "_open", opened)
     _before(reader, "_lose", lost)
-    _before(in_flight, "deliver", delivered)
+    _watch_deliveries(in_flight, delivered)
     _before(reader.connections, "acknowledge", acknowledged)
+
+
+def _watch_deliveries(in_flight: InFlightTable[Any, Any], delivered: Callable[..., None]) -> None:
+    """Tell of deliveries, whether they are given session by session, or new ones of several sessions together."""
+    deliver, deliver_new = in_flight.deliver, in_flight.deliver_new
+    alone = False
+
+    def by_session(session: int, tags: Sequence[int], keys: Sequence[Any], *more: Any) -> Any:
+        nonlocal alone
+        delivered(session, tags, keys)
+        alone = True
+        try:
+            return deliver(session, tags, keys, *more)
+        finally:
+            alone = False
+
+    def together(parts: Parts, keys: Sequence[Any], payloads: Sequence[Any]) -> bool:
+        new = deliver_new(parts, keys, payloads)
+        if new and not alone:
+            every = [*keys]
+            for session, tags, begin, end in places_of(parts):
+                delivered(session, tags, every[begin:end])
+        return new
+
+    in_flight.deliver = by_session  # type: ignore[method-assign]
+    in_flight.deliver_new = together  # type: ignore[method-assign]
 
 
 def _before(owner: Any, name: str, watching: Callable[..., None]) -> None:
