@@ -207,8 +207,9 @@ class InternalError(MqError):
 def unread_epoch(destination: str, epoch: str) -> ConfigurationError:
     """Return the error for an epoch that Spark has ended although it did not ask for the epoch's messages."""
     return ConfigurationError(
-        f"{destination}: Spark has ended {epoch} without asking for its messages, so none of them was emitted. The "
-        "plan of the query does not need the source, for example because of limit(0), a condition that is always "
-        "false, or a join of which no column is used. Change the query. A restart counts the messages of the epoch as "
-        "read. To look at messages without consuming them, use 'pyspark-mq peek'"
+        f"{destination}: Spark has ended {epoch} without asking for its messages, so none of them was emitted. Either "
+        "a file sink skipped the batch, because its folder already has one of this number: use a new folder for a new "
+        "checkpoint. Or the plan of the query does not need the source, for example because of limit(0), a condition "
+        "that is always false, or a join of which no column is used: change the query. A restart counts the messages "
+        "of the epoch as read. To look at messages without consuming them, use 'pyspark-mq peek'"
     )

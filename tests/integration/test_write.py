@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
@@ -98,7 +99,10 @@ def test_a_new_checkpoint_needs_a_new_folder(spark: Any, rabbit: RabbitNode, tmp
     assert run("first", "rows") == run("first", "rows") == [b"old"]
     assert poll(lambda: total(rabbit, queue) == 0, 30)
     rabbit.publish(queue, [b"skipped"])
-    assert run("second", "rows") == run("second", "rows") == [b"old"]
+    with pytest.raises(StreamingQueryException, match="its folder already has one of this number"):
+        run("second", "rows")
+    assert total(rabbit, queue) == 1
+    assert run("second", "rows") == [b"old"]
     assert poll(lambda: total(rabbit, queue) == 0, 30), "the next start takes it for committed"
     rabbit.publish(queue, [b"new"])
     assert run("third", "other rows") == [b"new"]
