@@ -50,6 +50,8 @@ _TURN_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
 #: Most open links: rows may name any number of destinations.
 _LINKS_MAX = 100
+#: Longest name of a destination. Artemis ends the connection if a link's name does not fit into a frame.
+_NAME_BYTES_MAX, _NAME_SHOWN = 8_192, 100
 _PRIORITY_MAX = 9
 _NO_CREDIT = "it gives no credit to send more"
 _NO_WINDOW = "it has stopped reading"
@@ -118,6 +120,11 @@ class Amqp10Publisher(Publisher):
         link = self._links.get(destination)
         if link is not None:
             return link
+        if len(destination.name.encode()) > _NAME_BYTES_MAX:
+            raise DestinationError(
+                f"{self.url}: the name of {destination.kind} '{destination.name[:_NAME_SHOWN]}...' is too long for a "
+                f"frame of AMQP 1.0: shorten it, to at most {_NAME_BYTES_MAX} bytes"
+            )
         if len(self._links) >= _LINKS_MAX:
             self._drain()
             for old in self._links.values():

@@ -403,7 +403,8 @@ def test_rows_that_cannot_be_written_are_dropped_if_that_is_wanted(entry: LiveEn
     if entry.entry.protocol == AMQP_0_9_1:
         lost[2] = {"body": b"x", "queue": "ü" * 127}  # RabbitMQ fails where it would say that it is missing
     elif entry.entry.protocol == AMQP_1_0 and entry.entry.broker != "rabbitmq":
-        lost = [{"body": b"x", "queue": f"{entry.queue}\nodd"}] * 3
+        odd = (f"{entry.queue}\nodd", "n" * 60_000, f"{entry.queue}\nodd")
+        lost = [{"body": b"x", "queue": name} for name in odd]
     for one in (*bad, *lost[:1], *lost[2:]):
         with pytest.raises(MqError) as refusal:
             write(entry, [one], settings=settings_of(entry, queue=None))
