@@ -15,7 +15,7 @@ from itertools import chain, groupby, islice
 from operator import eq
 from typing import Any, Generic, TypeAlias, TypeVar
 
-__all__ = ["RUN_MIN", "SPREAD_MAX", "Buffer", "MessageRun", "Parts", "joined", "lowest_tags", "places_of"]
+__all__ = ["RUN_MIN", "SPREAD_MAX", "Buffer", "MessageRun", "Parts", "joined", "keys_of", "lowest_tags", "places_of"]
 
 #: Fewest messages in a run, unless many others are buffered.
 RUN_MIN = 64
@@ -72,6 +72,12 @@ def places_of(parts: Parts) -> Iterator[tuple[int, Sequence[int], int, int]]:
     for session, tags in parts:
         begin, end = end, end + len(tags)
         yield session, tags, begin, end
+
+
+def keys_of(parts: Parts, keys: Sequence[K]) -> Iterator[tuple[int, Sequence[int], Sequence[K]]]:
+    """Yield parts, each with the keys of its deliveries."""
+    for session, tags, begin, end in places_of(parts):
+        yield session, tags, keys if len(parts) == 1 else keys[begin:end]
 
 
 def joined(parts: Sequence[Sequence[K]]) -> Sequence[K]:

@@ -12,7 +12,7 @@ from itertools import chain, compress
 from operator import itemgetter, not_
 from typing import Any, Generic, TypeVar
 
-from pyspark_mq.ack.buffer import MessageRun, joined, places_of
+from pyspark_mq.ack.buffer import MessageRun, joined, keys_of
 
 __all__ = ["Acknowledgements", "Handles", "OpenDeliveries", "SessionAcks"]
 
@@ -210,8 +210,8 @@ class OpenDeliveries(Generic[K]):
         by_session: dict[int, list[tuple[Sequence[int], Sequence[K]]]] = {}
         for run in runs:
             keys = run.keys if len(run.parts) == 1 else [*run.keys]
-            for session, some, begin, end in places_of(run.parts):
-                by_session.setdefault(session, []).append((some, keys[begin:end] if len(run.parts) > 1 else keys))
+            for session, some, its_keys in keys_of(run.parts, keys):
+                by_session.setdefault(session, []).append((some, its_keys))
         parts: list[tuple[SessionAcks, Collection[K]]] = []
         for session, its in by_session.items():
             its.sort(key=lambda part: part[0][0])

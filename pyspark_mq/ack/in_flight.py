@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from itertools import islice
 from typing import Any, Generic, TypeVar, cast
 
-from pyspark_mq.ack.buffer import RUN_MIN, SPREAD_MAX, Buffer, MessageRun, Parts, joined, lowest_tags, places_of
+from pyspark_mq.ack.buffer import RUN_MIN, SPREAD_MAX, Buffer, MessageRun, Parts, joined, keys_of, lowest_tags
 from pyspark_mq.ack.content_matcher import ContentMatcher
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.ack.groups import Assigned, DeliveredGroup, Ended, Group, Whole, sorted_by_state
@@ -435,8 +435,8 @@ class InFlightTable(Generic[K, P]):
 
     def _hold_parts(self, parts: Parts, keys: Collection[K]) -> None:
         every = keys if isinstance(keys, Sequence) else [*keys]
-        for session, tags, begin, end in places_of(parts):
-            self._open[session].hold(tags, every[begin:end] if len(parts) > 1 else every)
+        for session, tags, its_keys in keys_of(parts, every):
+            self._open[session].hold(tags, its_keys)
 
     def _bind(self, group: DeliveredGroup[K, P]) -> None:
         self._hold(group)

@@ -265,9 +265,7 @@ class RowReader:
             raise RowError(
                 "column 'body' is null in a row, but a message needs a body: filter such rows, or use coalesce"
             )
-        reply_to = row["replyTo"] = (
-            row.get("replyTo") or None
-        )  # an empty one makes ActiveMQ Classic close the connection
+        reply_to = row.get("replyTo") or None  # an empty one makes ActiveMQ Classic close the connection
         if reply_to is not None and not self._plan.separators.isdisjoint(reply_to):
             raise RowError(
                 f"a row has '{reply_to}' in column 'replyTo', but in a name the broker reads "
@@ -278,7 +276,7 @@ class RowReader:
         _check_numbers(row)
         persistent = row.get("persistent")
         message = Message(
-            destination, row.get("messageId") or "", row["body"], is_text, row.get("correlationId"), row.get("replyTo"),
+            destination, row.get("messageId") or "", row["body"], is_text, row.get("correlationId"), reply_to,
             row.get("contentType"), row.get("contentEncoding"), row.get("type"), row.get("priority"),
             row.get("timestamp"), row.get("expiration"), row.get("appId"), row.get("groupId"),
             row.get("groupSequence"), persistent is not False, properties,

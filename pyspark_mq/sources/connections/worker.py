@@ -34,7 +34,7 @@ import pyarrow as pa
 
 from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
 from pyspark_mq.errors import InternalError, MqError, OptionError
-from pyspark_mq.sources.connections.block import RowRange, make_block
+from pyspark_mq.sources.connections.block import Block, Metadata, RowRange, make_block
 from pyspark_mq.sources.connections.events import (
     Confirmed,
     Delivered,
@@ -280,15 +280,13 @@ class Worker:
     def _hand_over(self, supervised: _Supervised, session: Session) -> int:
         buffer = session.buffer
         rows, left = 0, len(buffer.inbox)
-        try:
+        with self._ending_on_error(supervised):
             while left > 0:
                 items = buffer.take(_ROWS_MAX)
                 if not items:
                     break  # the session has ended meanwhile
                 left -= len(items)
                 rows += self._convert(supervised, session, items)
-        except Exception as error:  # noqa: BLE001 - a silent death would hang the query
-            self._fail(supervised, error)
         return rows
 
     def _convert(self, supervised: _Supervised, session: Session, items: Sequence[Any]) -> int:
@@ -302,12 +300,17 @@ class Worker:
             count += len(batch)
         return count
 
-    def _fail(self, supervised: _Supervised, error: Exception) -> None:
-        _LOG.error("handing over failed", exc_info=error)
-        text = f"{supervised.supervisor.endpoint.destination}: deliveries could not be converted: "
-        supervised.events.put(Failed(supervised.supervisor.key, MqError(f"{text}{type(error).__name__}: {error}")))
-        supervised.supervisor.stop()
-        supervised.session = None
+    @contextlib.contextmanager
+    def _ending_on_error(self, supervised: _Supervised) -> Iterator[None]:
+        """Report an error to the query and end the supervisor, because a silent death would hang the query."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - as above
+            _LOG.exception("handing over failed")
+            text = f"{supervised.supervisor.endpoint.destination}: deliveries could not be converted: "
+            supervised.events.put(Failed(supervised.supervisor.key, MqError(f"{text}{type(error).__name__}: {error}")))
+            supervised.supervisor.stop()
+            supervised.session = None
 
     def _hand_over_together(self, some: Sequence[tuple[_Supervised, Session]]) -> int:
         """Pass on the few deliveries of several sessions of one queue. One block costs as much as each of them would.
@@ -315,32 +318,36 @@ class Worker:
         Only plain messages share a block. Everything else is passed on session by session.
         """
         taken = [(supervised, session, session.buffer.take(_ROWS_MAX)) for supervised, session in some]
+        batches = some[0][1].batches
+        alike = all(session.batches == batches for _, session in some)
         every = [item for _, _, items in taken for item in items]
-        (first, session), batches = some[0], some[0][1].batches
         sizes = [batches.size_of(item) for item in every]
-        alike = {session.batches for _, session in some} == {batches}
-        if every and alike and sum(sizes) < _FEW_BYTES and not any(isinstance(item, DeliveryBatch) for item in every):
-            made = None
-            with contextlib.suppress(Exception):  # raised again, and told, session by session
-                made = make_block(batches.of(every), first.ids, self._schema)
-            if made is not None and made[0].is_plain:
-                metadata, block = made
-                end = 0
-                for supervised, session, items in taken:
-                    begin, end = end, end + len(items)
-                    if items:
-                        rows, arrived = RowRange(block, range(begin, end)), sum(sizes[begin:end])
-                        session.buffer.bytes_grown += rows.size_bytes - arrived - ROW_BYTES * len(items)
-                        part = metadata.part(slice(begin, end))
-                        supervised.events.put(Delivered(supervised.supervisor.key, session.number, part, rows))
-                return end
-        count = 0
+        made = self._shared_block(some[0][0], batches, every) if alike and sum(sizes) < _FEW_BYTES else None
+        count = end = 0
         for supervised, session, items in taken:
-            try:
-                count += self._convert(supervised, session, items)
-            except Exception as error:  # noqa: BLE001 - a silent death would hang the query
-                self._fail(supervised, error)
+            if made is None:
+                with self._ending_on_error(supervised):
+                    count += self._convert(supervised, session, items)
+                continue
+            begin, end = end, end + len(items)
+            if items:
+                rows, arrived = RowRange(made[1], range(begin, end)), sum(sizes[begin:end])
+                session.buffer.bytes_grown += rows.size_bytes - arrived - ROW_BYTES * len(items)
+                metadata = made[0].part(slice(begin, end))
+                supervised.events.put(Delivered(supervised.supervisor.key, session.number, metadata, rows))
+                count += len(items)
         return count
+
+    def _shared_block(
+        self, supervised: _Supervised, batches: type[DeliveryBatch], items: Sequence[Any]
+    ) -> tuple[Metadata, Block] | None:
+        """Make one block of the deliveries of several sessions; return None unless all are plain."""
+        if not items or any(isinstance(item, DeliveryBatch) for item in items):
+            return None
+        with contextlib.suppress(Exception):  # raises again, and is reported, session by session
+            metadata, block = make_block(batches.of(items), supervised.ids, self._schema)
+            return (metadata, block) if metadata.is_plain else None
+        return None
 
     def _tell_status(self, supervised: _Supervised, session: Session) -> None:
         status = SessionStatus(supervised.supervisor.key, session.number, session.paused)

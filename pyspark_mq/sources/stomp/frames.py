@@ -30,8 +30,9 @@ from typing import TypeAlias
 
 from pyspark_mq.decode.stomp_frames import Frames, find_frames
 from pyspark_mq.decode.stomp_headers import UnreadableHeaders, value
+from pyspark_mq.errors import shown
 
-__all__ = ["COMMANDS", "MESSAGE", "Frame", "FrameReader", "StompFrameError", "UnreadableHeaders"]
+__all__ = ["COMMANDS", "MESSAGE", "Frame", "FrameReader", "StompFrameError", "UnreadableHeaders", "id_for_errors"]
 
 #: (command, header block, body)
 Frame: TypeAlias = "tuple[str, bytes, bytes]"
@@ -285,10 +286,9 @@ class FrameReader:
 
     def _doubt(self) -> str:
         assert self._headers is not None
-        found = value(self._headers[1], "message-id", self._last) or b""
-        shown = found.decode("utf-8", "backslashreplace").replace("\\c", ":")[:_SHOWN_ID_CHARACTERS]
+        found = id_for_errors(self._headers[1], self._last)
         return (
-            f"the text of message '{shown}' has a NUL and an ERROR frame in it, or the broker sent that ERROR. Read "
+            f"the text of message '{found}' has a NUL and an ERROR frame in it, or the broker sent that ERROR. Read "
             "the queue with protocol 'amqp-1.0', or remove the message with the broker's tools"
         )
 
@@ -346,6 +346,17 @@ class FrameReader:
         command = head[: head.find(b"\n")]
         lines = _needed(head[len(command) :] + b"\n").split(b"\n")
         return b"\n".join([command, *(line for line in lines[1:-1] if len(line) <= _LINE_BYTES_MAX)])
+
+
+def id_for_errors(block: bytes, last: str) -> str:
+    """Return the start of a message's ID.
+
+    Args:
+        block: the message's headers.
+        last: name of the header whose last entry counts; empty if there is none.
+    """
+    found = value(block, "message-id", last) or b""
+    return shown(found.decode("utf-8", "backslashreplace").replace("\\c", ":"))[:_SHOWN_ID_CHARACTERS]
 
 
 def _behind_ends_of_lines(buffer: bytearray, position: int) -> int:

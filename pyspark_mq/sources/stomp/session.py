@@ -28,12 +28,12 @@ from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
 from pyspark_mq.decode.stomp import FramesBatch, StompBatch, unreadable_of
 from pyspark_mq.decode.stomp_frames import Frames
 from pyspark_mq.decode.stomp_headers import UnreadableHeaders, as_text, parse, value
-from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError, shown
+from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth, ReceiveBuffer, SessionLostError
 from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
 from pyspark_mq.sources.stomp.errors import subscribe_error
-from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, StompFrameError
+from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, StompFrameError, id_for_errors
 from pyspark_mq.sources.stomp.settling import StompSettling
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -57,7 +57,7 @@ _NOTHING = "JMSMessageID='never'"
 _ANSWER_TIMEOUT_S = 5.0
 _ACK = "ack"
 _ACK_LINE, _BARE_ACK_LINE = b"\nack:", b"\nack\n"
-_SHOWN_BYTES, _SHOWN_ID_CHARACTERS = 60, 200
+_SHOWN_BYTES = 60
 #: Header of the frame without a message that ends a browsing subscription (ActiveMQ Classic).
 _BROWSED = b"\nbrowser:end"
 #: Header of each message of a stream.
@@ -373,8 +373,7 @@ class StompSession(StompConnection):
         """Return the ID of the last message, for errors."""
         newest = self._newest
         block = newest if isinstance(newest, bytes) else [*newest.frames.cut()][-1][0]
-        found = value(block, "message-id", self._dialect.last_header) or b""
-        return shown(found.decode("utf-8", "backslashreplace").replace("\\c", ":"))[:_SHOWN_ID_CHARACTERS]
+        return id_for_errors(block, self._dialect.last_header)
 
     def _answered(self, command: str, block: bytes, body: bytes) -> None:
         if command == "CONNECTED" and self._newest:
