@@ -77,8 +77,9 @@ ACTIVEMQ = Broker(
         # The broker parses each part of an ID as a number. An acknowledgement of another ID closes the connection
         # without an ERROR; the broker's log has "java.lang.NumberFormatException: For input string: "abc"" (6.3).
         foreign_prefix="JMS_AMQP_",
-        # `StompWireFormat.marshalHeaders` escapes values only (6.3).
-        escapes_names=False,
+        # `StompWireFormat.marshalHeaders` escapes values only, and `copyStandardHeadersFromMessageToFrame` in
+        # `FrameTranslator` sets these for every message (6.3).
+        always=("message-id", "destination", "expires", "priority", "timestamp"),
         # `/temp-queue/` is a queue of the connection's own, which nobody else can name.
         forms=(
             ("queue", "/queue/"),

@@ -66,8 +66,9 @@ class StompDialect:
             settled if they have their producer's ID. Empty if all messages can be settled.
         management: address that answers questions about a queue; empty if there is no such address, or if every query
             leaves something behind.
-        escapes_names: whether the broker escapes the names of headers. Otherwise a property's name may have line feeds,
-            and so look like further headers.
+        always: headers that every message has, if the broker does not escape the names of headers. There a property's
+            name may contain line feeds, and so look like further headers. If it contains an empty line, the headers
+            behind it become part of the body, and one of these headers may be missing. Empty if names are escaped.
         last_header: name of the header whose last entry is the broker's, if an application has set a header of the same
             name. For all other names the first entry is the broker's.
         user_id, app_id, content_encoding, group_id, group_sequence: headers that may have this value. The first header
@@ -97,7 +98,7 @@ class StompDialect:
     expires_header: str = ""
     count_header: str = ""
     internal_prefixes: tuple[str, ...] = ()
-    escapes_names: bool = True
+    always: tuple[str, ...] = ()
     last_header: str = ""
     management: str = ""
     own_id: re.Pattern[str] | None = None

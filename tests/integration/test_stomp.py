@@ -8,12 +8,14 @@ import socket
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
+from pyspark_mq.decode.batch import listed
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, RefusedError
 from pyspark_mq.sources.endpoint import Tls
@@ -21,6 +23,7 @@ from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.node import Node, QueueCounts, TlsFiles
 from testbed.chaos.proxy import Direction, FaultProxy
 from testbed.process import NodeError, poll
+from testbed.publishers.amqp10 import OutgoingMessage, publish_amqp10
 from tests.plugin import missing
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.decoding import Asked
@@ -210,6 +213,40 @@ def test_a_message_of_amqp_1_0_that_cannot_be_settled_is_named_also_when_it_is_k
         with session("activemq", node.url(STOMP), queue="q") as run, pytest.raises(MessageError, match="'ID:plain'"):
             run.run(10)
         assert held(Target("activemq", node), "q", 2, 0)
+
+
+@pytest.mark.whole
+def test_a_name_with_an_empty_line_that_cuts_the_brokers_headers_makes_a_message_unreadable() -> None:
+    try:
+        node = ActiveMqNode(amqp_transformer="jms")
+    except NodeError as absent:
+        missing(str(absent))
+        raise
+    found: Counter[str] = Counter()
+    with node:
+        # The broker sends headers in the order of their hashes, so each name cuts them somewhere else.
+        for number in range(24):
+            # The broker keeps it as a text, which it sends without a length.
+            odd = OutgoingMessage(b"odd", None, {f"{number}\n\ny": "value"}, {"content_type": "text/plain"})
+            publish_amqp10(node.url(AMQP_1_0), f"queue://q{number}", [odd])
+            node.publish(f"q{number}", [b"good"])
+            with session("activemq", node.url(STOMP), queue=f"q{number}") as run:
+                try:
+                    assert run.receive(2)[1] == b"good"
+                except MessageError as error:
+                    # The query ends if a header that settles the message was cut off.
+                    (why,) = (
+                        why for why in ("may contain an empty line", "a frame of STOMP in it") if why in str(error)
+                    )
+                    found[why] += 1
+                else:
+                    batch = run.consumer.batches.of(run.raws[:1])
+                    columns = {name: listed(make(batch)) for name, make in batch.columns.items()}
+                    assert None not in columns["timestamp"] + columns["priority"]
+                    assert run.acknowledge(2)
+                    found["whole"] += 1
+    assert found["may contain an empty line"] > 0, found
+    assert found["whole"] > 0, found
 
 
 # -- pauses, silence, ends --------------------------------------------------------------------

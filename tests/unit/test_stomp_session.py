@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -31,10 +32,12 @@ CONNECTED = b"CONNECTED\nversion:1.2\nserver:ActiveMQ/6.0.0\nheart-beat:0,0\n\n\
 #: What ends the names that this source gives its subscriptions and receipts.
 OWN = b"-own"
 SUBSCRIBED = b"RECEIPT\nreceipt-id:subscribed-own\n\n\0\n"
-HEAD = b"MESSAGE\nack:1\nsubscription:000000-own\nmessage-id:ID\\chost-1\\c1\\c1\\c1\\c1\ndestination:/queue/q\n\n"
+#: Headers of every message, besides its ID.
+ALWAYS = b"destination:/queue/q\nexpires:0\npriority:4\ntimestamp:1\n"
+HEAD = b"MESSAGE\nack:1\nsubscription:000000-own\nmessage-id:ID\\chost-1\\c1\\c1\\c1\\c1\n" + ALWAYS + b"\n"
 PROVED = b"RECEIPT\nreceipt-id:proved-own\n\n\0\n"
 #: A message behind another.
-NEXT = b"MESSAGE\nack:2\nsubscription:000000-own\n\nnext\0\n"
+NEXT = b"MESSAGE\nack:2\nsubscription:000000-own\nmessage-id:next\n" + ALWAYS + b"\nnext\0\n"
 #: Where the server waits until it is asked for the end of a text. It answers behind all that it has to send.
 ASKED = b""
 
@@ -386,13 +389,26 @@ def test_messages_of_another_protocol_stay_together_unless_one_hides_the_id_of_t
     ids = [b"ID\\chost-1\\c1\\c1\\c1\\c%d" % number for number in range(100)]
     if hides:
         ids[60] = b"mine"
-    head = b"MESSAGE\nack:%d\nsubscription:0-own\nJMS_AMQP_NATIVE:true\nmessage-id:%b\ncontent-length:0\n\n\0\n"
+    head = b"MESSAGE\nack:%d\nsubscription:0-own\nJMS_AMQP_NATIVE:true\nmessage-id:%b\ncontent-length:0\n"
+    head += ALWAYS + b"\n\0\n"
     session = consumer(keeps=False)
     session._take(FrameReader(BATCH_MIN).feed(b"".join(head % one for one in enumerate(ids))))
     assert len(session.buffer.inbox) == (60 if hides else 1)
     if hides:
         with pytest.raises(MessageError, match="'mine'"):
             session.run(0)
+
+
+@pytest.mark.parametrize("count", [1, BATCH_MIN])
+@pytest.mark.parametrize("name", ["message-id", "destination", "expires", "priority", "timestamp"])
+def test_a_message_without_a_header_of_the_broker_is_unreadable(name: str, count: int) -> None:
+    whole = [HEAD.replace(b"ack:1\n", b"ack:%d\ncontent-length:0\n" % number) + b"\0\n" for number in range(count)]
+    cut = [re.sub(b"\n%b:[^\n]*" % name.encode(), b"", one).replace(b"ack:", b"ack:cut") for one in whole]
+    session = consumer()
+    session._take(FrameReader(BATCH_MIN).feed(b"".join([*whole, *cut])))
+    odd = Asked(session.batches).unreadable(take_each(session.buffer))
+    assert [one.tag for one in odd] == [*range(count + 1, 2 * count + 1)]
+    assert all("may contain an empty line" in one.error for one in odd)
 
 
 def test_a_quiet_topic_is_read_further() -> None:
@@ -408,9 +424,9 @@ def test_a_quiet_topic_is_read_further() -> None:
 
 # -- however the bytes are cut ------------------------------------------------------------------
 
-GOOD = b"MESSAGE\nack:1\nsubscription:0-own\ncontent-length:4\n\ntext\0\n"
+GOOD = b"MESSAGE\nack:1\nsubscription:0-own\ncontent-length:4\nmessage-id:1\n" + ALWAYS + b"\ntext\0\n"
 #: A message that is read only if nothing before it ended the session, and that ends it where such are refused.
-ODD = b"MESSAGE\nack:2\nsubscription:0-own\n\na\0b\0\n" + SUBSCRIBED
+ODD = b"MESSAGE\nack:2\nsubscription:0-own\nmessage-id:2\n" + ALWAYS + b"\na\0b\0\n" + SUBSCRIBED
 WRONG = [
     b"SEND\n\n\0\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x" * 50, b"\0", b"\xff\xfe\n\n\0", b"MESSAGES\n\n\0",
     b"ERROR\nmessage:why\n\n\0", b"ERROR\n\nwhy\0\n", b"RECEIPT\n\n\0\n", b"CONNECTED\nheart-beat:x\n\n\0",

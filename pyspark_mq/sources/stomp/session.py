@@ -76,6 +76,8 @@ class StompSession(StompConnection):
         super().__init__(*args, **kwargs)
         #: Header prefix of messages that may have an ID not set by the broker; empty if there are none.
         self._foreign = f"\n{self._dialect.foreign_prefix}".encode() if self._dialect.foreign_prefix else b""
+        #: The beginnings of the headers that every message has.
+        self._always = tuple(f"\n{name}:".encode() for name in self._dialect.always)
         #: Asks the broker for the depth; None if the broker cannot report it.
         self._questions: Questions | None = None
         self._on_info: Callable[[QueueInfo | None], object] = self._report_depth
@@ -86,7 +88,7 @@ class StompSession(StompConnection):
             cumulative=self._dialect.cumulative,
             reject_headers=self._dialect.reject_headers,
             own=self._own,
-            forgeable=not self._dialect.escapes_names,
+            forgeable=bool(self._dialect.always),
         )
         #: The last message, or the batch that ends with it.
         self._newest: bytes | FramesBatch = b""
@@ -273,7 +275,8 @@ class StompSession(StompConnection):
                     tag, size = tag + len(batch), size + batch.size_bytes
                 else:
                     alone = ((MESSAGE, *one) for one in item.cut())
-                for command, headers, body in alone:
+                for command, block, body in alone:
+                    headers = block if command != MESSAGE else self._checked(block)
                     if command != MESSAGE:
                         self._answered(command, headers, body)
                     elif self._is_of_queue(tag + 1, headers, body):
@@ -300,8 +303,17 @@ class StompSession(StompConnection):
             or self.options.browses
             or (foreign and any(name.startswith(foreign) for name in names) and batch.hidden())
             or (questions is not None and questions.subscribed and questions.mark in batch.frames.data)
+            or any(name not in layout for layout in batch.frames.layouts for name in self._dialect.always)
             or not self._have_own_acks(batch)  # last, because it records the IDs
         )
+
+    def _checked(self, headers: bytes) -> bytes:
+        """Return the headers of a message, marked as unreadable if an empty line in a name cut them short."""
+        if all(entry in headers for entry in self._always) or type(headers) is UnreadableHeaders:
+            return headers
+        cut = UnreadableHeaders(headers)
+        cut.error = "some of the broker's headers are missing, so the name of a property may contain an empty line"
+        return cut
 
     def _have_own_acks(self, batch: FramesBatch) -> bool:
         """Whether each message of a batch has one header `ack`, with an ID that no other open message has."""
@@ -320,6 +332,8 @@ class StompSession(StompConnection):
         if self._own.encode() not in headers:
             self._end = self._end or self._foreign_frame(headers)
             return False
+        if self.options.browses and _BROWSED in headers:
+            return False
         if type(headers) is UnreadableHeaders and not self.options.keeps_unreadable:
             unreadable = unreadable_of((tag, headers, body, self._dialect))
             self._end = self._end or self._refuse(unreadable)
@@ -328,8 +342,6 @@ class StompSession(StompConnection):
             # The window in bytes depends on the size of the queue's messages.
             self._received_bytes -= len(headers) + len(body)
             self._on_info(questions.answer(body))
-            return False
-        if self.options.browses and _BROWSED in headers:
             return False
         ids = self._settling.ids
         if ids is not None:
@@ -379,7 +391,7 @@ class StompSession(StompConnection):
         if command == "CONNECTED" and self._newest:
             self._end = self._end or self._foreign_frame(b"CONNECTED")
             return
-        doubtful = self._end is None and self._newest and not self._dialect.escapes_names
+        doubtful = self._end is None and self._newest and self._dialect.always
         super()._answered(command, block, body)
         if doubtful and isinstance(self._end, SessionLostError) and self._own.encode() not in block:
             reason = f"{self._end}. A message can have such a frame in it; the last one was '{self._newest_id()}'"
