@@ -10,6 +10,7 @@ Values equal pika's, with two exceptions. Pika rounds floating-point numbers. Pi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -18,6 +19,7 @@ from struct import Struct
 from typing import Any, TypeAlias
 
 from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
+from pyspark_mq.decode.escapes import ESCAPES_MAX, TOO_MANY_ESCAPES, escapes
 
 __all__ = [
     "FIELDS", "FLAGS", "FLAGS_BYTES", "INTEGERS", "LONG_STRING", "MORE_FLAGS", "SIZES", "Properties", "Raw",
@@ -129,7 +131,7 @@ def check(raws: list[Raw]) -> list[tuple[int, str]]:
             if block is not raw[2]:
                 raws[place] = (*raw[:2], block, *raw[3:])
             properties = Properties(block)
-            _check_values(properties.table, 0, len(properties.table), _FIELD_TABLE)
+            _check_table(properties.table)
         except IndexError:
             wrong.append((place, _TOO_SHORT))
         except ValueError as error:
@@ -151,10 +153,39 @@ def _plain_flags(block: bytes) -> bytes:
 def is_table(table: bytes) -> bool:
     """Whether a header table can be read."""
     try:
-        _check_values(table, 0, len(table), _FIELD_TABLE)
+        _check_table(table)
     except (IndexError, ValueError):
         return False
     return True
+
+
+def _check_table(table: bytes) -> None:
+    """Check a header table.
+
+    Raises:
+        IndexError, ValueError: the table cannot be read, or takes too much memory.
+    """
+    _check_values(table, 0, len(table), _FIELD_TABLE)
+    if len(table) > ESCAPES_MAX and sum(map(escapes, _strings(table, 0, len(table), _FIELD_TABLE))) > ESCAPES_MAX:
+        raise ValueError(TOO_MANY_ESCAPES)
+
+
+def _strings(block: bytes, at: int, end: int, within: int) -> Iterator[bytes]:
+    """Yield the names and the strings of a table or an array, which must have been checked."""
+    while at < end:
+        if within == _FIELD_TABLE:
+            name, at = at + 1, at + 1 + block[at]
+            yield block[name:at]
+        kind = block[at]
+        if kind in SIZES:
+            at += 1 + SIZES[kind]
+            continue
+        start = at + 5
+        at = start + int.from_bytes(block[at + 1 : start], "big")
+        if kind in (_FIELD_TABLE, _ARRAY):
+            yield from _strings(block, start, at, kind)
+        else:
+            yield block[start:at]
 
 
 def _check_values(block: bytes, at: int, end: int, within: int, depth: int = 0) -> int:

@@ -3,7 +3,8 @@
 Bytes that are not a value by the specification raise an :class:`EncodingError`: nothing is guessed, left out or cut.
 A value never has more elements than its bytes can hold. Array elements that take no bytes are an exception, and their
 number has a limit of its own. The number of values in a message has a limit, too, because an empty list takes one byte
-here and 64 bytes as an object.
+here and 64 bytes as an object. So has the number of characters in lists and maps that become escapes in JSON
+(:mod:`.escapes`).
 
 A value is None, a bool, int, float, :class:`~decimal.Decimal`, str (string, symbol, char), bytes, UUID, a list (list,
 array) or :class:`Pairs` (map). A timestamp is a number of milliseconds since 1970. Descriptors are read and dropped.
@@ -17,6 +18,8 @@ from operator import methodcaller
 from struct import Struct
 from typing import Any
 from uuid import UUID
+
+from pyspark_mq.decode.escapes import ESCAPES_MAX, TOO_MANY_ESCAPES, escapes
 
 __all__ = ["EncodingError", "Pairs", "Values", "bare_message_at", "list_at", "plain_at"]
 
@@ -169,6 +172,8 @@ class Values:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._left, self._bare_left = _VALUES_MAX, _BARE_ELEMENTS_MAX
+        #: Only a large message can have too many escapes.
+        self._is_large, self._escapes_left = len(data) > ESCAPES_MAX, ESCAPES_MAX
 
     def at(self, at: int, end: int, depth: int = 0) -> tuple[Any, int]:
         """Return the value that begins at `at`, and the position after the value.
@@ -193,7 +198,12 @@ class Values:
         """Return the value with this code, and the position after the value. The bytes after the code begin at `at`."""
         data = self._data
         if code in _FIXED or code in _VARIABLE:
-            return _plain(code, data, at, end)
+            value, stop = _plain(code, data, at, end)
+            if self._is_large and depth and code in _VARIABLE:
+                self._escapes_left -= escapes(data[at + (1 if code < _BINARY32 else 4) : stop])
+                if self._escapes_left < 0:
+                    raise EncodingError(TOO_MANY_ESCAPES)
+            return value, stop
         if code == _LIST0:
             return [], at
         if code not in {_LIST8, _LIST32, _MAP8, _MAP32, _ARRAY8, _ARRAY32}:

@@ -55,6 +55,7 @@ class Sections(NamedTuple):
         value: the body, which is the bytes of `data`, the list of `amqp-sequence`, or the value of `amqp-value`. None
             if there is no body.
         described: whether the body is an `amqp-value` with a descriptor. Such a body always becomes JSON.
+        written: size of the properties that were written as text when the message was read.
     """
 
     priority: int = 4
@@ -80,6 +81,7 @@ class Sections(NamedTuple):
     value: Any = None
     described: bool = False
     reply_kind: int | None = None
+    written: int = 0
 
 
 class Raw(NamedTuple):

@@ -27,6 +27,7 @@ from pyspark_mq.decode.amqp10_message import (
     text,
 )
 from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
+from pyspark_mq.decode.escapes import TOO_MANY_ESCAPES, escapes_too_much
 
 __all__ = ["SectionReader", "Sections", "read_sections"]
 
@@ -108,6 +109,7 @@ class SectionReader:
             if isinstance(said.value, list) or size > _LARGE_BYTES:
                 said = said._replace(value=None)
                 size = max(size, len(body))
+            size += said.written
             if len(said.application) > _FEW_ENTRIES:
                 size += _ENTRY_BYTES * len(said.application)
             return Raw(tag, body, size, said)
@@ -144,6 +146,7 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotati
     named, exchange, key, died, kind = _annotated(annotations, names_all=names_annotations)
     if ttl_ms and created and not expires:
         expires = created + ttl_ms
+    properties_by_name, written = _application(application)
     if group is not None and all(name != _GROUP for name, _ in named):
         named = (*named, (_GROUP, group))
     return Sections(
@@ -162,7 +165,7 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotati
         created or 0,
         group,
         sequence,
-        _application(application),
+        properties_by_name,
         named,
         exchange,
         key,
@@ -170,6 +173,7 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotati
         _body(found),
         described,
         kind,
+        written + sum(len(value) for _, value in named),
     )
 
 
@@ -246,6 +250,8 @@ def _fields(data: bytes, at: int, kinds: tuple[frozenset[int], ...]) -> tuple[li
             item += 1
         elif code in kind:
             value, item = plain_at(data, item)
+            if isinstance(value, bytes) and escapes_too_much(value):
+                raise EncodingError(TOO_MANY_ESCAPES)
             found.append(value)
         else:
             raise EncodingError(
@@ -258,17 +264,21 @@ def _fields(data: bytes, at: int, kinds: tuple[frozenset[int], ...]) -> tuple[li
     return found + [None] * (len(kinds) - count), end
 
 
-def _application(pairs: Pairs) -> dict[str, object]:
-    """Return application properties by name. A nested value becomes JSON."""
+def _application(pairs: Pairs) -> tuple[dict[str, object], int]:
+    """Return application properties by name, and the size of those that became JSON: the nested values."""
     found: dict[str, object] = {}
+    written = 0
     for key, value in pairs:
         name = None if isinstance(key, list) else text(key)
         if name is None or name in found:
             raise EncodingError(
                 f"application-properties with {'two of' if name in found else 'the unusable key'} {name or key!r}"
             )
-        found[name] = text(value) if isinstance(value, list) else value
-    return found
+        if isinstance(value, list):
+            value = json_text(value)  # noqa: PLW2901
+            written += len(value)
+        found[name] = value
+    return found, written
 
 
 def _unreadable(tag: int, data: bytes, broken: Exception) -> UnreadableMessage:

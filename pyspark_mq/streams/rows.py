@@ -19,7 +19,7 @@ from pyspark_mq.streams.ranges import Part, Range, read_range
 
 __all__ = ["range_batches"]
 
-#: Most bytes and records of a batch. A packed entry may make the batch larger.
+#: Most bytes and records of a batch. A single record may make the batch larger.
 _BATCH_BYTES, _BATCH_RECORDS = 4 << 20, 20_000
 _log = logging.getLogger("pyspark_mq")
 _reader = SectionReader(counts_acquirers=False, names_annotations=True)
@@ -68,13 +68,26 @@ def _pieces(part: Part, max_entry_bytes: int) -> Iterator[_Piece]:
             try:
                 data, begins = entry.unpacked(max_entry_bytes)
                 edges = np.array(begins[max(low - first, 0) : high - first + 1], np.int64)
-                yield _Piece(max(low, first), time_ms, data, edges[:-1], edges[1:] - 4)
+                yield from _slices(max(low, first), time_ms, data, edges)
             except ChunkError as wrong:
                 # Only the task that reads the entry's first offset reports the entry.
                 if low <= first:
                     text = f"the packed entry with offsets {first} to {end - 1}: {wrong}"
                     yield _Piece(first, time_ms, entry.data, np.array([0]), np.array([len(entry.data)]), text)
         first = end
+
+
+def _slices(first: int, time_ms: int, data: bytes, edges: Any) -> Iterator[_Piece]:
+    """Yield the records between these edges in pieces of the size of a batch, because decoding takes several copies."""
+    if len(data) <= _BATCH_BYTES:
+        yield _Piece(first, time_ms, data, edges[:-1], edges[1:] - 4)
+        return
+    at, last = 0, len(edges) - 1
+    while at < last:
+        end = max(at + 1, int(np.searchsorted(edges, edges[at] + _BATCH_BYTES, "right")) - 1)
+        some = edges[at : end + 1] - edges[at]
+        yield _Piece(first + at, time_ms, data[edges[at] : edges[end]], some[:-1], some[1:] - 4)
+        at = end
 
 
 def _together(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:

@@ -413,7 +413,9 @@ def pause(entry: LiveEntry, pauses: int) -> None:
             # Nothing was handed out before, so nothing was returned.
             assert not any(session.decoder.columns["redelivered"](came))
             consumer.acknowledge(paused, session.decoder.tags(came)[-1], [])
-            consumer.buffer.bytes_taken += session.decoder.size_bytes(came)
+            size = session.decoder.size_bytes(came)
+            consumer.buffer.made(size, size)
+            consumer.buffer.bytes_taken += size
             consumer.resume()
         assert paused >= pauses
         assert settled == messages

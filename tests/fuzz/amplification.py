@@ -51,13 +51,25 @@ def _amqp10_value(rng: random.Random, size: int) -> bytes:
         (b"\x45", b"\x40", b"\x41", b"\x43", b"\xc1\x01\x00", b"\xe0\x01\x00", b"\xa1\x00", b"\xa1\x01\x01",
          b"\xa0\x00", b"\x74\x12\x34\x56\x78", b"\x72\x00\x00\x00\x01", b"\x54\x80", b"\xc0\x02\x01\x45")
     )  # fmt: skip
-    count = size // len(item) & ~1
+    if rng.random() < 0.3:  # a list of texts, binary values or keys of which every byte becomes an escape
+        item = _long(rng.choice((0xB0, 0xB1)), rng.choice((b"\x01", b"\x00")) * rng.choice((60, 5_000, size)))
+    count = max(size // len(item) & ~1, 2)
     return _compound(rng.choice((0xD0, 0xD1)), item * count, count)
+
+
+def _long(code: int, content: bytes) -> bytes:
+    return struct.pack(">BI", code, len(content)) + content
 
 
 def _amqp10(rng: random.Random, size: int) -> bytes:
     if rng.random() < 0.5:
         return b"\0\x53\x77" + _amqp10_value(rng, size)
+    if rng.random() < 0.3:
+        value = rng.choice((_long(0xB0, b"\xff" * size), _amqp10_value(rng, size)))
+        return b"\0\x53\x74" + _compound(0xD1, b"\xa1\x01x" + value, 2)
+    if rng.random() < 0.2:  # user-id or correlation-id
+        fields = rng.choice((b"\x40", b"\x40" * 5)) + _long(0xB0, b"\xff" * size)
+        return b"\0\x53\x73" + _compound(0xD0, fields, 2 if fields[1] != 0x40 else 6)
     pairs = b"".join(b"\xa1\x05%05x" % number + rng.choice((b"\x40", b"\x45", b"\x43")) for number in range(size // 8))
     return b"\0\x53\x74" + _compound(0xD1, pairs, size // 8 * 2)
 
@@ -66,7 +78,10 @@ def _amqp091(rng: random.Random, size: int) -> bytes:
     """Properties with a header table."""
     if rng.random() < 0.5:
         item = rng.choice((b"V", b"t\x01", b"b\x01", b"A\0\0\0\0", b"F\0\0\0\0", b"S\0\0\0\0"))
-        items = item * (size // len(item))
+        if rng.random() < 0.4:
+            content = rng.choice((b"\x01", b"\xff")) * rng.choice((60, 5_000, size))
+            item = rng.choice((b"S", b"x")) + struct.pack(">I", len(content)) + content
+        items = item * max(size // len(item), 1)
         table = b"\x01xA" + struct.pack(">I", len(items)) + items
     else:
         table = b"".join(b"\x05%05xV" % number for number in range(size // 7))

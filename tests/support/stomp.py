@@ -53,7 +53,9 @@ class SessionRun:
         """Empty the inbox, as the query's thread does."""
         taken = take_each(self.consumer.buffer)
         self.raws += taken
-        self.consumer.buffer.bytes_taken += Asked(self.consumer.batches).size_bytes(taken)
+        size = Asked(self.consumer.batches).size_bytes(taken)
+        self.consumer.buffer.made(size, size)
+        self.consumer.buffer.bytes_taken += size
 
     def receive(self, messages: int, timeout_s: float = 60.0) -> list[bytes]:
         """Receive at least this many; the bodies so far."""

@@ -57,6 +57,8 @@ TRANSIT_S = 0.5
 #: after 15 s (`tcp_listen_options.send_timeout`), ActiveMQ Classic over STOMP after 30 s. So a paused session takes one
 #: delivery at this interval.
 KEEP_ALIVE_READ_S = 5.0
+#: The part of the allowed bytes that may wait to become blocks, and a number of bytes that always may: a block.
+_UNMADE_PARTS, _UNMADE_BYTES = 4, 4 << 20
 #: A further hint about a message with a stream offset, for protocols that cannot ask the broker about the queue.
 COPIED = (
     ". If it is a queue with messages that were copied from a stream, read it with protocol amqp-0-9-1, or have them "
@@ -132,9 +134,11 @@ class ReceiveBuffer:
         inbox: deliveries in order, single or in batches; the other thread takes them from the left.
         deliveries: number of deliveries appended so far.
         bytes_arrived: bytes appended so far, see :attr:`.DeliveryBatch.size_bytes`.
+        bytes_made: bytes of `bytes_arrived` that have become blocks.
         bytes_grown: bytes that deliveries take in blocks beyond their encoded size.
         bytes_taken: bytes taken out so far.
-        bytes_allowed: the session pauses when more bytes than this wait.
+        bytes_allowed: the session pauses when more bytes than this wait. It also pauses when a quarter of that number
+            waits to become blocks, because a delivery may take six times its bytes in a block.
     """
 
     def __init__(
@@ -147,19 +151,27 @@ class ReceiveBuffer:
         self.confirmed = confirmed
         self.reported = reported
         self.inbox: deque[Any] = deque()
-        self.deliveries = self.bytes_arrived = self.bytes_grown = self.bytes_taken = 0
+        self.deliveries = self.bytes_arrived = self.bytes_made = self.bytes_grown = self.bytes_taken = 0
         self.bytes_allowed = float("inf")
 
     @property
     def full(self) -> bool:
         """Whether too many bytes wait. For any thread."""
-        return self.bytes_arrived + self.bytes_grown - self.bytes_taken > self.bytes_allowed
+        unmade = self.bytes_arrived - self.bytes_made
+        if self.bytes_arrived + self.bytes_grown - self.bytes_taken > self.bytes_allowed:
+            return True
+        return unmade > max(_UNMADE_BYTES, self.bytes_allowed / _UNMADE_PARTS)
 
     def count(self, deliveries: int, size: int) -> None:
         """Count deliveries that were appended to the inbox, with their bytes, and wake the other thread."""
         self.deliveries += deliveries
         self.bytes_arrived += size
         self.wake()
+
+    def made(self, arrived: int, size: int) -> None:
+        """Count deliveries that became a block: their bytes on arrival, and in the block. For the other thread."""
+        self.bytes_grown += size - arrived
+        self.bytes_made += arrived
 
     def wake(self) -> None:
         if not self.arrived.is_set():

@@ -295,7 +295,7 @@ class Worker:
         for batch in session.batches.gather(items, _BYTES_MAX):
             self._look()
             metadata, block = make_block(batch, supervised.ids, self._schema)
-            session.buffer.bytes_grown += sum(block.sizes) - batch.size_bytes
+            session.buffer.made(batch.size_bytes, sum(block.sizes))
             supervised.events.put(Delivered(supervised.supervisor.key, session.number, metadata, block.rows))
             count += len(batch)
         return count
@@ -332,7 +332,7 @@ class Worker:
             begin, end = end, end + len(items)
             if items:
                 rows, arrived = RowRange(made[1], range(begin, end)), sum(sizes[begin:end])
-                session.buffer.bytes_grown += rows.size_bytes - arrived - ROW_BYTES * len(items)
+                session.buffer.made(arrived + ROW_BYTES * len(items), rows.size_bytes)
                 metadata = made[0].part(slice(begin, end))
                 supervised.events.put(Delivered(supervised.supervisor.key, session.number, metadata, rows))
                 count += len(items)

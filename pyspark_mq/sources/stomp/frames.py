@@ -28,6 +28,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+from pyspark_mq.decode.escapes import TOO_MANY_ESCAPES, escapes_too_much
 from pyspark_mq.decode.stomp_frames import Frames, find_frames
 from pyspark_mq.decode.stomp_headers import UnreadableHeaders, value
 from pyspark_mq.errors import shown
@@ -341,6 +342,8 @@ class FrameReader:
             self._malformed = f"its headers have {size} bytes, and the limit is {_HEADER_BYTES_MAX}"
         elif count > _HEADER_LINES_MAX:
             self._malformed = f"it has {count} headers, and the limit is {_HEADER_LINES_MAX}"
+        elif escapes_too_much(head):
+            self._malformed = TOO_MANY_ESCAPES
         else:
             return head
         command = head[: head.find(b"\n")]

@@ -1,0 +1,32 @@
+"""Bytes of a message that take several characters as text, so that the text may be six times the size of the message.
+
+In JSON a control character becomes six characters (RFC 8259, section 7). A byte that is not UTF-8 becomes four
+characters (`\\\\xff`), or five in JSON. A sender who is not trusted may send a message of such bytes alone.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ESCAPES_MAX", "TOO_MANY_ESCAPES", "escapes", "escapes_too_much"]
+
+#: Most bytes of a message's values that become escapes.
+ESCAPES_MAX = 1_000_000
+TOO_MANY_ESCAPES = f"the values have more than {ESCAPES_MAX:,} control characters and bytes that are not UTF-8"
+#: Control characters that JSON writes as six characters. The others have short escapes.
+_CONTROLS = bytes({*range(0x20)} - {*b"\b\t\n\f\r"})
+_BEYOND_ASCII = bytes(range(0x80, 0x100))
+
+
+def escapes(value: bytes) -> int:
+    """Return how many bytes of a value become escapes. If the value is not UTF-8, all bytes beyond ASCII count."""
+    found = len(value) - len(value.translate(None, _CONTROLS))
+    if not value.isascii():
+        try:
+            value.decode()
+        except UnicodeDecodeError:
+            found += len(value) - len(value.translate(None, _BEYOND_ASCII))
+    return found
+
+
+def escapes_too_much(value: bytes) -> bool:
+    """Whether more than :data:`ESCAPES_MAX` bytes of a value become escapes."""
+    return len(value) > ESCAPES_MAX and escapes(value) > ESCAPES_MAX
