@@ -1,19 +1,18 @@
-"""Every error that a user of pyspark-mq can see, grouped by what has to be fixed.
+"""Every error that a user of pyspark-mq can see. Each class tells what has to be fixed: options, broker, a message.
 
 Spark shows an error's text as the query's exception, so each text names the option or queue, the value, and what to do.
 No text ever contains a password (URLs are shown through ``pyspark_mq.sources.url.BrokerUrl``, which leaves passwords
 out).
 
-Each text is one printable line (``shown``), whatever a broker or a producer has put into it.
+Each text is one printable line, even if it quotes a broker or a producer: :func:`shown` escapes other characters.
 
-Whichever error is raised, the query's unacknowledged messages stay with the broker, which redelivers them: an error
-here never loses a message.
+An error never loses a message. The query's unacknowledged messages stay with the broker, which redelivers them.
 
-Each text begins with the short name of its class in brackets, such as ``[mq:data-loss]``. Under this name
-docs/errors.md says what the error means and what to do. Spark wraps errors in other errors, and drops class names in
-places, but the short name survives: search logs for it.
+Each text begins with the short name of its class in brackets, such as ``[mq:data-loss]``. docs/errors.md has a section
+with this name, which says what the error means and what to do. Spark wraps errors in other errors, and sometimes drops
+the class name, but keeps the short name: search logs for the short name.
 
-Rules are cited by their number in docs/how-it-works.md#the-rules.
+A docstring that says "rule 9" means the rule with this number in docs/how-it-works.md#the-rules.
 """
 
 from __future__ import annotations
@@ -28,27 +27,27 @@ __all__ = [
 ]  # fmt: skip
 
 
-#: Advice in errors, as the last way out of an unusable checkpoint. A file sink needs a new folder, because Spark's file
-#: sink skips batch numbers that are already in the folder.
+#: The last resort if a checkpoint is unusable, as errors advise it. A new checkpoint numbers its batches from 0 again,
+#: and Spark's file sink skips batch numbers that are already in its folder, so a file sink needs a new folder.
 START_ANEW = "start with a new checkpointLocation, and a new output folder for a file sink"
 
 
 def shown(text: object) -> str:
-    """Return a string from elsewhere as one printable line that is safe for a terminal, a log or an error.
+    """Return a string from a producer or a broker as one printable line, safe for a terminal, a log or an error.
 
     IDs come from producers; queue names and reasons come from brokers. Unescaped, such strings could move a cursor, add
     lines to a log, or reverse the writing direction. This function escapes every character that is not printable
-    (``str.isprintable``), as ``repr`` does. No other code escapes such characters.
+    (``str.isprintable``), as ``repr`` does. It is the only place of this package that escapes such characters.
     """
     plain = str(text)
     return plain if plain.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in plain)
 
 
 def hide_in(error: BaseException, hide: Callable[[str], str]) -> None:
-    """Remove secrets from an error and from the error's causes, because Python prints the causes, too.
+    """Remove secrets from an error, and from the errors that caused it, because Python prints these, too.
 
     Args:
-        hide: returns a text without the secrets.
+        hide: takes a text, and returns it without the secrets.
     """
     found: list[BaseException] = []
     one: BaseException | None = error
@@ -61,27 +60,27 @@ def hide_in(error: BaseException, hide: Callable[[str], str]) -> None:
 
 
 class MqError(Exception):
-    """Root of all errors this package raises on purpose.
+    """Base class of all errors that this package raises on purpose.
 
     Attributes:
-        short_name: name of the class in its texts, which begin with ``[mq:<short name>]``. docs/errors.md has a section
-            for each short name.
+        short_name: stands for the class in error texts, which begin with ``[mq:<short name>]``. docs/errors.md has a
+            section for each short name.
     """
 
     short_name: ClassVar[str] = "error"
 
     @property
     def text(self) -> str:
-        """The text without the short name, for errors that quote it."""
+        """The error's text without the short name, for other errors that quote this text."""
         return shown(super().__str__())
 
     def __str__(self) -> str:
-        """The short name in brackets, followed by the text."""
+        """Return the short name in brackets, followed by the error's text."""
         return f"[mq:{self.short_name}] {self.text}"
 
 
 class ConfigurationError(MqError):
-    """The job is misconfigured. Raised before anything is received."""
+    """The job is misconfigured. Usually raised before the source receives a message."""
 
     short_name = "configuration"
 
@@ -106,28 +105,32 @@ class OptionError(ConfigurationError):
 
 
 class SchemaError(ConfigurationError):
-    """The schema names a column or type that the source, or a message, does not have."""
+    """A schema names a column that does not exist, or gives a column a type that it does not have.
+
+    This is the schema of `.schema(...)` for a source, or the schema of the rows that are written as messages.
+    """
 
     short_name = "schema"
 
 
 class MissingExtraError(ConfigurationError, ImportError):
-    """An optional library is not installed; the text has the pip command."""
+    """An optional library is not installed. The text contains the pip command that installs it."""
 
     short_name = "missing-extra"
 
 
 class CheckpointError(MqError):
-    """The offset in the checkpoint cannot be used, because it is broken, foreign, or from a newer version.
+    """The checkpoint cannot be used with this query.
 
-    Nothing has been received yet, so nothing changes on the broker.
+    For example, the checkpoint is damaged, belongs to another query or queue, or was written by a newer version. The
+    messages of the affected epoch are not acknowledged.
     """
 
     short_name = "checkpoint"
 
 
 class BrokerError(MqError):
-    """The broker, or the connection to it, must be fixed."""
+    """Something must be fixed on the broker, or in the connection to the broker."""
 
     short_name = "broker"
 
@@ -139,50 +142,54 @@ class BrokerUnavailableError(BrokerError):
 
 
 class RefusedError(BrokerError):
-    """The broker answered, but refused the credentials, the permission, the virtual host or TLS."""
+    """The broker answered, but refused the login, the virtual host or TLS, or the user lacks a permission."""
 
     short_name = "refused"
 
 
 class DestinationError(BrokerError):
-    """The queue or topic does not exist, was deleted, or is exclusive to another consumer."""
+    """The queue or topic does not exist, was deleted, or belongs exclusively to another consumer."""
 
     short_name = "destination"
 
 
 class WriteError(BrokerError):
-    """The broker found a message unroutable or too large, rejected it, or did not confirm it within `sendTimeout`.
+    """The broker did not accept a message that was written.
 
-    Earlier messages may be in the queue. A retried write sends these messages with the same IDs.
+    The message could not be routed to a queue, was too large, was rejected, or was not confirmed within `sendTimeout`.
+    Other messages of the write may already be in the queue. A retried write sends them again with the same IDs.
     """
 
     short_name = "write"
 
 
 class RowError(MqError):
-    """A row cannot be written as a message. This attempt published nothing from the row's Arrow batch."""
+    """A row cannot be written as a message. The task has not published any row of the Arrow batch that has this row."""
 
     short_name = "row"
 
 
 class MessageError(MqError):
-    """A message cannot be received. The message stays unacknowledged in its queue."""
+    """A message cannot be decoded, settled, or passed to a task. The message stays unacknowledged in its queue."""
 
     short_name = "message"
 
 
 class MissingMessageIdError(MessageError):
-    """A message has no ID under `messageIdFrom` and `onMissingMessageId` is `fail`."""
+    """A message lacks the ID that `messageIdFrom` names, and `onMissingMessageId` is `fail`."""
 
     short_name = "missing-message-id"
 
 
 class DataLossError(MqError):
-    """Messages planned before a restart were not redelivered in `replayTimeout` (rule 9), or a stream lost messages.
+    """Messages are missing that the query had planned to emit.
+
+    Either messages of a queue were planned before a restart, and the broker did not redeliver them within
+    `replayTimeout` (rule 9). Or a stream no longer has offsets that the query has not read.
 
     Attributes:
         queue: the queue or stream from which the messages were read.
-        epoch: number of the epoch for which the messages were planned; 0 for a stream.
+        epoch: number of the epoch in which the messages were planned; 0 for a stream.
         missing: the IDs of messages that were not redelivered, in planned order; empty for a stream.
     """
 
@@ -199,17 +206,22 @@ class DataLossError(MqError):
 
 
 class InternalError(MqError):
-    """A state that should be impossible: a bug in this package, please report it."""
+    """The package is in a state that should be impossible. This is a bug: please report it."""
 
     short_name = "internal"
 
 
 def unread_epoch(destination: str, epoch: str) -> ConfigurationError:
-    """Return the error for an epoch that Spark has ended although it did not ask for the epoch's messages."""
+    """Return the error for an epoch that Spark has ended without asking for the epoch's messages.
+
+    Args:
+        destination: what the query reads, as errors name it.
+        epoch: the epoch as the text names it, for example "an epoch".
+    """
     return ConfigurationError(
         f"{destination}: Spark has ended {epoch} without asking for its messages, so none of them was emitted. Either "
-        "a file sink skipped the batch, because its folder already has one of this number: use a new folder for a new "
-        "checkpoint. Or the plan of the query does not need the source, for example because of limit(0), a condition "
-        "that is always false, or a join of which no column is used: change the query. A restart counts the messages "
-        "of the epoch as read. To look at messages without consuming them, use 'pyspark-mq peek'"
+        "a file sink skipped the batch, because its folder already has a batch with this number: use a new folder for "
+        "a new checkpoint. Or Spark has removed the source from the query's plan, for example because of limit(0), a "
+        "condition that is always false, or a join of which no column is used: change the query. A restart counts the "
+        "messages of the epoch as read. To look at messages without consuming them, use 'pyspark-mq peek'"
     )

@@ -1,4 +1,8 @@
-"""Filters of log lines. They escape text from producers and brokers, and leave out lines of client libraries."""
+"""Filters for Python's loggers.
+
+One filter escapes text from producers and brokers in this package's log lines. Another filter drops the lines that
+client libraries (pika, stomp.py) log while they work for this package.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,13 @@ __all__ = ["LOGGERS", "escape_log_lines", "leave_out_own_lines"]
 
 #: Names of all loggers that this package writes to.
 LOGGERS = ("pyspark_mq", "pyspark_mq.listener")
-#: Name of the attribute that marks a thread as one of the command `pyspark-mq`.
+#: Name of an attribute of thread objects. If set, the thread runs the command `pyspark-mq`, or writes rows in a task.
 COMMAND = "pyspark_mq_command"
 _formatter = logging.Formatter()
 
 
 def escape_log_lines() -> None:
-    """Install the filter that escapes the package's log lines. Repeated calls change nothing."""
+    """Install the filter that escapes this package's log lines. Calling this function again has no effect."""
     for name in LOGGERS:
         logger = logging.getLogger(name)
         if _escape not in logger.filters:
@@ -25,10 +29,10 @@ def escape_log_lines() -> None:
 
 
 def leave_out_own_lines(library: str) -> None:
-    """Silence the log lines that a client library writes while it works for this package.
+    """Drop the log lines that a client library writes while it works for this package.
 
-    The library's work for other users in this process is still logged. Call this function in the module that imports
-    the library, after the import, because the library's loggers exist by then.
+    If other code in this process uses the library too, lines about that use are still logged. Call this function after
+    importing the library, because the library creates its loggers on import.
     """
     names = [name for name in logging.root.manager.loggerDict if name == library or name.startswith(f"{library}.")]
     for name in [library, *names]:
@@ -39,7 +43,8 @@ def leave_out_own_lines(library: str) -> None:
 
 def _is_of_others(_: logging.LogRecord) -> bool:
     thread = threading.current_thread()
-    # Receivers have threads of that name (`begin_thread`); in the main thread the command `pyspark-mq` looks at queues.
+    # `begin_thread` gives the threads of a query this prefix. The command `pyspark-mq` looks at queues in its main
+    # thread, and a task writes rows in Spark's thread, so both set an attribute instead.
     return not (thread.name.startswith("pyspark-mq") or getattr(thread, COMMAND, False))
 
 

@@ -1,4 +1,4 @@
-"""The data source ``mq``, as Spark finds it."""
+"""The data source class that Spark registers under the format name ``mq``."""
 
 from __future__ import annotations
 
@@ -51,14 +51,15 @@ class MqDataSource(DataSource):
     @without_traceback
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        # A table passes all its properties, and only Spark sets these two (DataSourceV2Utils, TableCatalog).
+        # For CREATE TABLE Spark passes all properties of the table as options. Users cannot set these two properties,
+        # so they show that the source is created for a table (DataSourceV2Utils, TableCatalog).
         if "provider" in options and "owner" in options:
             raise ConfigurationError(_NO_TABLE)
         self._reader_made = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # Spark pickles the source for the driver's own processes, which need the options, and, after a
-        # reader is created, again into every task, which needs no options and must not get a password.
+        # Spark pickles the source for the driver's own processes, which need the options. After a reader is created,
+        # Spark pickles the source again into every task. Tasks do not need the options, and must not get a password.
         return {**self.__dict__, "options": {}} if self._reader_made else self.__dict__
 
     @classmethod
@@ -67,13 +68,19 @@ class MqDataSource(DataSource):
 
     @without_traceback
     def schema(self) -> StructType:
-        """Return the default columns; with `includeMetadata`, all columns. A user's own schema may name any column."""
+        """Return the columns of a query without a schema: the default ones, or all columns with `includeMetadata`.
+
+        A schema that the user sets may name any column.
+        """
         if is_stream(self.options):
             return stream_schema(include_metadata=parse_stream_options(self.options).include_metadata)
         return ALL_COLUMNS if self._checked().include_metadata else SCHEMA
 
     def _checked(self) -> Options:
-        """Return the options of a source. Spark does not say whether it creates a source to read or to write."""
+        """Parse and check the options for reading a queue.
+
+        The constructor cannot do this, because Spark does not tell it whether the source will read or write.
+        """
         if not self.options:
             raise OptionError("broker", _NO_OPTIONS)
         parsed = parse_options(self.options)
@@ -90,9 +97,10 @@ class MqDataSource(DataSource):
 
     @without_traceback
     def reader(self, schema: StructType) -> StreamBatchReader:
-        """Return the reader of a range of streams.
+        """Return the reader of a batch query (`spark.read`), which reads a range of offsets from streams.
 
-        Refuse queues, because a batch query has no commit after which messages could be acknowledged.
+        Raise a ConfigurationError for a queue: Spark does not tell a batch source that the query has succeeded, so
+        there is no moment at which messages could be acknowledged safely.
         """
         if is_stream(self.options):
             self._reader_made = True
@@ -105,12 +113,12 @@ class MqDataSource(DataSource):
 
     @without_traceback
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """Return the writer of a DataFrame to a queue."""
+        """Return the writer for a batch write (`df.write`), which publishes a DataFrame's rows to a queue."""
         self._reader_made = True
         return BatchWriter(parse_sink_options(self.options, streaming=False), schema, overwrite=overwrite)
 
     @without_traceback
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """Return the writer of a query's batches to a queue."""
+        """Return the writer for a streaming write (`df.writeStream`), which publishes each batch's rows to a queue."""
         self._reader_made = True
         return StreamWriter(parse_sink_options(self.options, streaming=True), schema, overwrite=overwrite)

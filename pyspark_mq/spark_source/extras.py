@@ -1,4 +1,4 @@
-"""Optional libraries that a query's options need."""
+"""Checks that the optional client libraries which a query's options need are installed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def check_installed(options: Options) -> None:
 
 
 def redis_store_class() -> type[RedisStore]:
-    """Return the class of the Redis store; raise a MissingExtraError with the command that installs its client."""
+    """Return the class of the Redis store.
+
+    Raises:
+        MissingExtraError: the Redis client is not installed; the text has the command that installs it.
+    """
     from pyspark_mq.dedup.redis_store import RedisStore  # noqa: PLC0415 - an extra
 
     return RedisStore

@@ -1,4 +1,4 @@
-"""Errors without the Python process's traceback, which Spark would show before the message."""
+"""Removes the Python traceback from this package's errors, because Spark would print it before the error's text."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ R = TypeVar("R")
 
 
 def without_traceback(call: Callable[A, R]) -> Callable[A, R]:
-    """Make a method that Spark calls raise this package's errors without their traceback and cause.
+    """Decorate a method that Spark calls, so that it raises this package's errors without their traceback and cause.
 
-    Spark prints the whole traceback before the message that users look for (``python_streaming_source_runner.py``,
-    ``worker.py``). The log has the traceback at level DEBUG. An `InternalError`, and any error that is not an
-    `MqError`, keeps its traceback.
+    Otherwise Spark prints the whole traceback before the error's text, which is what users need
+    (``python_streaming_source_runner.py``, ``worker.py``). The traceback is still logged at level DEBUG. An
+    `InternalError`, and any error that is not an `MqError`, keeps its traceback.
     """
 
     @wraps(call)

@@ -1,8 +1,9 @@
-"""Folders of files, on this machine or in a store that `pyarrow.fs` opens (S3, GCS, HDFS, Azure).
+"""Folders that contain files, on this machine or in a store that `pyarrow.fs` opens (S3, GCS, HDFS, Azure).
 
-Users write a place as they do for Spark, which parses it as a Hadoop `Path`. Names in a `Path` are literal: `%20` is
-three characters, and a space, `[1]` or `#` needs no escape (Path(String), with or without a scheme). This module
-follows the same rules, and escapes names only for `pyarrow.fs`.
+A *place* is the path or URI of a folder, as users write it in `checkpointLocation` or `idLog`. Spark parses such a
+place as a Hadoop `Path`, in which names are literal: `%20` is three characters, and a space, `[1]` or `#` needs no
+escape (Path(String), with or without a scheme). This module follows the same rules. It escapes names only when it
+passes them to `pyarrow.fs`.
 """
 
 from __future__ import annotations
@@ -21,25 +22,27 @@ __all__ = ["ID_FOLDER", "PLACES", "Folder", "above", "below", "is_uri", "open_fo
 
 #: Folder in a checkpoint for the ID log of its sources. Spark does not use this name.
 ID_FOLDER = "mq-ids"
-#: Accepted places, for errors.
+#: Which places are accepted, as errors describe them.
 PLACES = "an absolute path, or a URI that pyarrow.fs opens: s3://, s3a://, gs://, abfss://, hdfs://"
 
-#: Names of object stores, which write a whole file or none, and rename by copying.
+#: Names that `pyarrow.fs` gives to object stores. An object store writes a file completely or not at all, and renames a
+#: file by copying it, so files are written there without a temporary name.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs", "azure"})
 #: Scheme -> class of `pyarrow.fs` that opens it.
 _SYSTEMS = {
     "s3": "S3FileSystem", "gs": "GcsFileSystem", "gcs": "GcsFileSystem", "abfs": "AzureFileSystem",
     "abfss": "AzureFileSystem", "hdfs": "HadoopFileSystem", "viewfs": "HadoopFileSystem",
 }  # fmt: skip
-#: Hadoop's other names for a scheme -> the scheme of the same store.
+#: Schemes that Hadoop uses for S3 -> the scheme that `pyarrow.fs` uses.
 _SAME = {"s3a": "s3", "s3n": "s3"}
-#: Schemes that Spark opens and `pyarrow.fs` does not, and what to use instead.
+#: Schemes that Spark opens but `pyarrow.fs` does not -> what to use instead.
 _INSTEAD = {
     "dbfs": "on Databricks use a volume, /Volumes/<catalog>/<schema>/<volume>/…, for the writer too",
     "wasb": "for the same account use abfss://<container>@<account>.dfs.core.windows.net/…",
 }
 _INSTEAD["wasbs"] = _INSTEAD["wasb"]
-#: Scheme, authority, path and parameters. Anything that does not look like `pyarrow.fs` parameters is part of a name.
+#: A URI's scheme, authority, path and parameters. A `?` belongs to the path, unless parameters of the form that
+#: `pyarrow.fs` accepts follow it.
 _URI = re.compile(
     r"(?P<scheme>[A-Za-z][\w+.-]+):(?://(?P<authority>[^/?]*))?(?P<path>(?:/.*?)?)"
     r"(?P<parameters>(?:\?\w+=[^&]*(?:&\w+=[^&]*)*)?)",
@@ -48,11 +51,11 @@ _URI = re.compile(
 
 
 def open_folder(place: str, below: str = "") -> Folder:
-    """Return a folder, which may not exist yet.
+    """Return the object for a folder. The folder does not have to exist yet.
 
     Args:
-        place: as returned by :func:`resolve`.
-        below: the name of the folder to open in `place`; empty to open `place` itself.
+        place: path or URI of a folder, as returned by :func:`resolve`.
+        below: name of a subfolder to open instead; empty to open `place` itself.
     """
     return _Remote(place, below) if is_uri(place) else _Local(Path(place, below))
 
@@ -62,10 +65,11 @@ def is_uri(place: str) -> bool:
 
 
 def resolve(place: str) -> str:
-    """Normalize a place as users write it for Spark.
+    """Return the normalized form of a place that a user has set as an option.
 
     Raises:
-        ValueError: the place cannot be opened; the message says what to use instead and hides credentials.
+        ValueError: neither this machine nor `pyarrow.fs` can open the place. The text says what to use instead, and
+            does not show credentials.
     """
     found = _URI.fullmatch(place)
     if found is None:
@@ -74,7 +78,7 @@ def resolve(place: str) -> str:
     scheme = _SAME.get(scheme, scheme)
     if scheme == "file":
         if authority:
-            raise ValueError(f"{shown_place(place)!r} names a host; write a path on this machine as file:///…")
+            raise ValueError(f"{shown_place(place)!r} names a host; write a path on this machine as file:///path")
         return _normal(f"{path}{found['parameters']}")
     if scheme in _INSTEAD:
         raise ValueError(f"{shown_place(place)!r} is not a place that pyarrow.fs opens; {_INSTEAD[scheme]}")
@@ -85,7 +89,7 @@ def resolve(place: str) -> str:
 
 
 def _normal(path: str) -> str:
-    """Return an absolute path as Hadoop does: without `.`, `..` and redundant slashes."""
+    """Return a path as Hadoop normalizes it: absolute, without `.`, `..` and redundant slashes."""
     return posixpath.normpath(f"/{path.lstrip('/')}")
 
 
@@ -105,7 +109,7 @@ def _check_installed(scheme: str, place: str) -> None:
 
 
 def shown_place(place: str) -> str:
-    """Return a place for errors and logs, without anything that may be a user, a password or a parameter."""
+    """Return a place in the form in which errors and logs show it: without user, password and parameters."""
     return redact(place) if "@" in place or (is_uri(place) and _split(place)[1]) else place
 
 
@@ -116,7 +120,7 @@ def below(place: str, name: str) -> str:
 
 
 def above(place: str) -> str | None:
-    """Return the checkpoint that contains this ID folder (:data:`ID_FOLDER`); None for any other folder."""
+    """Return the place of the checkpoint whose ID folder (:data:`ID_FOLDER`) this is; None for any other folder."""
     path, parameters = _split(place)
     root = path.removesuffix(f"/{ID_FOLDER}")
     return None if root == path else f"{root}{parameters}"
@@ -130,15 +134,18 @@ def _split(place: str) -> tuple[str, str]:
 
 
 class Folder(ABC):
-    """A folder of files, local or remote. Methods raise the errors of their library."""
+    """A folder that contains files, on this machine or in a store.
+
+    Methods do not translate errors: they raise the `OSError` or Arrow error of the underlying library.
+    """
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the names of all files; none if the folder does not exist."""
+        """Return the names of all files; an empty list if the folder does not exist."""
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
-        """Write a new file, completely or not at all, even if power is lost."""
+        """Write a new file. The file is complete or absent, even if the process or the machine stops meanwhile."""
 
     def replace(self, name: str, data: bytes) -> None:
         """Replace the contents of an existing file."""
@@ -192,10 +199,10 @@ class _Remote(Folder):
         from pyarrow import fs  # noqa: PLC0415 - some installations are built without it
 
         self._system, path = fs.FileSystem.from_uri(_escaped(uri))
-        # In a URI, parameters may follow the path.
+        # Append `below` to the path rather than to the URI, because parameters may follow the path in a URI.
         self._path = f"{path.rstrip('/')}/{below}".rstrip("/")
         self._select = fs.FileSelector(self._path, allow_not_found=True)
-        # Object stores have no folders, and the user may lack the right to create a folder there.
+        # Object stores need no folders, and the user may lack the permission to create one.
         self._objects = self._system.type_name in _OBJECT_STORES
         self._made = self._objects
 
@@ -231,7 +238,7 @@ class _Remote(Folder):
 
 
 def _escaped(uri: str) -> str:
-    """Escape a URI for `pyarrow.fs`, which decodes %20 to a space, and refuses an unescaped space."""
+    """Escape the path of a URI, because `pyarrow.fs` decodes %20 to a space, and refuses an unescaped space."""
     found = _URI.fullmatch(uri)
     assert found is not None, "only URIs are remote"
     return f"{found['scheme']}://{found['authority'] or ''}{quote(found['path'])}{found['parameters']}"

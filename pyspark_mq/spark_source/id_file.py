@@ -1,8 +1,9 @@
-"""The bytes of an epoch's file: one Arrow IPC record batch with one row, compressed with zstd.
+"""Encodes an :class:`.EpochFile` as bytes and back: an Arrow IPC record batch with one row, compressed with zstd.
 
-Keys are a list of bytes, in which text keys are encoded in UTF-8. If some keys are not text, a second list marks these
-keys. All digests of a kind have the same width, so they are joined into one value. The rest is JSON, which also says
-where keys and digests belong.
+The keys of planned messages are a list of bytes, in which text keys are encoded in UTF-8. If some keys are not text, a
+second list says for each key whether it is bytes. All digests of a kind have the same width, so they are joined into
+one value. All other fields are in the JSON of column `head`. This JSON also has the number of keys and digests of each
+queue or epoch, which decoding needs to split the joined values.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _PLAIN = (
 
 
 def encoded(file: EpochFile) -> bytes:
-    """Return the bytes that encode the content of a file."""
+    """Return the bytes of a file with this content."""
     keys, are_bytes = _planned(file.planned)
     head = {name: value for name in _PLAIN if (value := getattr(file, name)) not in (None, False, [])}
     head["start"] = file.start  # written even if 0
@@ -86,7 +87,7 @@ def encoded(file: EpochFile) -> bytes:
 
 
 def decoded(data: bytes) -> EpochFile:
-    """Return the file encoded in these bytes, which must be unchanged since they were written.
+    """Return the content of a file with these bytes. The caller has checked that the bytes are unchanged.
 
     Raises:
         ValueError: the file has a field that this version of the package does not know, so another version wrote the
@@ -113,7 +114,7 @@ def decoded(data: bytes) -> EpochFile:
 
 
 class _Pieces:
-    """Joined digests, from which pieces are taken in order."""
+    """Digests of several epochs in one array, from which the digests of one epoch after the other are taken."""
 
     def __init__(self, digests: Any) -> None:
         self._digests, self._at = digests, 0
@@ -132,7 +133,10 @@ def _by_queue(counts: Mapping[str, int], keys: Iterator[Key]) -> dict[str, list[
 
 
 def _planned(planned: ByQueue) -> tuple[pa.Array, list[bool]]:
-    """Return a list array of all keys as bytes and, unless all keys are text, a list that says which keys are bytes."""
+    """Return all keys as one Arrow list of bytes, and a list that says for each key whether it is bytes, not text.
+
+    The second list is empty if all keys are text.
+    """
     texts = [as_text_keys(keys) for keys in planned.values()]
     if None not in texts:
         chunks = [chunk.cast(pa.binary()) for one in texts if one is not None for chunk in one.chunks]
@@ -140,7 +144,7 @@ def _planned(planned: ByQueue) -> tuple[pa.Array, list[bool]]:
     else:
         keys = [key for some in planned.values() for key in some]
         are_bytes = [isinstance(key, bytes) for key in keys]
-        # JSON may contain half a surrogate pair, so it needs an encoding.
+        # An ID taken from a JSON body may contain half a surrogate pair, which plain UTF-8 cannot encode.
         every = pa.array(
             [key if isinstance(key, bytes) else key.encode("utf-8", "surrogatepass") for key in keys], pa.binary()
         )
@@ -149,7 +153,7 @@ def _planned(planned: ByQueue) -> tuple[pa.Array, list[bool]]:
 
 def _keys(values: pa.Array, are_bytes: Sequence[bool]) -> list[Key]:
     if not are_bytes:
-        with contextlib.suppress(pa.ArrowInvalid):  # half a surrogate pair
+        with contextlib.suppress(pa.ArrowInvalid):  # a key has half a surrogate pair: decode the keys one by one
             texts: list[Key] = values.cast(pa.string()).to_pylist()
             return texts
         are_bytes = [False] * len(values)

@@ -1,15 +1,20 @@
-"""The ID log: the files of the journal, next to the checkpoint (:mod:`pyspark_mq.sources.journal`).
+"""The ID log: a folder, usually in the checkpoint, with one file of message IDs for each epoch.
 
-Spark writes an offset into its log, into each progress report and into its event log, and prints the offset with a
-user's own exceptions. So the IDs of an epoch go into a file, and the offset has only the file's name, which includes a
-digest. The file is durable before the offset is returned, is written once, and is never changed.
+:mod:`pyspark_mq.sources.journal` decides what the files contain; this module names, writes, reads and removes them.
 
-A name begins with the process's random token and a number, so queries and sources that share a folder never conflict.
-A file is removed by its exact name, after the journal has stopped naming it. A crash may leave a file that no offset
-names, but the next process can find this file by its name. The name of a process's first file refers to the last file
-that Spark showed, or to the state of Spark's log if Spark showed no file. Later files have the next numbers. A first
-file also records the state of Spark's log. If two sources of a query wrote files in the same state, the next entry of
-Spark's log shows which of these files an offset names.
+Spark copies an offset into its log, into each progress report and into its event log, and prints the offset when a
+user's own code fails. So an offset must be short: the IDs of its epoch are in a file, and the offset has only the
+file's name, which includes a digest of the content. The file is durable before the offset is returned to Spark. It is
+written once and never changed.
+
+Several queries and sources may share the folder. A file's name begins with a random token of its process and a number,
+so names never conflict. Files are removed by their exact names, when no later epoch's file refers to them.
+
+A crash may leave a file whose offset Spark never logged. The next process finds such a file by its name. The first file
+of a process has, in its name, the token and number of the file from which the process resumed, or the state of Spark's
+log if Spark showed no file. Each further file of the process has the next number. The first file also records the
+state of Spark's log in its content. If two sources of a query wrote files in the same state, the next entry of Spark's
+log shows which of these files have an offset.
 """
 
 from __future__ import annotations
@@ -37,39 +42,40 @@ from pyspark_mq.spark_source.offset_log import OffsetLog
 
 __all__ = ["IdLog"]
 
-#: Pattern of file names. The name of a process's first file begins with the token of the preceding file and the number
-#: after that file's number. Then comes the process's own token. The first file counts as number 1 of its process.
+#: Pattern of file names: token, number, digest of the content, and for a part its name. The first file of a process has
+#: two tokens: the token of the file from which the process resumed, with the number after that file's number, and then
+#: the process's own token. This file counts as number 1 of its process.
 _FILE = re.compile(
     r"(?P<stem>(?P<after>[0-9a-f]{16})-(?P<number>[0-9]{6,})(?:-(?P<token>[0-9a-f]{16}))?-[0-9a-f]{32})"
     r"(?:-[a-z0-9-]+)?\.arrow"
 )
-#: Pauses between attempts to read a file, or to find the first entry of Spark's log.
+#: Pauses in seconds between attempts to read a file, or to find the first entry of Spark's log.
 _RESTS_S = (0.2, 1.0)
-#: Spark's log is compared at most once in this time. With `asyncProgressTrackingEnabled` it lacks batches, or has them
-#: too late.
+#: At most once in this time, a file that Spark showed is looked up in Spark's log. With `asyncProgressTrackingEnabled`
+#: the log lacks some batches, or has them too late.
 _COMPARE_S = 10.0
 _DIGEST_BYTES = 16
 _HEX = 2 * _DIGEST_BYTES
 _END = ".arrow"
-#: The note of the last epoch that is on disk. A folder has one note, under a fixed name, so that the next process finds
-#: the note.
+#: Name of the note with the last epoch that is on disk (option `settleAfter=synced`). A folder has one such note.
 _SYNCED = "synced.json"
 _TOKEN_BYTES = 8
 _MAKE_ROOM = "Make room, and give the driver's user the right to write there"
 _READABLE = "Make the folder readable for the driver's user"
-#: Prefix of a part's name -> problem and advice of the error if the part cannot be written.
+#: Beginning of a part's name -> problem and advice of the error if the part cannot be written. Parts are small files
+#: next to the file of an epoch; :mod:`pyspark_mq.sources.journal` lists them.
 _WRITTEN = {
     "alone": ("the note that a run begins at '{}' cannot be written", f"Nothing was received. {_MAKE_ROOM}"),
     "abandoned": (
-        "the list of messages that the epoch of '{}' runs without cannot be written",
+        "the list of messages without which the epoch of '{}' runs cannot be written",
         f"The epoch was neither emitted nor acknowledged. {_MAKE_ROOM}",
     ),
     "expected": (
-        "the note that messages of the epoch of '{}' are expected cannot be written",
+        "the note that this process waits for the messages of the epoch of '{}' cannot be written",
         f"Nothing was received. {_MAKE_ROOM}",
     ),
     "begun": (
-        "the note that echoes of the epoch of '{}' are settled cannot be written",
+        "the note that redeliveries in the epoch of '{}' are acknowledged cannot be written",
         f"The epoch was not emitted. {_MAKE_ROOM}",
     ),
     "replayed": (
@@ -88,12 +94,12 @@ _WRITTEN = {
 
 
 class IdLog:
-    """Files of one source, in a folder that other sources may share.
+    """The files of one source's journal, in a folder that other sources may share.
 
-    :class:`.JournalFiles` describes the methods.
+    The base class :class:`.JournalFiles` describes the methods.
 
     Args:
-        place: the folder: an absolute path, or a URI that `pyarrow.fs` opens. The first file creates the folder.
+        place: the folder: an absolute path, or a URI that `pyarrow.fs` opens. It is created with the first file.
         destination: the queue or topic as errors name it.
 
     Attributes:
@@ -106,17 +112,18 @@ class IdLog:
         checkpoint = above(place)
         self.offsets = None if checkpoint is None else OffsetLog(checkpoint)
         self._token = secrets.token_hex(_TOKEN_BYTES)
-        #: How many files this process has written, and the name of the first.
+        #: How many files of epochs this process has written, and the name of the first of them.
         self._number, self._first = 0, ""
-        #: Files that Spark has shown, the newest last; None once nothing depends on these files.
+        #: Files named by offsets that Spark has shown, the newest last. None once this process's own first file was
+        #: shown: after that, files left by former processes no longer matter.
         self._shown: dict[str, None] | None = {}
-        #: The last file that was looked up in Spark's log, and when.
+        #: The last file that was looked up in Spark's log, and the time of this check.
         self._compared, self._compared_s = "", -math.inf
-        #: Files left by crashes but not reported yet.
+        #: Files without an offset, which crashed processes wrote, and which `left_by_crashes` has not returned yet.
         self._left: list[str] = []
-        #: Whether this process has recorded a sync.
+        #: Whether this process has written the note of the last epoch on disk.
         self._noting = False
-        #: The last file read or written.
+        #: Name and content of the last file that was read or written.
         self._last: tuple[str, EpochFile] | None = None
 
     def show(self, file: str) -> None:
@@ -140,14 +147,14 @@ class IdLog:
             self._left += self._unlogged(file, self.offsets)
 
     def _unlogged(self, file: str, offsets: OffsetLog) -> list[str]:
-        """Find the files that crashes have left, among the files written in the same state of Spark's log as `file`.
+        """Return files that no offset names, out of the files written in the same state of Spark's log as `file`.
 
-        `file` is the first file of its process.
+        Crashed processes wrote these files. `file` is the first file of its process.
 
-        Each log entry has the offsets of all sources. So if the first entry that names `file` does not name some other
-        file of the same state, no entry names that other file.
+        Each entry of Spark's log has the offsets of all sources of the query. So if the first entry that names `file`
+        does not name another file of the same state, no entry names that other file.
         """
-        with contextlib.suppress(CheckpointError):  # raised again when the file is needed
+        with contextlib.suppress(CheckpointError):  # an unreadable file raises this error again when it is needed
             state = self.read(file).state
             others = {f"{_stem(name)}{_END}" for name in self._names if name.lstrip(".").startswith(f"{state}-")}
             entry = offsets.first_naming(file) if others - {file} else b""
@@ -164,10 +171,10 @@ class IdLog:
         return left
 
     def _after(self, file: str) -> list[str]:
-        """Return the files that followed a file.
+        """Return the files of epochs that were written after the epoch of `file`.
 
-        These are later files of the same process, and all files of processes that resumed from the file or from another
-        file that followed it. The first file of a process names the file from which the process resumed.
+        These are the later files of the same process, and all files of processes that resumed from `file` or from one
+        of the later files. The name of a process's first file tells from which file the process resumed.
         """
         every = [found for name in self._names if (found := _FILE.fullmatch(name.lstrip(".")))]
         after: set[str] = set()
@@ -183,9 +190,9 @@ class IdLog:
     def _check_home(self, file: str) -> None:
         if self.offsets is None:
             return
-        with self._or_say("Spark's log in the folder 'offsets' next to it cannot be read", _READABLE):
+        with self._or_say("Spark's log, in the folder 'offsets' of the checkpoint, cannot be read", _READABLE):
             named = self.offsets.names(file)
-            # With `asyncProgressTrackingEnabled` the entry may be on its way, and then its file must not be removed.
+            # With `asyncProgressTrackingEnabled` Spark may be writing the entry just now. Then the file must stay.
             for rest_s in _RESTS_S if file == self._first else ():
                 if not named:
                     time.sleep(rest_s)
@@ -196,12 +203,12 @@ class IdLog:
             place = shown_place(above(self._place) or self._place)
             raise CheckpointError(
                 f"{self._destination}: {place!r}, the 'checkpointLocation' of the source, is not this query's "
-                "checkpoint: its folder 'offsets' has no offset of this batch. The batch was neither emitted nor "
-                "acknowledged. Set the same 'checkpointLocation' on writeStream: without this option Spark uses a "
-                "temporary folder, as it does for the sinks 'console' and 'memory'. Each query needs its own load() "
-                "and 'checkpointLocation'. If the folders are the same, leave out 'asyncProgressTrackingEnabled', "
-                "with which Spark writes offsets too late. To look at messages without consuming them, use "
-                "'pyspark-mq peek'"
+                "checkpoint: its folder 'offsets' does not have the offset of this batch. The batch was neither "
+                "emitted nor acknowledged. Set the same 'checkpointLocation' on writeStream: without this option Spark "
+                "uses a temporary folder, as it does for the sinks 'console' and 'memory'. Each query needs its own "
+                "load() and 'checkpointLocation'. If both options are already equal, leave out "
+                "'asyncProgressTrackingEnabled', because this option makes Spark write offsets too late. To look at "
+                "messages without consuming them, use 'pyspark-mq peek'"
             )
 
     # -- files of epochs
@@ -236,7 +243,7 @@ class IdLog:
         name = f"{_stem(file)}-{part}{_END}" if part else file
         if self._last is not None and self._last[0] == name:
             return self._last[1]
-        advice = f"Set 'checkpointLocation' or 'idLog' to the query's former place, restore the file, or {START_ANEW}"
+        advice = f"Set 'checkpointLocation' or 'idLog' to their former values, restore the file, or {START_ANEW}"
         with self._or_say(f"the offset names the file '{name}', which cannot be read", advice):
             data = self._read_patiently(name)
             if part:
@@ -250,7 +257,7 @@ class IdLog:
             content = decoded(data)
         except ValueError as unknown:
             other = f"Use the version of pyspark-mq that wrote it, or {START_ANEW}"
-            raise self._error(f"the file '{name}' has the form of another version", unknown, other) from None
+            raise self._error(f"the file '{name}' has the format of another version", unknown, other) from None
         self._last = name, content
         return content
 
@@ -260,18 +267,19 @@ class IdLog:
             return sorted(name[len(begin) : -len(_END)] for name in self._names if name.startswith(begin))
 
     def has_part(self, file: str, part: str) -> bool:
-        with self._or_say(f"the notes about '{file}' cannot be looked up", _READABLE):
+        with self._or_say(f"the notes about '{file}' cannot be listed", _READABLE):
             return f"{_stem(file)}-{part}{_END}" in self._folder.names()
 
     def remove(self, files: Collection[str], part: str = "") -> None:
-        # A name from a file that somebody has made could be empty, the beginning of all names, or another place.
+        # The names come from a file, which could have been forged: an empty name would be the beginning of all names,
+        # and a path could lead to another folder. So only names of the right form are accepted.
         for file in filter(_FILE.fullmatch, files):
             every = [name for name in self._names if name.lstrip(".").startswith(_stem(file))]
             for name in [f"{_stem(file)}-{part}{_END}"] if part else every:
                 self._remove(name)
 
     def _write(self, name: str, data: bytes) -> None:
-        if name not in self._names:  # else the file there has the same content
+        if name not in self._names:  # else the same content was written before
             self._folder.write(name, data)
             self._names.add(name)
 
@@ -305,13 +313,13 @@ class IdLog:
         )
 
     def lost_power(self, epoch: int) -> bool:
-        # An epoch earlier than the noted one counts too: the checkpoint is then not the one that the note was written
-        # for.
+        # An epoch later than the noted one was not on disk when the note was written. An earlier epoch shows that this
+        # is not the checkpoint for which the note was written. So every epoch but the noted one counts.
         noted = self._note()
         return noted is not None and bool(noted["epoch"] != epoch and noted["boot"] != _boot())
 
     def synced(self) -> int | None:
-        """Return the epoch in the note; None without a note."""
+        """Return the number of the last epoch that the note says is on disk; None if there is no note."""
         noted = self._note()
         return None if noted is None else noted["epoch"]
 
@@ -336,7 +344,7 @@ class IdLog:
             return {"epoch": int(noted["epoch"]), "boot": str(noted["boot"]), "writer": str(noted["writer"])}
 
     def _read_patiently(self, name: str) -> bytes:
-        """Read a file; retry if the store fails temporarily."""
+        """Return the bytes of a file. Retry twice if the store fails, but not if the file does not exist."""
         for rest_s in _RESTS_S:
             try:
                 return self._folder.read(name)
@@ -348,7 +356,7 @@ class IdLog:
 
     @contextlib.contextmanager
     def _or_say(self, problem: str, advice: str) -> Iterator[None]:
-        """Turn errors of the store into errors of this package."""
+        """Turn errors of the file system into a CheckpointError with this problem and advice."""
         try:
             yield
         except Exception as failed:
@@ -372,7 +380,7 @@ def _stem(file: str) -> str:
 
 
 def _place_of(file: str) -> tuple[str, int]:
-    """Return the token of the process that wrote a file, and the number of the file among this process's files."""
+    """Return the token of the process that wrote a file, and the number that this process gave to the file."""
     found = _FILE.fullmatch(file)
     if found is None:
         return _digest(file.encode())[: 2 * _TOKEN_BYTES], 1
@@ -380,7 +388,7 @@ def _place_of(file: str) -> tuple[str, int]:
 
 
 def _boot() -> str:
-    """Return the boot ID, which changes with each boot (random(4)); empty on systems that have none."""
+    """Return the machine's boot ID, which changes with each boot (random(4)); empty on systems without a boot ID."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:

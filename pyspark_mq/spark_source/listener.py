@@ -1,4 +1,4 @@
-"""A listener for queries on queues and streams: a log line a minute, metrics and traces.
+"""A listener for queries that read queues and streams. It logs a line each minute, and exports metrics and traces.
 
 .. code-block:: python
 
@@ -6,9 +6,9 @@
 
     spark.streams.addListener(QueueListener())
 
-The listener runs in the program that added it, with Spark Connect too. It uses the progress that Spark reports
-(:class:`pyspark.sql.streaming.StreamingQueryListener`), and sends nothing to the source or the broker. Spark reports a
-source's counters from 4.2 on. Spark 4.0 and 4.1 report only rows and durations.
+The listener runs in the program that added it, even if the program uses Spark Connect. It evaluates the progress that
+Spark reports (:class:`pyspark.sql.streaming.StreamingQueryListener`), and does not talk to the source or the broker.
+Spark 4.2 and later report the source's counters. Spark 4.0 and 4.1 report only rows and durations.
 """
 
 from __future__ import annotations
@@ -50,38 +50,39 @@ _ERROR_SHOWN = 300
 
 @dataclass(slots=True)
 class _Watched:
-    """A run of a query."""
+    """What the listener knows about a run of a query."""
 
     label: str
     said_s: float
     rows: int = 0
     triggers: int = 0
-    #: Source -> its newest reading, after the batch of the progress that had this reading.
+    #: Source -> number of the batch whose progress had the newest reading of this source, and that reading.
     last: dict[int, tuple[int, Reading]] = field(default_factory=dict)
     #: Source -> counts since the last log line.
     sums: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    #: (source, epoch) -> the span to which the epoch's confirmation belongs.
+    #: (source, epoch) -> the trace of an epoch whose acknowledgements are not confirmed yet.
     epochs: OrderedDict[tuple[int, int], Any] = field(default_factory=OrderedDict)
 
 
 class QueueListener(StreamingQueryListener):
-    """Logs the activity of queries on queues and streams, and exports it to OpenTelemetry if installed.
+    """Logs what queries on queues and streams do, and exports metrics and traces if OpenTelemetry is installed.
 
-    Lines go to the logger ``pyspark_mq.listener`` at level INFO (WARNING if a message was lost or rejected). If
-    logging has not been set up, they go to standard error.
+    Log lines go to the logger ``pyspark_mq.listener`` at level INFO, or WARNING if a message was lost or rejected. If
+    the program has not set up logging, the lines go to standard error.
 
     Metrics and spans go to the given providers, or else to OpenTelemetry's global providers. If the program has not set
-    global providers, OpenTelemetry drops the metrics and spans. The names of metrics and spans are in docs/monitor.md.
+    global providers either, OpenTelemetry drops the metrics and spans. docs/monitor.md lists their names.
 
     Args:
         log_every_s: seconds between log lines of a query; 0 for a line after each trigger, None for no lines.
         prometheus: ``host:port`` to serve Prometheus metrics on. Needs ``pip install 'pyspark-mq[otel]'``.
-        meter_provider: for metrics; not together with `prometheus`.
-        tracer_provider: for spans.
+        meter_provider: OpenTelemetry provider for the metrics. Cannot be set together with `prometheus`.
+        tracer_provider: OpenTelemetry provider for the spans.
 
     Raises:
         MissingExtraError: `prometheus` is given, and its exporter is not installed.
-        ConfigurationError: `prometheus` is not an address, or is set together with a meter provider.
+        ConfigurationError: `prometheus` is not ``host:port``, cannot be served, or is set together with
+            `meter_provider`.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class QueueListener(StreamingQueryListener):
         self._metrics = Metrics(meter_provider)
         self._spans = Spans(tracer_provider)
         self._runs: dict[str, _Watched] = {}
-        #: Spark Connect gives a listener its session, classic Spark does not.
+        #: Needed because classic Spark, unlike Spark Connect, does not give a listener its session.
         self._session = SparkSession.getActiveSession()
         if log_every_s is not None and not _LOG.hasHandlers():
             _LOG.addHandler(logging.StreamHandler(sys.stderr))
@@ -122,9 +123,10 @@ class QueueListener(StreamingQueryListener):
         self._say(run)
 
     def _take(self, run: _Watched, batch: int, found: Sequence[Reading]) -> None:
-        """Add readings, but leave out readings that are older than those added before.
+        """Add readings to the run's counts, except readings that are older than those added before.
 
-        Spark delivers progress late, so a reading that was taken while the query was idle may be newer.
+        A reading may be older because Spark delivers progress to listeners late, while `onQueryIdle` takes the newest
+        progress from the query itself.
         """
         alarms = []
         for now in found:
@@ -144,10 +146,11 @@ class QueueListener(StreamingQueryListener):
         run = self._runs.get(str(event.runId))
         if run is None:
             return
-        # Spark sends a listener only progress with rows, but the last settled messages appear in a later report.
+        # Spark sends progress without rows to no listener. But the last messages are settled after the last batch, so
+        # only such a progress has the final counters. Take it from the query.
         session = self.spark or self._session
         query = None if session is None else session.streams.get(str(event.id))
-        # A later run of the query has its own counters.
+        # If the query was restarted meanwhile, its progress has the counters of another run.
         progress = None if query is None or str(query.runId) != str(event.runId) else query.lastProgress
         if progress is not None:
             self._take(run, progress["batchId"], readings(progress))
@@ -157,7 +160,7 @@ class QueueListener(StreamingQueryListener):
         run = self._runs.pop(str(event.runId), None)
         if self._log_every_s is None:
             return
-        # A query that started before the listener was added, and has been idle since, is first seen when it ends.
+        # If a query started before the listener was added, and has been idle since then, this is its first event.
         label = _label(None, event.id) if run is None else run.label
         if run is not None:
             self._say(run, at_once=True)
@@ -188,7 +191,10 @@ def _label(name: str | None, query_id: Any) -> str:
 
 
 def _growth(before: Reading | None, now: Reading) -> dict[str, int]:
-    """Return the growth of counters since `before`. Within a run, growth is negative only if `now` is older."""
+    """Return by how much each counter has grown from `before` to `now`.
+
+    Counters never decrease within a run, so a negative value shows that `now` is the older reading.
+    """
     earlier = {} if before is None else before.counters.report()
     counts = {name: value for name, value in now.counters.report().items() if name not in GAUGES and value is not None}
     return {name: value - (earlier.get(name) or 0) for name, value in counts.items()}

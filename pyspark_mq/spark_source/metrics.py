@@ -1,6 +1,6 @@
-"""Progress of queries as OpenTelemetry metrics and traces. OpenTelemetry's API is imported if it is installed.
+"""Exports the progress of queries as OpenTelemetry metrics and traces. Without OpenTelemetry's API it does nothing.
 
-Names are in docs/monitor.md.
+docs/monitor.md lists the names of the metrics and spans.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Metrics", "Spans", "serve"]
 
-#: Spark's name of a duration -> its name here, in the order of a trigger (``MicroBatchExecution.scala``).
+#: Spark's name for the duration of a step -> this package's name for the step. The steps are in the order in which a
+#: trigger runs them (``MicroBatchExecution.scala``).
 _STEPS: Mapping[str, str] = {
     "latestOffset": "receive and plan",
     "walCommit": "write offsets",
@@ -31,15 +32,15 @@ _STEPS: Mapping[str, str] = {
     "addBatch": "run",
     "commitOffsets": "write commit",
 }
-#: The bounds reach from one step of a nearly idle query to a batch on a busy cluster.
+#: Bounds of the histogram's buckets. They cover a single step of a nearly idle query and a batch on a busy cluster.
 _DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _PORT_MAX = 65_535
-#: Most epochs for which a confirmation is awaited.
+#: Maximum number of epochs whose traces wait for the confirmation of the acknowledgements.
 _EPOCHS_KEPT = 16
 
 
 def serve(address: str) -> MeterProvider:
-    """Return a meter provider whose metrics Prometheus can scrape."""
+    """Serve metrics at `host:port`, where Prometheus can scrape them, and return the meter provider for them."""
     host, _, port = address.rpartition(":")
     if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= _PORT_MAX):
         form = f"of the form 'host:port', such as 'localhost:9464', with a port up to {_PORT_MAX}"
@@ -60,7 +61,7 @@ def serve(address: str) -> MeterProvider:
 
 
 class Metrics:
-    """Counters, readings and durations as instruments. Without OpenTelemetry this class does nothing."""
+    """OpenTelemetry instruments for counters, gauges and durations. Without OpenTelemetry this class does nothing."""
 
     def __init__(self, provider: MeterProvider | None) -> None:
         self._installed = False
@@ -87,7 +88,7 @@ class Metrics:
         )
 
     def add(self, label: str, now: Reading, grown: Mapping[str, int]) -> None:
-        """Record the counts since the last progress, and the current readings."""
+        """Record a source's progress: by how much its counters have grown, and the current values of its gauges."""
         if not self._installed:
             return
         attributes = {"query": label, "source": str(now.source), "messaging.destination.name": now.reads}
@@ -103,7 +104,7 @@ class Metrics:
                 gauge.set(value, attributes)
 
     def durations(self, label: str, duration_ms: Mapping[str, int]) -> None:
-        """Record Spark's durations of a trigger."""
+        """Record how long a trigger and each of its steps took, as Spark reports it."""
         if not self._installed:
             return
         for step, name in (*_STEPS.items(), ("triggerExecution", "trigger")):
@@ -128,7 +129,10 @@ class Spans:
     def trigger(
         self, label: str, epochs: OrderedDict[tuple[int, int], Any], progress: Any, found: list[Reading]
     ) -> None:
-        """Record a span for the trigger, and a span for each of its steps."""
+        """Record a span for a trigger, and a span for each of its steps.
+
+        Add the trace to `epochs`, where :meth:`confirmed` finds it.
+        """
         if self._tracer is None:
             return
         at_ns = round(datetime.fromisoformat(progress.timestamp.replace("Z", "+00:00")).timestamp() * 1e9)
@@ -150,7 +154,7 @@ class Spans:
             epochs.popitem(last=False)
 
     def confirmed(self, epochs: OrderedDict[tuple[int, int], Any], now: Reading) -> None:
-        """Record the wait for an epoch's confirmation, as a span of its trace."""
+        """Record how long an epoch's acknowledgements waited for confirmation, as a span of the epoch's trace."""
         if self._tracer is None or now.confirmed is None:
             return
         context = epochs.pop((now.source, now.confirmed["epoch"]), None)
@@ -162,7 +166,10 @@ class Spans:
 
 
 def _steps(at_ns: int, durations: Mapping[str, int], found: list[Reading]) -> Iterator[tuple[str, int, int]]:
-    """Yield the name, start and end of each step; Spark runs them one after the other."""
+    """Yield the name, start and end of each step of a trigger. Spark runs the steps one after the other.
+
+    Spark's step `latestOffset` becomes two steps, `receive` and `plan`, if the query has only one source.
+    """
     planned = found[0].planned if len(found) == 1 else None
     for step, name in _STEPS.items():
         end_ns = at_ns + durations.get(step, 0) * 1_000_000

@@ -1,6 +1,7 @@
-"""The offset: a position as Spark's log stores it.
+"""The offset of a queue source: a :class:`.Position` in the form that Spark stores in its offset log.
 
-One JSON object with a fixed key order (Spark compares offsets as text), always below 400 characters:
+An offset is one JSON object. The order of its keys is fixed, because Spark compares offsets as text. It is always
+shorter than 400 characters. The keys are:
 
 =============  ===============================================================================
 ``v``          version of this format
@@ -11,12 +12,13 @@ One JSON object with a fixed key order (Spark compares offsets as text), always 
 ``identity``   the broker's permanent name for itself, empty if unknown
 ``epoch``      number of the epoch that ends here
 ``file``       the name of that epoch's file in the journal, with the file's digest; empty if there is no file
-``released``   true if the epoch may be replayed without messages that do not return
-               (``pyspark-mq release``), else absent
+``released``   true if ``pyspark-mq release`` has allowed a replay of the epoch to continue without messages that the
+               broker does not redeliver; otherwise absent
 ``crc``        CRC-32 of all fields above, so that an offset edited by hand is refused
 =============  ===============================================================================
 
-:class:`.EpochFile` has the contents of a file. An offset has no host, user or password, so a broker may move.
+:class:`.EpochFile` describes the content of an epoch's file. An offset has no host, user or password, so a query can
+resume after its broker has moved to another host.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ VERSION = 4
 #: Types of the fields that are not text.
 _TYPES: Mapping[str, type] = {"epoch": int, "crc": int}
 _FRESH = f"Restore the checkpoint, or {START_ANEW}"
-#: Longer strings, as JSON, are replaced by their digests.
+#: Maximum lengths of the fields `source` and `ids`, as JSON. Longer values are replaced by their digests.
 _SOURCE_MAX, _IDS_MAX = 80, 40
 
 
@@ -48,12 +50,12 @@ class OffsetCodec:
     """Converts positions of one source to offsets and back.
 
     Attributes:
-        broker, source, ids: as in the module's table, but not shortened.
+        broker, source, ids: values of the offset's fields with these names, before they are shortened to digests.
         destination: what the query reads, as errors name it.
-        log: the files of the journal; None if there is no place for them.
+        log: the files of the journal; None if the options name no folder for them.
         queues: the queue names if the query reads several queues; None if the query reads a single queue.
-        pattern: the pattern that queue names must match, if the queues are looked up.
-        scope: the end of `source`, which is the same for all queues.
+        pattern: the value of `queuePattern`; None if that option is not set.
+        scope: selector and virtual host, which are the end of `source` and the same for all queues of the query.
     """
 
     broker: str
@@ -67,7 +69,7 @@ class OffsetCodec:
 
     @classmethod
     def of(cls, settings: Settings, id_log: str | None = None) -> OffsetCodec:
-        """Return the codec for a query with these settings, and with the folder `id_log` for its ID log."""
+        """Return the codec for a query with these settings. `id_log` is the folder of its ID log, None if unset."""
         endpoint = settings.endpoint
         host = endpoint.urls[0].virtual_host
         selected = "" if endpoint.selector is None else f" with selector {endpoint.selector!r}"
@@ -85,7 +87,7 @@ class OffsetCodec:
         )
 
     def encode(self, position: Position) -> dict[str, Any]:
-        """Return the offset of a position."""
+        """Return the offset that stores this position."""
         offset = {
             "v": VERSION,
             "broker": self.broker,
@@ -98,18 +100,19 @@ class OffsetCodec:
         return released(offset) if position.released else _signed(offset)
 
     def decode(self, offset: Any) -> Position:
-        """Return the position of an offset.
+        """Return the position that this offset stores.
 
         Raises:
-            CheckpointError: the offset is broken, or from another source or version.
+            CheckpointError: the offset is damaged, or was written by another source or in another version's format.
         """
         if not isinstance(offset, dict) or "v" not in offset:
-            raise self._error("was written by another kind of source, to which the checkpoint belongs")
+            raise self._error("was written by a source of another format, so the checkpoint belongs to another query")
         version = offset["v"]
         if version != VERSION:
             raise CheckpointError(
-                f"{self.destination}: the checkpoint has offsets of version {version!r:.20}, but this pyspark-mq reads "
-                f"{VERSION}. Use the version that wrote the offsets, or {START_ANEW}"
+                f"{self.destination}: the checkpoint has offsets in format version {version!r:.20}, but this version "
+                f"of pyspark-mq reads only format version {VERSION}. Use the version of pyspark-mq that wrote the "
+                f"offsets, or {START_ANEW}"
             )
         for name in ("broker", "source", "ids", "identity", "epoch", "file", "crc"):
             if not isinstance(offset.get(name), _TYPES.get(name, str)):
@@ -120,13 +123,14 @@ class OffsetCodec:
         self._check_owner(offset)
         if self.log is None and offset["file"] and self.ids:
             raise CheckpointError(
-                f"{self.destination}: the checkpoint's IDs are in the file '{offset['file']}'. Set "
-                "'checkpointLocation' or 'idLog' to the query's former place"
+                f"{self.destination}: the message IDs of the checkpoint are in the file '{offset['file']}', but no "
+                "option names the folder of this file. Set 'checkpointLocation' or 'idLog' to the value that the query "
+                "had when it wrote the checkpoint"
             )
         return Position(offset["epoch"], offset["file"], offset["identity"], released=offset.get("released") is True)
 
     def _check_owner(self, offset: Mapping[str, Any]) -> None:
-        """Refuse an offset of another source, or an offset whose IDs come from elsewhere."""
+        """Refuse an offset that was written for other queues, another broker, or another source of message IDs."""
         source = offset["source"]
         if offset["broker"] != self.broker or not self._may_have_written(source):
             raise CheckpointError(
@@ -134,18 +138,19 @@ class OffsetCodec:
                 f"{self._reads} on broker '{self.broker}'. Use a separate checkpointLocation for each queue, or "
                 "correct the options"
             )
-        # The lower guarantees have no IDs to compare.
+        # Queries with guarantee `at-least-once` or `none` have no IDs, so there is nothing to compare.
         if offset["ids"] and self.ids and offset["ids"] != shortened(self.ids, _IDS_MAX):
             raise CheckpointError(
-                f"{self.destination}: the checkpoint has IDs from messageIdFrom='{offset['ids']}', but 'messageIdFrom' "
-                f"and 'protocol' now give '{self.ids}': redeliveries would not be recognised. Set these options back, "
-                f"or {START_ANEW}"
+                f"{self.destination}: the checkpoint has IDs from messageIdFrom='{offset['ids']}', but the options "
+                f"'messageIdFrom' and 'protocol' now give '{self.ids}', so redeliveries would not be recognised. Set "
+                f"these options back to their former values, or {START_ANEW}"
             )
 
     def _may_have_written(self, source: str) -> bool:
-        """Whether a query that reads these queues may resume from a checkpoint whose offsets have this `source`.
+        """Whether this query may resume from a checkpoint whose offsets have the field `source` with this value.
 
-        The names of the queues that the checkpoint's query read are in the offset's file.
+        If the checkpoint's query read several queues, this field does not have their names: they are in the epoch's
+        file.
         """
         if source in {shortened(self.source, _SOURCE_MAX), shortened(f"queues{self.scope}", _SOURCE_MAX)}:
             return True
@@ -173,7 +178,7 @@ def _ids(settings: Settings) -> str:
 
 
 def released(offset: Mapping[str, Any]) -> dict[str, Any]:
-    """Mark an offset, so that its epoch may be replayed without messages that are not redelivered."""
+    """Return the offset with the mark `released`, so that its epoch may be replayed without missing messages."""
     return _signed({**{name: value for name, value in offset.items() if name != "crc"}, "released": True})
 
 

@@ -1,7 +1,7 @@
-"""Spark's offset log in a checkpoint: a file for each batch, written before the batch runs.
+"""Reads Spark's offset log in a checkpoint. Spark writes one file for each batch, before it runs the batch.
 
 The log's format depends on Spark's version and settings (``OffsetSeqLog.scala``). So this module does not parse an
-entry: it only searches the bytes for the names of files.
+entry of the log. It only searches the entry's bytes for the names of the source's ID files, which offsets contain.
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ _STATE_BYTES = 8
 
 
 class OffsetLog:
-    """The log of one checkpoint. All methods raise the folder's errors.
+    """The offset log of one checkpoint. Methods do not translate the errors of the file system.
 
     Args:
-        checkpoint: the folder, a path or URI, as returned by :func:`.resolve`.
+        checkpoint: the checkpoint's folder, a path or URI, as returned by :func:`.resolve`.
     """
 
     def __init__(self, checkpoint: str) -> None:
         self._checkpoint = checkpoint
 
     def names(self, file: str) -> bool:
-        """Whether an entry names a file."""
+        """Whether an entry of the log contains the name of this ID file."""
         return any(file.encode() in entry for _, entry in self._newest_first())
 
     def first_naming(self, file: str) -> bytes:
-        """Return the first entry that names a file; empty if unknown, because older entries are purged."""
+        """Return the oldest entry that contains the name of this ID file.
+
+        Return an empty value if no entry has the name, or if Spark may have purged an older entry that had it.
+        """
         first = b""
         for batch, entry in self._newest_first():
             if file.encode() not in entry:
@@ -44,7 +47,7 @@ class OffsetLog:
         return b""
 
     def state(self) -> str:
-        """Return a string that changes with every new entry."""
+        """Return a digest of the newest entry, which therefore changes with every new entry."""
         newest = next((entry for _, entry in self._newest_first()), b"")
         return hashlib.blake2b(newest, digest_size=_STATE_BYTES).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Kinds of options: how text becomes a value, and how errors describe accepted values. Pure functions."""
+"""Kinds of option values, such as a duration or a size. A kind parses a text, and says which values it accepts."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _DURATION_MAX_S = 365 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of option.
+    """A kind of option value.
 
     Attributes:
-        parse: returns the value of a lower-case text; None if the text is not accepted.
-        accepted: the accepted values, as errors describe them; begins with a verb.
+        parse: takes the option's text in lower case, and returns the value; None if the text is not accepted.
+        accepted: describes the accepted values in errors, after the word "accepted": "is a whole number from 1 to 5".
     """
 
     parse: Callable[[str], Any]
@@ -39,7 +39,7 @@ def choice(values: Mapping[str, Any]) -> Kind:
 
 
 def member(kind: type[Enum]) -> Kind:
-    """Return a kind that accepts a member of an enumeration, by the member's value."""
+    """Return a kind that accepts the values of an enumeration's members, and parses them into these members."""
     return choice({one.value: one for one in kind})
 
 
@@ -55,7 +55,7 @@ def count(min_count: int, max_count: int = _COUNT_MAX) -> Kind:
 
 
 def duration_s(min_s: float = 0.0, max_s: float = _DURATION_MAX_S) -> Kind:
-    """Return a kind that accepts a time with a unit. The option's value is in seconds."""
+    """Return a kind that accepts a time with a unit, and parses it into seconds."""
 
     def parse(text: str) -> float | None:
         found = _DURATION.fullmatch(text)

@@ -1,4 +1,4 @@
-"""Options as text: the parser that queues and streams share, and option names that users of other sources try."""
+"""The option parser that queues, streams and writes share, and hints for options that users know from other sources."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _ON_ONE_LINE = frozenset({"password", "username", "subscription"})
 _URLS = frozenset({"url", "managementUrl", "dedupStore", "idLog", "checkpointLocation"})
 _COMMA = re.compile(r"(?<!\\),")
 _ESCAPED = re.compile(r"\\(,)")
-#: Options that may contain any URL: a selector may compare a property with a URL.
+#: Options whose value may contain a URL with a user: URLs and secrets, and a selector, which may compare a property
+#: with a URL. In any other option such a URL is refused.
 _ANY = frozenset({*_URLS, *_SECRET, "selector"})
 
 _SHORT_STRING_BYTES, _SHOWN_CHARACTERS = 255, 60
@@ -48,18 +49,18 @@ _ELSEWHERE: Mapping[str, str] = {
 
 
 class OptionParser:
-    """A user's options as text, each checked on its own.
+    """Base class of option parsers. It keeps the user's options as text, and checks each of them on its own.
 
     Args:
-        given: names in any case, values as text.
+        given: the user's options. Names may be in any case; values are text.
 
     Raises:
-        OptionError: a name is unknown, or a value cannot be text.
+        OptionError: an option is unknown, or its value has characters that are not allowed.
     """
 
-    #: The options by name, as documented.
+    #: The options that this parser accepts, by their documented names.
     TABLE: ClassVar[Mapping[str, Option]]
-    #: What the options are for, in the words of errors.
+    #: What the options are for, as errors say after "Accepted": for example " for a write".
     OF: ClassVar[str] = ""
 
     def __init__(self, given: Mapping[str, str]) -> None:
@@ -75,7 +76,11 @@ class OptionParser:
             check_characters(known, self._values[known])
 
     def hint_for_foreign_option(self, name: str, value: str) -> str:
-        """Return what to use instead of an option known from elsewhere; empty if the option is unknown."""
+        """Return what to use instead of an option that another source or a client has; empty if there is no hint.
+
+        Args:
+            name: the option's name, which this parser does not accept, in lower case.
+        """
         del value
         kafka = "is a Kafka client option; here use 'url', 'username' and 'tls.*'"
         return _ELSEWHERE.get(name, kafka if name.startswith("kafka.") else "")
@@ -99,9 +104,10 @@ class OptionParser:
         return value
 
     def _value(self, name: str, kind: Kind | None = None) -> Any:
-        """Return the value of an option, parsed as `kind` or as the table's kind.
+        """Return the parsed value of an option; None if the option is unset and has no default.
 
-        Return None if the option is unset and has no default.
+        Args:
+            kind: how to parse the value; None to parse it as :attr:`TABLE` says.
         """
         kind, text = kind or self.TABLE[name].kind, self._text(name)
         assert kind is not None, f"option '{name}' has no kind"
@@ -113,7 +119,7 @@ class OptionParser:
         return value
 
     def _fields(self, of: type) -> dict[str, Any]:
-        """Return the options that become fields of the class `of` unchanged, independent of other options."""
+        """Return the values of all options that a field of the dataclass `of` takes over unchanged (`Option.sets`)."""
         known = {one.name for one in fields(of)}
         return {option.sets: self._value(name) for name, option in self.TABLE.items() if option.sets in known}
 
@@ -125,7 +131,7 @@ class OptionParser:
         return urls
 
     def _protocol(self, broker: Broker, url: BrokerUrl) -> str:
-        """Return the protocol: option `protocol`, or the first protocol for which the URL's scheme stands."""
+        """Return the protocol that option `protocol` names, or else the default protocol for the URL's scheme."""
         spoken = broker.protocols.get(url.scheme, ())
         if not spoken:
             schemes = ", ".join(f"{scheme}://" for scheme in broker.protocols)
@@ -135,9 +141,13 @@ class OptionParser:
         return str(self._value("protocol", choice({protocol: protocol for protocol in spoken})))
 
     def _endpoint_at(self, urls: tuple[BrokerUrl, ...], *, secured: bool, **known: Any) -> Endpoint:
-        """Return the endpoint at these URLs, with login, TLS and timeouts; `known` has the other fields.
+        """Return the endpoint with these URLs, and with the options for login, TLS and timeouts.
 
-        Files are read now, so that a wrong file fails load(). `secured` says whether any URL uses TLS.
+        Certificate and password files are read now, so that `load()` reports a file that cannot be used.
+
+        Args:
+            secured: whether any URL uses TLS.
+            known: the other fields of the endpoint.
         """
         used = [name for name in self._values if name.startswith("tls.")]
         if used and not secured:
@@ -175,7 +185,7 @@ class OptionParser:
         return names if broker.virtual_hosts else [of_row(name)[1] for name in names]
 
     def _check_credentials(self, endpoint: Endpoint) -> None:
-        """Check that users and passwords are known for all URLs or for none, and that a password file can be read."""
+        """Check that a user is known for all URLs or for none, the same for passwords, and read the password file."""
         if endpoint.password is not None and endpoint.password_file is not None:
             raise OptionError("passwordFile", "is set as well as 'password': set only one of them")
         secret = "password" if endpoint.password_file is None else "passwordFile"
@@ -188,14 +198,17 @@ class OptionParser:
             if named and nameless:
                 raise OptionError(
                     "url",
-                    f"names a {what} for {named[0]} but not for {nameless[0]}: each candidate has its own login. "
-                    f"Write a {what} into each URL, or set 'username' and 'password' for all",
+                    f"names a {what} for {named[0]} but not for {nameless[0]}: each URL has its own login. Write a "
+                    f"{what} into each URL, or set 'username' and 'password' for all URLs",
                 )
 
 
 @contextmanager
 def redacting(given: Mapping[str, str]) -> Iterator[None]:
-    """Remove passwords from option errors, because a URL may have been given as any value, or even as a name."""
+    """Remove passwords from option errors that are raised in this context.
+
+    A user may have passed a URL with a password as any option's value, or even as an option's name.
+    """
     try:
         yield
     except OptionError as wrong:
@@ -211,7 +224,11 @@ def _redacted(text: str, given: Mapping[str, str]) -> str:
 
 
 def check_short(names: Iterable[tuple[str, str | None]]) -> None:
-    """Refuse option values that are too long for a short string of AMQP 0-9-1 (section 4.2.5.3)."""
+    """Raise an OptionError if an option's value is too long for a short string of AMQP 0-9-1 (section 4.2.5.3).
+
+    Args:
+        names: pairs of an option's name and its value.
+    """
     for option, name in names:
         if name is not None and (size := len(name.encode())) > _SHORT_STRING_BYTES:
             maximum = f"has {size} bytes, but AMQP 0-9-1 allows at most {_SHORT_STRING_BYTES} in a name"
@@ -219,13 +236,14 @@ def check_short(names: Iterable[tuple[str, str | None]]) -> None:
 
 
 def check_characters(name: str, value: str) -> None:
-    """Refuse characters that end a string or a protocol line, because such characters would inject content.
+    """Raise an OptionError if an option's value has characters that the protocol would not take as text.
 
-    The error does not show a secret.
+    A NUL, or a line feed in a STOMP header, would end the value, so the rest of the value could inject content. The
+    error does not show a secret.
     """
     shown = "" if name in _SECRET else f"{(redact(value) if name in _URLS else value)!r} "
     if name not in _ANY and has_login(value):
-        # If such a URL were taken as a name, it would show up in offsets and errors, whole or in pieces.
+        # If such a URL were taken as the name of a queue, offsets and errors would show its password.
         raise OptionError(name, f"{redact(value)!r} is a URL with a user: set it as 'url'")
     if "\0" in value:
         raise OptionError(name, f"{shown}has a NUL, which ends a string; leave it out")

@@ -1,8 +1,9 @@
 """Every option of the source: its name, its default, and what it means.
 
-The only place that defines an option, with its kind, its bounds and the field it sets. Rules that involve several
-options are in :mod:`pyspark_mq.spark_source.options`, which parses the options named here. ``make docs`` writes the
-tables of docs/options.md. The texts are Markdown, with links relative to that page.
+This module is the only place that defines an option, with its kind, its bounds and the field that it sets.
+:mod:`pyspark_mq.spark_source.options` parses the options, and has the rules that involve several options.
+``make docs`` writes the tables of docs/options.md from this module. The texts are Markdown, with links relative to
+that page.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pyspark_mq.spark_source.option_kinds import FLAG, SIZE_BYTES, Kind, choice,
 
 __all__ = ["OPTIONS", "Option"]
 
-#: connection.tune has 16 bits for seconds (AMQP 0-9-1, class connection, method tune). AMQP counts heartbeats in whole
-#: seconds; without heartbeats a silent peer is never noticed.
+#: Longest heartbeat interval. AMQP 0-9-1 has 16 bits for the interval, which it counts in whole seconds (class
+#: connection, method tune).
 _HEARTBEAT_MAX_S = 65_535.0
 
 _READ = "What is read"
@@ -34,10 +35,10 @@ class Option:
         name: in camelCase, as errors and documentation spell it.
         section: heading in docs/options.md under which the option has its row.
         text: meaning of the option, accepted values and limits.
-        default: as a user would write it; None if an option that is left out has no value.
-        unset: what applies if the option is left out and has no `default`; empty if nothing applies.
-        kind: how the option's text becomes a value, and which values are accepted; None if that depends on other
-            options or needs more than a kind.
+        default: the value if the option is not set, as a user would write it; None if there is no such value.
+        unset: describes what applies if the option is not set and has no `default`; empty if nothing applies.
+        kind: how the option's text is parsed, and which values are accepted; None if the parser has special rules for
+            this option, for example because they depend on other options.
         sets: the field of :class:`.Settings` or :class:`.Endpoint` that gets the value unchanged; empty if the field
             depends on other options.
     """

@@ -1,7 +1,7 @@
-"""Options of the source: text from the user, parsed once into typed settings.
+"""Parses the options of a query that reads queues into typed settings.
 
-Everything that can be checked without a broker is checked here, which Spark runs at ``load()``. The options and their
-defaults are in :mod:`pyspark_mq.spark_source.option_table`.
+Spark runs this module at ``load()``, so ``load()`` reports everything that can be checked without a broker. The options
+and their defaults are in :mod:`pyspark_mq.spark_source.option_table`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ __all__ = ["Options", "parse_options"]
 
 T = TypeVar("T")
 
-#: A comma between two names, and the escape for a comma within a name.
 _NO_OFFSETS = (
     "a queue has no offsets: a query reads the waiting messages, and resumes from its checkpoint. RabbitMQ's streams "
     "have offsets and can be read again (docs/streams.md)"
@@ -64,16 +63,17 @@ _ELSEWHERE: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """All options of a query, typed.
+    """All options of a query that reads queues, parsed into typed values.
 
     Attributes:
-        num_partitions: input partitions of an epoch; None to let the source choose.
-        dedup_store: ``checkpoint`` or a ``redis://`` URL; left out of the repr, because it may hold a password.
-        dedup_secret: file with the password for Redis; None if there is none.
-        id_log: folder of the ID log, a path or URI; None if no option names a folder. Left out of the repr, because it
-            may hold a password.
-        management: where to query the broker's queues and their settings; None if not set.
-        include_metadata: whether a query without a schema gets all columns.
+        settings: everything that the source needs to receive messages.
+        num_partitions: number of input partitions of an epoch; None to let the source choose.
+        dedup_store: ``checkpoint`` or a ``redis://`` URL. Not shown in the repr, because it may contain a password.
+        dedup_secret: path of the file with the password for Redis; None if there is no such file.
+        id_log: folder of the ID log, a path or URI; None if no option names a folder. Not shown in the repr, because
+            it may contain a password.
+        management: the broker's management interface, from option `managementUrl`; None if that is not set.
+        include_metadata: whether a query that sets no schema gets all columns.
     """
 
     settings: Settings
@@ -85,7 +85,7 @@ class Options:
     dedup_secret: str | None = None
 
     def check_place(self) -> None:
-        """Raise an OptionError if message IDs have to be kept and no option says where."""
+        """Raise an OptionError if the guarantee needs a folder for message IDs, but no option names one."""
         if self.settings.guarantee.identifies and self.id_log is None:
             raise OptionError(
                 "checkpointLocation",
@@ -96,10 +96,10 @@ class Options:
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
-    """Check and type the options.
+    """Check the options of a query that reads queues, and parse them into typed values.
 
     Args:
-        given: names in any case, values as text.
+        given: the user's options. Names may be in any case; values are text.
 
     Raises:
         OptionError: an option cannot be used; the text has its name, its value, and what is accepted.
@@ -122,7 +122,7 @@ class _QueueOptionParser(OptionParser):
     # -- the whole
 
     def parse(self) -> Options:
-        """Return all options, checked one by one and then against each other."""
+        """Parse each option, check the options against each other, and return them all."""
         self._required("broker", f"accepted are {', '.join(BROKERS)}")
         broker: Broker = self._value("broker", choice(BROKERS))
         on_missing = OnMissing.CONTENT if broker.proves_new else OnMissing.FAIL
@@ -178,7 +178,7 @@ class _QueueOptionParser(OptionParser):
         if text is None:
             return None
         try:
-            # A pattern that Python warns about changes its meaning in a later version.
+            # Refuse a pattern about which Python warns, because its meaning will change in a later Python.
             with warnings.catch_warnings():
                 warnings.simplefilter("error", FutureWarning)
                 re.compile(text)
@@ -190,7 +190,7 @@ class _QueueOptionParser(OptionParser):
     def _management(self, endpoint: Endpoint) -> Management | None:
         management, given = None, self._text("managementUrl")
         if given is not None:
-            # This loads the standard library's HTTP client, so import it on demand.
+            # This import loads the standard library's HTTP client, so it is done only if needed.
             from pyspark_mq.admin.http import Management  # noqa: PLC0415
 
             management = Management.of(given, endpoint)
@@ -205,7 +205,7 @@ class _QueueOptionParser(OptionParser):
         return management
 
     def _queues(self, broker: Broker, consumers: int) -> tuple[str, ...]:
-        """Return the queue names if there are several, else an empty tuple."""
+        """Return the names of the queues if option `queue` names several, else an empty tuple."""
         names = self._queue_names(broker)
         if len(names) * consumers > CONNECTIONS_MAX:
             raise OptionError(
@@ -296,11 +296,12 @@ class _QueueOptionParser(OptionParser):
         raise OptionError("messageIdFrom", f"{text!r} is not accepted; accepted are {accepted}")
 
     def _id_log(self) -> str | None:
-        """Return the folder of the ID log: `idLog`, or a folder in the checkpoint that Spark does not touch."""
+        """Return the folder for message IDs: option `idLog`, or else the folder :data:`ID_FOLDER` in the checkpoint."""
         checkpoint, log = self._place("checkpointLocation"), self._place("idLog")
         own = None if checkpoint is None else below(checkpoint, ID_FOLDER)
         if log is not None and log != own and above(log) is not None:
-            # Spark's log next to that folder would not name this query's files.
+            # The log next to such a folder belongs to the query that uses that checkpoint, so it would not have the
+            # offsets of this query.
             raise OptionError("idLog", f"{shown_place(log)!r} is the ID folder inside a checkpoint. If writeStream "
                               "uses that checkpoint, set option 'checkpointLocation' to the checkpoint instead of "
                               "setting 'idLog'; otherwise choose another folder")  # fmt: skip
@@ -332,7 +333,10 @@ class _QueueOptionParser(OptionParser):
         return f"{scheme.lower()}:{rest}"
 
     def _dedup_secret(self, store: str) -> str | None:
-        """Return the file with the password for Redis. It is read now, so that a wrong file fails load()."""
+        """Return the path of the file with the password for Redis; None if unset.
+
+        The file is read now, so that `load()` reports a file that cannot be used.
+        """
         file = self._text("dedupStorePasswordFile")
         if file is None:
             return None

@@ -1,4 +1,4 @@
-"""Typed progress of a query's `mq` sources."""
+"""Extracts the counters of `mq` sources from the progress that Spark reports for a query."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ __all__ = ["Reading", "readings"]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One `mq` source in a query's progress.
+    """What a query's progress says about one `mq` source.
 
     Attributes:
-        source: place of the source in the query.
-        reads: the queues, the topic or the streams, as errors name them.
+        source: index of the source among the query's sources.
+        reads: the queues, the topic or the streams that the source reads, as errors name them.
         counters: counts since the source's process started. For streams only `planned`, `lost` and `backlog` are set.
-        partitions: offsets available but not planned, by partition; None for queues.
-        planned: the last planned epoch: `epoch`, `messages`, `bytes`, `askedAtMs` (since 1970), `receiveMs`, `planMs`.
+        partitions: for each partition of a stream, the number of offsets that are available but not planned; None for
+            queues.
+        planned: the last planned epoch: its number (`epoch`), its size (`messages`, `bytes`), when Spark asked for it
+            (`askedAtMs`, milliseconds since 1970), and how long receiving and planning took (`receiveMs`, `planMs`).
             None before the first epoch is planned.
-        confirmed: the last epoch whose acknowledgements were confirmed: `epoch`, `confirmedAtMs` (since 1970),
-            `confirmMs` from the commit. None before the first confirmation.
+        confirmed: the last epoch whose acknowledgements the broker has confirmed: its number (`epoch`), when they were
+            confirmed (`confirmedAtMs`, milliseconds since 1970), and how long after the commit (`confirmMs`). None
+            before the first confirmation.
     """
 
     source: int
@@ -36,13 +39,14 @@ class Reading:
 
 
 def readings(progress: Any) -> list[Reading]:
-    """Return the readings of the `mq` sources in a progress report.
+    """Return one reading for each `mq` source in a progress report.
 
     Args:
-        progress: a `StreamingQueryProgress`, or the mapping `query.lastProgress`; None before the first progress.
+        progress: a `StreamingQueryProgress`, or the mapping `query.lastProgress`, which is None before the first
+            progress.
 
     Returns:
-        one reading for each source that reports counters. Empty before Spark 4.2 and for a replayed batch.
+        the readings of the sources that report counters. The list is empty before Spark 4.2, and for a replayed batch.
     """
     if progress is None:
         return []

@@ -1,4 +1,7 @@
-"""Limits of Spark's reads, which `latestOffset` receives, and the mix-in for `Trigger.AvailableNow`."""
+"""Spark's classes for read limits, which `latestOffset` receives, and its mix-in class for `Trigger.AvailableNow`.
+
+Spark before 4.2 lacks these classes, so this module defines substitutes.
+"""
 
 from __future__ import annotations
 
@@ -20,5 +23,5 @@ __all__ = ["ReadAllAvailable", "ReadMaxRows", "SupportsTriggerAvailableNow", "is
 
 
 def is_unlimited(limit: Any) -> bool:
-    """Whether this limit asks for everything available."""
+    """Whether this limit tells a source to read everything that is available."""
     return ReadAllAvailable is not None and isinstance(limit, ReadAllAvailable)

@@ -1,9 +1,10 @@
-"""The reader of queues: translates Spark's calls to an :class:`EpochSource`.
+"""The reader of queues. It translates the calls that Spark makes for a trigger into calls of an :class:`EpochSource`.
 
-Order of calls (``MicroBatchExecution.scala``): ``latestOffset(start)`` -
-offset log - ``commit(start)`` - ``partitions(start, end)`` - tasks - commit log. After a crash between these calls,
-``partitions(start, end)`` comes first. Spark writes the commit log before it asks for the next offset, so `start`
-proves that its epoch is committed. Before Spark 4.2 ``latestOffset`` has no `start` (:mod:`.shown_offset`).
+In each trigger Spark calls ``latestOffset(start)``, writes its offset log, calls ``commit(start)`` and
+``partitions(start, end)``, runs the tasks, and writes its commit log (``MicroBatchExecution.scala``). If the process
+died within a trigger, Spark's first call after the restart is ``partitions(start, end)``, which replays the epoch.
+Spark writes the commit log before it calls ``latestOffset(start)`` again, so `start` proves that the epoch that ends
+there is committed. Before Spark 4.2 ``latestOffset`` receives no `start`; see :mod:`.shown_offset`.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ __all__ = ["MqStreamReader"]
 
 #: An epoch is not split into tasks with fewer rows than this, unless the user set `numPartitions`.
 _ROWS_PER_TASK_MIN = 2_000
-#: Number of offsets to keep: start and end of the running epoch, and the end of the next epoch.
+#: Number of decoded offsets to keep: start and end of the running epoch, and the end of the next epoch.
 _OFFSETS_KNOWN = 3
-#: Most bytes in a partition: the data of a task is copied a dozen times.
+#: Maximum size of a partition. Larger ones would cost memory, because Spark copies a task's data about a dozen times.
 _PARTITION_BYTES_MAX = 32 << 20
 
 
 class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader of the queues of one query.
 
-    Spark creates readers in several processes and uses one of them for the query, so nothing is opened
-    before the first call for offsets. Spark pickles :meth:`read` together with its reader for the executors, so a
-    pickled reader is empty.
+    Spark creates readers in several processes, but uses only one of them for the query. So a reader opens no connection
+    before Spark first asks it for an offset. Spark also pickles the reader into every task, because tasks call
+    :meth:`read`. :meth:`read` uses only the task's partition, so a pickled reader contains nothing.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -74,7 +75,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._epochs
 
     def _begin(self) -> EpochSource:
-        # Spark creates a reader in four processes, but only one of them runs the source.
+        # Spark creates readers in four processes. Only the process that runs the source needs this import.
         from pyspark_mq.spark_source.source import begin_source  # noqa: PLC0415
 
         source, self._worker = begin_source(self._options, self._codec, self._builder.block_schema)
@@ -85,19 +86,20 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._codec.encode(self._source().initial())
 
     def getDefaultReadLimit(self) -> Any:
-        """Return `maxMessagesPerTrigger`; the limit in bytes applies as well."""
+        """Return `maxMessagesPerTrigger` as Spark's limit. The source itself applies `maxBytesPerTrigger` too."""
         return ReadMaxRows(self._options.settings.max_messages)
 
     @without_traceback
     def prepareForTriggerAvailableNow(self) -> None:
-        """Bound the run to the messages that the queues hold now."""
+        """Let this run of `Trigger.AvailableNow` end after the messages that the queues hold now."""
         self._source().bound()
 
     @without_traceback
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Acknowledge the epoch that ends at `start`, and plan the next epoch."""
         if start is None:
-            # Before Spark 4.2 a run of Trigger.AvailableNow has one epoch, so the first one may be the whole run.
+            # Before Spark 4.2 a run of Trigger.AvailableNow has a single epoch, and the source is not told that it is
+            # in such a run. So the first epoch may be the only one.
             alone, self._asked = not self._asked, True
             return self._shown.latest(self.initialOffset, lambda start: self._latest(start, limit, alone=alone))
         return self._latest(start, limit)
@@ -107,7 +109,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         maximum = None if is_unlimited(limit) else getattr(limit, "max_rows", self._options.settings.max_messages)
         latest = self._source().latest(position, maximum, alone=alone)
         if latest == position:
-            return start  # unchanged, because Spark compares text
+            return start  # the same object, because Spark compares offsets as text
         for offset, known in self._known:
             if known == latest:
                 return offset
@@ -115,16 +117,17 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._known[-1][0]
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the queues and counters. Spark shows them in the progress as the source's `latestOffset`."""
+        """Return the queues and counters, which Spark shows as the source's `latestOffset` in the query's progress."""
         return None if self._epochs is None else self._epochs.report()
 
     @without_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return an epoch's payload, split for tasks. Each call for the same epoch returns the same objects."""
+        """Return an epoch's rows as partitions, one for each task. A repeated call returns the same partitions."""
         before, after = self._position(start), self._position(end)
         self._shown.show(start, end)
         if before == after:
-            # This call proves nothing: other sources of the query cause it, and Spark makes it before each replay.
+            # Do not take this call as proof that `start` is committed: Spark also makes it before it replays an
+            # epoch, and if only other sources of the query have new data.
             return []
         runs = self._source().payload(before, after)
         if self._partitions is None or self._partitions[0] != after.epoch:
@@ -145,12 +148,13 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [one for cut in cuts for one in self._partitions_of([*_between(runs, *cut)], task_transport)]
 
     def _partitions_of(self, runs: Sequence[Run], task_transport: TaskTransport) -> list[InputPartition]:
-        """Create a partition of these rows, or several if one task cannot carry them.
+        """Create a partition with these rows, or several partitions if the rows exceed `maxPartitionBytes`.
 
-        The rows move into the partition's memory, so that there is no second copy. Each queue adds a kilobyte.
+        The blocks that held the rows release them and refer to the partition's memory instead, so the process never
+        keeps two copies. Each queue adds about a kilobyte to a partition, because it has its own record batch.
 
         Raises:
-            MessageError: a single message is larger than a task may carry.
+            MessageError: the row of a single message exceeds `maxPartitionBytes`.
         """
         bound = self._options.settings.max_partition_bytes
         batches = [batch for run in runs for batch in self._builder.build(run.rows, run.name)]
@@ -175,17 +179,24 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a partition on an executor, from nothing but the partition itself."""
+        """Read a partition's rows on an executor. Everything that this method needs is in the partition."""
         with partition.opened() as stream:  # type: ignore[attr-defined]
             yield from stream
 
     @without_traceback
     def commit(self, end: dict[str, Any]) -> None:
-        """Acknowledge up to `end`. Spark may call this late or not at all; `latestOffset` proves the commit too."""
+        """Acknowledge the messages of all epochs up to `end`.
+
+        Spark may call this method late or not at all. Then the next call of `latestOffset` acknowledges the messages,
+        because it proves the commit as well.
+        """
         self._source().commit(self._position(end))
 
     def stop(self) -> None:
-        """Return unacknowledged messages to the broker at once. Usually Spark ends the process instead."""
+        """End the source's connections, so that the broker can redeliver unacknowledged messages at once.
+
+        Spark rarely calls this method: it usually ends the process instead.
+        """
         if self._epochs is not None:
             self._epochs.stop()
         if self._worker is not None:
@@ -195,15 +206,18 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         position = next((position for known, position in self._known if known == offset), None)
         if position is None:
             position = self._codec.decode(offset)
-            # An idle query shows the same offset again and again.
+            # Keep it: Spark passes the same offset in every trigger of an idle query.
             self._known.append((offset, position))
         if self._codec.log is not None:
-            self._codec.log.show(position.file)  # Spark logs an offset before it shows it
+            self._codec.log.show(position.file)  # Spark has written an offset to its log before it passes it on
         return position
 
 
 def _cuts(sizes: Any, parts: int, maximum: int) -> list[tuple[int, int]]:
-    """Return ranges of about equally many rows. A range has at most `maximum` bytes, unless one message is larger."""
+    """Cut rows into at least `parts` ranges (first row, end) with about the same number of rows.
+
+    A range has at most `maximum` bytes, unless it consists of one larger message. `sizes` has the bytes of each row.
+    """
     rows_max = -(-len(sizes) // parts)
     sums = np.append(0, np.cumsum(sizes))
     cuts: list[tuple[int, int]] = []
@@ -216,7 +230,7 @@ def _cuts(sizes: Any, parts: int, maximum: int) -> list[tuple[int, int]]:
 
 
 def _between(runs: Sequence[Run], low: int, high: int) -> Iterator[Run]:
-    """Yield the rows of an epoch in this range."""
+    """Yield the rows from `low` up to `high`, counted over the rows of all queues (`runs`) one after another."""
     for run in runs:
         rows = run.rows.between(low, high)
         if rows:

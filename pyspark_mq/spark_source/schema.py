@@ -1,7 +1,7 @@
-"""Columns of the source, and the record batches made of them.
+"""The columns of the source, and the Arrow record batches with the columns that a query uses.
 
-Deliveries arrive here as rows of Arrow blocks that already have the query's types, so a batch consists of slices of
-these blocks.
+The source's connections decode deliveries into blocks of Arrow columns that already have the query's types. So the
+record batches in this module are slices of these blocks.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = ["ALL_COLUMNS", "COLUMNS", "SCHEMA", "BatchBuilder"]
 
 
 class _Column(NamedTuple):
-    """A column.
+    """A column of the source.
 
     Attributes:
-        kind: type of the column.
+        kind: Spark type of the column.
         text: description of the column in Markdown, from which `make docs` writes the table in docs/options.md.
         asked_for: whether the column is present only if a schema names it or `includeMetadata` is set.
     """
@@ -135,15 +135,15 @@ class BatchBuilder:
 
     @property
     def block_schema(self) -> pa.Schema:
-        """Columns of the blocks from which batches are built."""
+        """The Arrow columns that blocks must have, so that record batches can be built from them."""
         return block_schema(self._schema)
 
     def build(self, rows: BlockRows, destination: str) -> Iterator[pa.RecordBatch]:
-        """Yield batches of deliveries, in order.
+        """Yield record batches with these deliveries, in order.
 
         Args:
             rows: rows of blocks that have at least the columns of :attr:`block_schema`.
-            destination: value of the column of that name.
+            destination: value of the column `destination`.
         """
         for batch in rows.batches():
             yield pa.RecordBatch.from_arrays(
@@ -158,7 +158,8 @@ class BatchBuilder:
 
     def serialize(self, batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
         """Return the batches as an Arrow stream."""
-        # Measure first: a stream of unknown size doubles its memory, and copies its contents, each time it is full.
+        # Measure the size first. A stream of unknown size doubles its memory and copies its content whenever it is
+        # full.
         counted = pa.MockOutputStream()
         self.write(batches, counted)
         stream = pa.allocate_buffer(counted.size())
@@ -167,7 +168,7 @@ class BatchBuilder:
         return stream
 
     def write(self, batches: Iterable[pa.RecordBatch], sink: pa.NativeFile) -> None:
-        """Write the batches as an Arrow stream."""
+        """Write the batches into `sink` as an Arrow stream."""
         with pa.ipc.new_stream(sink, self._schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)

@@ -1,15 +1,16 @@
-"""The start of an epoch before Spark 4.2, in which `latestOffset` receives no start.
+"""Finds the start of the next epoch in Spark 4.0 and 4.1, which call `latestOffset` without a start.
 
-The start is the end of the epoch whose partitions Spark asked for last. After a restart Spark first asks for the
-partitions between the newest logged offset and that offset itself (``AcceptsLatestSeenOffset``). If the offset's epoch
-is not committed, Spark replays the epoch before it asks for another one. Later, Spark asks for another epoch only once
-the commit log is written. So the offset shown last is committed, and if no offset was shown, the query is new
-(``MicroBatchExecution.scala`` and ``PythonMicroBatchStream.scala`` of 4.0 and 4.1).
+Spark *shows* the source an offset when it calls `partitions(start, end)`. The next epoch starts at the end that was
+shown last, and this end is committed, for two reasons (``MicroBatchExecution.scala`` and
+``PythonMicroBatchStream.scala`` of 4.0 and 4.1). After a restart, Spark first asks for the partitions from the newest
+logged offset to the same offset (``AcceptsLatestSeenOffset``), and replays that offset's epoch if it is not committed.
+After that, Spark calls `latestOffset` only when it has written the commit log. If Spark has shown no offset, the query
+is new.
 
-Two things break this, and are refused. With `spark.sql.streaming.triggerAvailableNowWrapper.enabled`, Spark asks for
-the end of a run of `Trigger.AvailableNow` before it shows any offset. The epoch that Spark then shows is not the one
-that was planned. And if the optimizer removes the source from the plan, as for `limit(0)`, Spark shows no offset, but
-logs and commits the epoch.
+In two cases this does not hold, and the query fails. With `spark.sql.streaming.triggerAvailableNowWrapper.enabled`,
+Spark asks for the end of a run of `Trigger.AvailableNow` before it shows any offset. The epoch that Spark shows
+afterwards is not the planned epoch. And if the optimizer removes the source from the query's plan, for example because
+of `limit(0)`, Spark shows no offset, but still logs and commits the epoch.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ __all__ = ["ShownOffset"]
 
 
 class ShownOffset:
-    """The last offset that Spark has shown."""
+    """Remembers the last offset that Spark has shown, that is, passed to `partitions`."""
 
     def __init__(self, destination: str) -> None:
         self._destination = destination
         self._offset: dict[str, Any] | None = None
-        #: Start and end of the last planned epoch; None once an epoch was shown.
+        #: Start and end of the last planned epoch; None once Spark has shown an epoch since.
         self._planned: tuple[dict[str, Any], dict[str, Any]] | None = None
 
     def latest(
         self, initial: Callable[[], dict[str, Any]], plan: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Plan the epoch that follows the shown offset.
+        """Plan the epoch that starts at the last shown offset, and return the epoch's end.
 
         Args:
-            initial: returns the offset of a new query.
-            plan: plans the epoch after an offset, and returns its end.
+            initial: returns the offset at which a new query starts.
+            plan: plans the epoch that starts at an offset, and returns the epoch's end.
 
         Raises:
             ConfigurationError: Spark did not ask for the messages of the last planned epoch.
@@ -50,16 +51,16 @@ class ShownOffset:
         return self._planned[1]
 
     def show(self, start: dict[str, Any], end: dict[str, Any]) -> None:
-        """Record the epoch that Spark is about to run, by its start and end.
+        """Record that Spark has asked for the partitions of an epoch, which it is about to run.
 
         Raises:
-            CheckpointError: Spark asked for another epoch before it showed this one.
+            CheckpointError: this is the first epoch that Spark shows, and not the epoch that was planned last.
         """
         if self._offset is None and self._planned is not None and self._planned != (start, end):
             raise CheckpointError(
-                f"{self._destination}: this Spark asks for an epoch before it shows which epochs are committed. Set "
-                "spark.sql.streaming.triggerAvailableNowWrapper.enabled to false, its default: before Spark 4.2 a run "
-                "of Trigger.AvailableNow is one epoch. Nothing was emitted, and only guarantee 'none' has acknowledged "
-                "messages"
+                f"{self._destination}: Spark asked for a new epoch before it showed which epochs are committed. Set "
+                "spark.sql.streaming.triggerAvailableNowWrapper.enabled to false, its default. Before Spark 4.2 a run "
+                "of Trigger.AvailableNow is one epoch. No message was emitted, and no message was acknowledged unless "
+                "'guarantee' is 'none'"
             )
         self._offset, self._planned = end, None

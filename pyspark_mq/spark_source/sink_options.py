@@ -1,4 +1,4 @@
-"""Options of a write. An option that means the same as a source option has the same name."""
+"""The options of a write to a queue. An option that means the same for reading has the same name there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyspark_mq.spark_source.stream_options import is_stream
 __all__ = ["SINK_OPTIONS", "parse_sink_options"]
 
 _WRITTEN, _SENDING = "What is written", "Sending"
-#: Options that the source has too, with the same meaning and kinds.
+#: Options that the source also has, with the same meaning and the same accepted values.
 _SHARED = (
     "broker", "url", "protocol", "username", "password", "passwordFile", "connectTimeout",
     "reconnectTimeout", "heartbeat", "tls.caFile", "tls.certFile", "tls.keyFile", "tls.verify",
@@ -61,7 +61,7 @@ def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkSett
 
     Args:
         given: names in any case, values as text.
-        streaming: whether the write is that of a streaming query, which has a checkpoint.
+        streaming: whether a streaming query writes (`df.writeStream`), rather than a batch write (`df.write`).
 
     Raises:
         OptionError: an option cannot be used; the text has its name, its value, and what is accepted.

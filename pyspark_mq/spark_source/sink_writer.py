@@ -1,4 +1,4 @@
-"""The writers: translate Spark's calls, and publish the rows of a task."""
+"""The writers that Spark calls for a write to a queue. They publish the rows of each task, and log warnings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["BatchWriter", "StreamWriter"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Rows in each batch if Spark passes rows one by one; Spark's own Arrow batches have as many.
+#: Number of rows that form an Arrow batch if Spark passes rows one by one. Spark's own Arrow batches have as many.
 _ROWS = 10_000
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 _APPEND = (
@@ -38,7 +38,7 @@ _APPEND = (
     "query with outputMode 'update' or 'complete', call write.format('mq').mode('append') in foreachBatch"
 )
 _UNNAMED = (
-    "a write within foreachBatch has no 'writeId'. If Spark reruns the batch, its messages get other IDs, and readers "
+    "a write within foreachBatch has no 'writeId'. If Spark reruns the batch, its messages get new IDs, so readers "
     "take them for new messages. Set 'writeId', for example to f'{query}/{batch}/name of the destination'"
 )
 #: Base classes of the writers. From Spark 4.1 on they get Arrow batches; earlier versions pass rows one by one.
@@ -48,12 +48,12 @@ _OfStream: Any = getattr(spark_api, "DataSourceStreamArrowWriter", DataSourceStr
 
 @dataclass
 class Written(WriterCommitMessage):
-    """The result of a task that published rows.
+    """The result of a task that published rows, which Spark passes from the executor to the driver.
 
     Attributes:
-        messages: how many messages the broker has confirmed.
-        within: whether Spark says that the task ran within a streaming query.
-        remarks: what the log has to say.
+        messages: number of messages that the broker has confirmed.
+        within: whether the task ran within a streaming query, for example within `foreachBatch`.
+        remarks: what the task noticed, for the warnings that the driver logs.
     """
 
     messages: int
@@ -62,7 +62,7 @@ class Written(WriterCommitMessage):
 
 
 class _Writer:
-    """Base of both writers."""
+    """Base class of :class:`BatchWriter` and :class:`StreamWriter`."""
 
     def __init__(self, settings: SinkSettings, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
@@ -104,8 +104,8 @@ class _Writer:
             _LOG.warning("%s", remarks.reading)
         if remarks.properties:
             _LOG.warning(
-                "properties that steer the broker were left out: %s. Properties are data; to have the broker act on "
-                "these, name them in option 'brokerProperties'",
+                "properties that would steer the broker were left out of the messages: %s. To send them, and have the "
+                "broker act on them, name them in option 'brokerProperties'",
                 ", ".join(sorted(remarks.properties)),
             )
         if remarks.dropped:
@@ -121,7 +121,7 @@ class _Writer:
 
 
 class BatchWriter(_Writer, _OfBatch):  # type: ignore[misc]
-    """Writer of a DataFrame, for one `df.write`."""
+    """Writer for one batch write (`df.write`), which publishes the rows of a DataFrame."""
 
     def __init__(self, settings: SinkSettings, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(settings, schema, overwrite=overwrite)
@@ -149,7 +149,7 @@ class BatchWriter(_Writer, _OfBatch):  # type: ignore[misc]
 
 
 class StreamWriter(_Writer, _OfStream):  # type: ignore[misc]
-    """Writer of the batches of one streaming query."""
+    """Writer for one streaming write (`df.writeStream`), which publishes the rows of each of the query's batches."""
 
     @without_traceback
     def write(self, iterator: Iterator[Any]) -> Written:
@@ -163,7 +163,7 @@ class StreamWriter(_Writer, _OfStream):  # type: ignore[misc]
         return self._write(iterator, ("query", query, batch), task, within=True, again=batch != "0")
 
     def commit(self, messages: Sequence[Written | None], batchId: int) -> None:  # noqa: N803 - Spark names it
-        """Warn of what the tasks noticed. Each task ended only after the broker had confirmed its messages."""
+        """Log what the tasks noticed. Nothing has to be committed: the broker has already confirmed each message."""
         self._warn(messages)
         if batchId == 0:
             self._warn_of_exposures()
@@ -177,7 +177,7 @@ def _task() -> TaskContext:
 
 
 def _plain(kind: str, value: Any) -> Any:
-    """Return a value of a row for Arrow. Spark passes naive times in the time zone of the process."""
+    """Convert a value of a row to the type that Arrow needs. Spark passes naive times in the process's time zone."""
     if kind == "timestamp" and isinstance(value, datetime):
         return value.astimezone(timezone.utc)
     return bytes(value) if kind == "binary" and value is not None else value

@@ -1,4 +1,4 @@
-"""Creates the source, in the one process that receives for a query. Spark's other processes do not import it."""
+"""Creates the source of a query. Only the process that receives the query's messages imports this module."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ __all__ = ["begin_source", "make_store", "use_little_memory"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Parameter of mallopt(3), and the block size from which glibc returns freed memory. By default glibc raises that size
-#: to the largest block freed, and so keeps the memory of large blocks: 760 MiB instead of 502 MiB with 30 kB headers.
+#: Parameter of mallopt(3), and its value: glibc returns freed blocks of at least this size to the system. By default
+#: glibc raises this size to that of the largest freed block, and so keeps the memory of large blocks. With headers of
+#: 30 kB the process then took 760 MiB instead of 502 MiB.
 _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 2 << 20
 
 
 def use_little_memory() -> None:
     """Make Arrow use the system's allocator in this process, and make that allocator return large freed blocks.
 
-    Arrow's own allocator keeps more freed memory: 602 bytes for a held message of 200 bytes over AMQP 0-9-1, against
-    553 after this call. The system's allocator is not slower.
+    Arrow's own allocator keeps more freed memory. A held message of 200 bytes over AMQP 0-9-1 takes 602 bytes with
+    Arrow's allocator, and 553 bytes after this call. The system's allocator is not slower.
     """
     pa.set_memory_pool(pa.system_memory_pool())
     with suppress(AttributeError):  # not glibc
@@ -54,15 +55,15 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
         schema: schema of the blocks that the worker makes.
     """
     watch_parent()
-    # Tens of thousands of deliveries are held at a time, none of them part of a cycle, so looking for
-    # cycles among them finds nothing and costs a tenth of the throughput.
+    # The process holds tens of thousands of deliveries at a time, which never form reference cycles. Frequent garbage
+    # collection would find nothing, and cost a tenth of the throughput.
     gc.set_threshold(100_000, 50, 50)
     use_little_memory()
     settings, management, runtime = options.settings, options.management, Threads()
     for exposure in exposures(settings.endpoint, management.url if management else "", options.dedup_store):
         _LOG.warning("%s: %s", settings.destination, exposure)
     worker = Worker(session_class, schema, runtime)
-    # A topic has no depth of its own: messages wait in the queues of its subscriptions.
+    # Ask only for the depth of queues. A topic has no depth: its messages wait in the queues of its subscriptions.
     ask = None if management is None or settings.endpoint.topic is not None else partial(ask_depth, management)
     source = EpochSource(
         settings,
@@ -78,7 +79,7 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
 
 
 def make_store(options: Options, queue: Settings) -> SeenStore:
-    """Return the store of a queue's committed IDs beyond the checkpoint."""
+    """Return the store for committed IDs of a queue that option `dedupStore` names: the checkpoint alone, or Redis."""
     if options.dedup_store == "checkpoint":
         return CheckpointOnly()
     codec = OffsetCodec.of(queue)

@@ -1,4 +1,7 @@
-"""Options of a query of streams, named as in Spark's Kafka source. The URL's scheme selects streams."""
+"""The options of a query that reads streams. A URL `rabbitmq-stream://` selects streams instead of queues.
+
+Options that Spark's Kafka source also has have the same names here.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ _READ, _SIZE = "What is read", "Size of an epoch"
 _TIME_MS = count(0, 1 << 62)
 #: Longest name that RabbitMQ allows.
 _NAME_BYTES_MAX = 255
-#: Options that queues have too, with the same meaning and kinds.
+#: Options that the source of queues also has, with the same meaning and the same accepted values.
 _SHARED = (
     "broker", "username", "password", "passwordFile", "connectTimeout", "reconnectTimeout", "heartbeat",
     "maxTriggerDelay", "includeMetadata", "tls.caFile", "tls.certFile", "tls.keyFile", "tls.verify",
 )  # fmt: skip
-#: Options of queues -> what to do instead for a stream.
+#: Options that only queues have -> what to do instead for a stream.
 _INSTEAD = {
     "queue": "a stream URL reads streams: name the stream with 'stream', or read a queue with amqp://",
     "topic": "a stream URL reads streams: name them with 'stream'",
@@ -86,11 +89,12 @@ STREAM_OPTIONS: Mapping[str, Option] = {
 
 
 class StreamOptions(NamedTuple):
-    """All options of a query, typed.
+    """All options of a query that reads streams, parsed into typed values.
 
     Attributes:
-        streaming, batch: the settings for each kind of query.
-        include_metadata: whether a query without a schema gets all columns.
+        streaming, batch: the settings for a streaming query and for a batch query. Both are set, because Spark does not
+            say which kind of query it is about to create.
+        include_metadata: whether a query that sets no schema gets all columns.
     """
 
     streaming: StreamSettings
@@ -99,13 +103,16 @@ class StreamOptions(NamedTuple):
 
 
 def is_stream(given: Mapping[str, str]) -> bool:
-    """Whether the options name streams, by the scheme of their URL."""
+    """Whether the options are for streams rather than queues. The scheme of the option `url` decides."""
     url = next((str(value) for name, value in given.items() if name.lower() == "url"), "")
     return url.strip(", \t\r\n").lower().startswith(_SCHEMES)
 
 
 def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
-    """Check and type the options, see :func:`.parse_options`."""
+    """Check the options of a query that reads streams, and parse them into typed values.
+
+    Arguments and errors are those of :func:`.parse_options`.
+    """
     with redacting(given):
         return _StreamOptionParser(given).parse()
 

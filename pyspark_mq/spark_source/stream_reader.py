@@ -1,4 +1,4 @@
-"""The readers of streams: translate Spark's calls to a :class:`Planner`, and read ranges in tasks."""
+"""The readers of streams. They translate Spark's calls into calls of a :class:`Planner`, and read offsets in tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ __all__ = ["StreamBatchReader", "StreamReader", "arrow_schema", "stream_schema"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Columns that only streams have: the partition's stream, the offset in this stream, and the time of the chunk.
+#: Columns that only streams have: the stream that is the partition, the message's offset in this stream, and the time
+#: of the message's chunk.
 _OWN = {"partition": StringType(), "streamOffset": LongType(), "chunkTimestamp": TimestampType()}
 #: Columns that only deliveries from queues have.
 _OF_QUEUES = frozenset({"redelivered", "deliveryCount"})
@@ -35,17 +36,17 @@ _TYPES = {**COLUMN_TYPES, "destination": pa.string(), "partition": pa.string(), 
 
 
 def stream_schema(*, include_metadata: bool) -> StructType:
-    """Return the columns of a query without a schema."""
+    """Return the columns of a query that sets no schema."""
     fields = ALL_COLUMNS if include_metadata else SCHEMA
     own = [StructField(name, kind) for name, kind in _OWN.items()]
     return StructType([field for field in fields if field.name not in _OF_QUEUES] + own)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow columns of a query.
+    """Return the Arrow schema for a query's columns.
 
     Raises:
-        SchemaError: the schema is empty, or names a column that a stream lacks or has with another type.
+        SchemaError: the schema is empty, names a column that streams do not have, or gives a column another type.
     """
     known = {field.name: field.dataType for field in stream_schema(include_metadata=True)}
     fields = []
@@ -63,7 +64,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 class _RangePartition(InputPartition):
-    """Range that one task reads. The partition carries secrets, but its repr does not show them."""
+    """The range of offsets that one task reads. It contains a password, which the repr does not show."""
 
     def __init__(self, wanted: Range) -> None:
         self.wanted = wanted
@@ -73,7 +74,10 @@ class _RangePartition(InputPartition):
 
 
 class _Tasks:
-    """The part of both readers that runs in tasks. There, a reader has only its columns and options about content."""
+    """Base class of both readers, with the method that runs in tasks.
+
+    A reader that is pickled into a task has only the query's columns, and the options that say how to decode messages.
+    """
 
     def __init__(self, settings: StreamSettings, schema: StructType) -> None:
         self._schema = arrow_schema(schema)
@@ -86,22 +90,25 @@ class _Tasks:
 
     @without_traceback
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a range from a member of the stream."""
+        """Read the partition's range of offsets from a broker node that has a copy of the stream."""
         assert isinstance(partition, _RangePartition)
         yield from range_batches(partition.wanted, self._schema, **self._content)
 
 
 class StreamBatchReader(_Tasks, DataSourceReader):
-    """Reader of ranges of streams, for one batch."""
+    """Reader of a batch query, which reads a range of offsets from each stream."""
 
     @without_traceback
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one task for each partition of a stream, or more tasks if the options require them."""
+        """Return one task for each stream or partition of a super stream; more tasks if the options require them."""
         return [_RangePartition(wanted) for wanted in self._planner.batch()]
 
 
 class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of one query's streams, epoch by epoch. Offsets contain positions and need no other files."""
+    """Reader of a streaming query, which reads its streams epoch by epoch.
+
+    Spark's offset has the position in each stream, so, unlike for queues, no other files are needed.
+    """
 
     def __init__(self, settings: StreamSettings, schema: StructType) -> None:
         super().__init__(settings, schema)
@@ -111,7 +118,7 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @without_traceback
     def initialOffset(self) -> dict[str, Any]:
-        """Return the same offset whenever Spark asks, although the end of a stream moves."""
+        """Return where a new query starts. Repeated calls return the same offset, although a stream's end moves."""
         self._initial = self._initial or self._planner.initial()
         return self._initial
 
@@ -121,12 +128,12 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @without_traceback
     def prepareForTriggerAvailableNow(self) -> None:
-        """Bound the run to the messages that the streams hold now."""
+        """Let this run of `Trigger.AvailableNow` end after the messages that the streams hold now."""
         self._planner.bound()
 
     @without_traceback
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        """Plan the next epoch."""
+        """Plan the next epoch and return its end."""
         while self._exposures:
             _LOG.warning("%s", self._exposures.pop(0))
         if start is None:
@@ -134,18 +141,18 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner.latest(start, limited=not is_unlimited(limit))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the counters. Spark shows them in the progress as the source's `latestOffset`."""
+        """Return the counters, which Spark shows as the source's `latestOffset` in the query's progress."""
         return self._planner.report()
 
     @without_traceback
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the ranges of an epoch."""
+        """Return the ranges of offsets that belong to an epoch, one for each task."""
         self._shown.show(start, end)
         return [_RangePartition(wanted) for wanted in self._planner.ranges(start, end)]
 
     @without_traceback
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: reading does not remove anything from a log."""
+        """Do nothing: reading a stream does not remove messages, so there is nothing to acknowledge."""
 
     def stop(self) -> None:
-        """Do nothing: connections end with their process."""
+        """Do nothing: the reader's connections are closed when its process ends."""

@@ -1,15 +1,16 @@
-"""Transport of a partition's rows to its task: inside the task, or in memory that both processes share.
+"""Transports a partition's rows to its task: inside the task, or in memory that both processes share.
 
-Rows inside a task are copied a dozen times: pickled, sent to the JVM, put into the task, serialized, taken out of it,
-sent to the worker, unpickled. If Spark runs in one JVM (local mode), this process writes the rows to memory that the
-worker reads, too (``memfd_create(2)``), and the task has only the path of this memory.
+Rows inside a task are copied about a dozen times on their way from this process through the JVM to the Python worker
+that runs the task. If Spark runs in one JVM (local mode), this process instead writes the rows to an in-memory file
+(``memfd_create(2)``) that the worker can open, and the task has only the path of this file.
 
-This module does not guess whether there is one JVM: the first rows travel inside their tasks, with a *mark*. A worker
-that descends from this process's JVM, and finds the mark under its name, writes to the mark. On a cluster, or without
-memfd or ``/proc``, no worker writes to the mark, and rows stay inside tasks.
+To find out whether there is only one JVM, this module creates another in-memory file, the *mark*. The first rows
+travel inside their tasks, together with the path of the mark. A worker that descends from the JVM of this process, and
+can open the mark, writes one byte to it. On a cluster, or without memfd or ``/proc``, no worker writes to the mark, and
+rows continue to travel inside tasks.
 
-The memory of an epoch is kept until Spark asks for the partitions of the next epoch. Spark does so only after it has
-committed the first epoch.
+The memory of an epoch is kept until Spark asks for the partitions of the next epoch, because by then Spark has
+committed the former epoch.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ if TYPE_CHECKING:
 __all__ = ["Rows", "TaskTransport"]
 
 _CONFIRMED = b"1"
-#: Most in-memory files for one epoch; by default a process may have 1,024 open files of any kind.
+#: Maximum number of in-memory files for one epoch. By default a process may have 1,024 open files of any kind.
 _FILES_MAX = 64
 
 
 class _Memory:
-    """An in-memory file, identified by the path under which processes of the same user on the same machine find it.
+    """The address of an in-memory file, which other processes of the same user on the same machine can open.
 
-    The path names a process and an open file of this process. The file's name tells whether the path still leads to
-    the same file.
+    The path consists of the ID of the process that created the file, and a file descriptor of this process. Both
+    numbers may be reused for something else, so the file's random name tells whether the path still leads to this file.
     """
 
     def __init__(self, file: int, name: str) -> None:
@@ -52,8 +53,8 @@ class _Memory:
 
     @contextmanager
     def opened(self, flags: int) -> Iterator[int]:
-        """Open the memory and yield its descriptor; raise an OSError if it is gone."""
-        # Another file may have replaced it, and opening that must not block.
+        """Open the file and yield its descriptor; raise an OSError if the file does not exist any more."""
+        # The path may lead to something else now, for example a pipe, and opening it must not block.
         file = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             if Path(f"/proc/self/fd/{file}").readlink().name.partition(" ")[0] != f"memfd:{self.name}":
@@ -64,7 +65,7 @@ class _Memory:
 
 
 class _OwnMemory:
-    """Memory in the process that created it.
+    """An in-memory file, in the process that created it.
 
     Raises:
         OSError: this system does not support in-memory files, or the process has no descriptor left.
@@ -78,9 +79,10 @@ class _OwnMemory:
         self.shared = _Memory(self.file, name)
 
     def write(self, builder: BatchBuilder, batches: Iterable[pa.RecordBatch]) -> pa.Buffer:
-        """Write an Arrow stream and map it; raise an OSError if there is no room.
+        """Write an Arrow stream to the file, and return the file's memory; raise an OSError if there is not enough.
 
-        Write through the file: writing to the mapping would zero-fill all pages, then cost a page fault for each.
+        The stream is written to the file rather than to a memory mapping, because a mapping would first fill all pages
+        with zeros, and cost a page fault for each page.
         """
         path = f"/proc/self/fd/{self.file}"
         with pa.OSFile(path, "wb") as sink:
@@ -93,7 +95,7 @@ class _OwnMemory:
 
 
 class Rows(InputPartition):
-    """Rows inside the task, as an Arrow stream. Holds no options, so no password reaches an executor."""
+    """A partition whose rows travel inside the task, as an Arrow stream. It does not contain any password."""
 
     def __init__(self, stream: pa.Buffer, mark: _Memory | None, parent: int) -> None:
         super().__init__(None)
@@ -106,9 +108,9 @@ class Rows(InputPartition):
 
     @contextmanager
     def opened(self) -> Iterator[pa.ipc.RecordBatchStreamReader]:
-        """Open the stream, on the executor."""
+        """Open the Arrow stream with the rows. Called by the worker that runs the task."""
         if self._mark is not None:
-            with contextlib.suppress(Exception):  # if the mark fails, rows just stay inside tasks
+            with contextlib.suppress(Exception):  # without the byte in the mark, rows still travel inside tasks
                 if self._parent in _ancestors():
                     with self._mark.opened(os.O_WRONLY) as file:
                         os.pwrite(file, _CONFIRMED, 0)
@@ -117,7 +119,7 @@ class Rows(InputPartition):
 
 
 class _SharedRows(InputPartition):
-    """Rows in the memory of the process that reads the queue."""
+    """A partition whose rows are in an in-memory file of the process that reads the queue."""
 
     def __init__(self, memory: _Memory) -> None:
         super().__init__(None)
@@ -128,14 +130,15 @@ class _SharedRows(InputPartition):
 
     @contextmanager
     def opened(self) -> Iterator[pa.ipc.RecordBatchStreamReader]:
-        """Open the stream, on the same machine."""
+        """Open the Arrow stream with the rows. Called by the worker that runs the task, on the same machine."""
         try:
             with self._memory.opened(os.O_RDONLY) as file:
                 mapped = pa.memory_map(f"/proc/self/fd/{file}")
         except OSError as gone:
             raise MqError(
-                f"the rows of this task are gone ({gone}): the task's epoch is already committed, or the process that "
-                "reads the queue has ended. Use the rows of a batch before foreachBatch returns, or persist them"
+                f"the rows of this task no longer exist ({gone}): the task's epoch is already committed, or the "
+                "process that reads the queue has ended. Use the rows of a batch before foreachBatch returns, or "
+                "persist them"
             ) from None
         with mapped, pa.ipc.open_stream(mapped) as stream:
             yield stream
@@ -156,14 +159,14 @@ class TaskTransport:
         return self._mark is not None and os.pread(self._mark.file, len(_CONFIRMED), 0) == _CONFIRMED
 
     def begin_epoch(self) -> Self:
-        """Begin another epoch, and free the memory of the previous epoch, whose partitions are no longer needed."""
+        """Free the memory of the previous epoch, whose partitions are no longer needed, and return this object."""
         for memory in self._kept:
             memory.close()
         self._kept.clear()
         return self
 
     def partition(self, builder: BatchBuilder, batches: Sequence[pa.RecordBatch]) -> tuple[InputPartition, pa.Buffer]:
-        """Return a partition with these rows, and the memory that holds them."""
+        """Return a partition with these rows, and the memory that has the rows as an Arrow stream."""
         if self.same_jvm and len(self._kept) < _FILES_MAX:
             with contextlib.suppress(OSError):
                 return self._shared(builder, batches)
@@ -183,9 +186,10 @@ class TaskTransport:
 
 
 def _ancestors() -> list[int]:
-    """Return the parent and grandparent of this process, as far as they are known.
+    """Return the process IDs of this process's parent and grandparent.
 
-    A Spark worker is a child of the JVM, or of a daemon that is a child of the JVM (PythonWorkerFactory.scala).
+    One of them is Spark's JVM: a worker is a child of the JVM, or of a daemon that is a child of the JVM
+    (PythonWorkerFactory.scala).
     """
     parent = os.getppid()
     # pid (name) state ppid …: a name may have anything in it (proc(5)).

@@ -99,7 +99,7 @@ def test_a_new_checkpoint_needs_a_new_folder(spark: Any, rabbit: RabbitNode, tmp
     assert run("first", "rows") == run("first", "rows") == [b"old"]
     assert poll(lambda: total(rabbit, queue) == 0, 30)
     rabbit.publish(queue, [b"skipped"])
-    with pytest.raises(StreamingQueryException, match="its folder already has one of this number"):
+    with pytest.raises(StreamingQueryException, match="its folder already has a batch with this number"):
         run("second", "rows")
     assert total(rabbit, queue) == 1
     assert run("second", "rows") == [b"old"]

@@ -111,7 +111,7 @@ def test_a_file_of_another_version_is_refused_with_a_way_on(tmp_path: Path, monk
     monkeypatch.setattr(id_file, "_PLAIN", (*id_file._PLAIN, "without_start"))
     name = IdLog(str(tmp_path), QUEUE).put(Former(**vars_of(content())))
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=r"form of another version.*without_start.*that wrote it, or start with"):
+    with pytest.raises(CheckpointError, match=r"format of another version.*without_start.*wrote it, or start with"):
         IdLog(str(tmp_path), QUEUE).read(name)
 
 

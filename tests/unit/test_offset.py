@@ -179,14 +179,14 @@ def test_without_ids_their_source_may_change() -> None:
 def test_something_else_than_an_offset_is_refused(offset: object) -> None:
     text = refusal(codec(), offset)
     assert "queue 'orders'" in text
-    assert "was written by another kind of source" in text
+    assert "was written by a source of another format" in text
 
 
 @pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
 def test_the_offset_of_another_version_is_for_the_pyspark_mq_that_wrote_it(version: int) -> None:
     text = refusal(codec(), {"v": version, "something": "else"})
-    assert f"offsets of version {version}" in text
-    assert f"reads {VERSION}" in text
+    assert f"offsets in format version {version}" in text
+    assert f"reads only format version {VERSION}" in text
     assert "Use the version that wrote the offsets, or start with a new checkpointLocation" in text
 
 
@@ -261,7 +261,7 @@ def test_an_edited_field_is_noticed(name: str, value: object) -> None:
 def test_without_the_place_of_its_files_an_offset_is_refused() -> None:
     offset = spark(codec().encode(POSITION))
     reader = OffsetCodec.of(parse_options({**GIVEN, "queue": "orders"}).settings)
-    assert f"in the file '{FILE}'. Set 'checkpointLocation' or 'idLog'" in refusal(reader, offset)
+    assert f"in the file '{FILE}', but no option names the folder" in refusal(reader, offset)
     assert codec(guarantee="at-least-once").decode(offset) == POSITION
 
 
