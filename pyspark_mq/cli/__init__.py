@@ -1,1 +1,4 @@
-"""The command ``pyspark-mq``, without Spark: reads, repairs and releases checkpoints, examines queues and set-ups."""
+"""The command ``pyspark-mq``. It reads, repairs and releases checkpoints, and examines queues and installations.
+
+The command does not start Spark.
+"""

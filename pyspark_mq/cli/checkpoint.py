@@ -1,9 +1,9 @@
-"""Read a checkpoint written by Spark and this source, without running either.
+"""Reads a checkpoint that Spark and this source have written, without starting Spark or the source.
 
 A checkpoint has a folder ``offsets`` with a file for each planned batch, and a folder ``commits`` with a file for each
-committed batch (Spark: ``HDFSMetadataLog.scala``, ``OffsetSeqLog.scala``). A file of offsets has a line with the
+committed batch (Spark: ``HDFSMetadataLog.scala``, ``OffsetSeqLog.scala``). A file in ``offsets`` has a line with the
 version of its format, a line with metadata, and a line for each source of the query. The line of a source without an
-offset is ``-``. A file that is missing, or cannot be read or written, raises a CheckpointError.
+offset is ``-``. If a file is missing, or cannot be read or written, functions raise a CheckpointError.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ __all__ = [
 #: File with the query's ID. Without this file Spark refuses a checkpoint that has offsets.
 METADATA = "metadata"
 _VERSION = "v1"
-#: How an offset of this source begins: the keys of an offset have a fixed order.
+#: Beginning of each offset of this source. It is always the same, because the keys of an offset have a fixed order.
 _OURS = '{"v":'
-#: The lines with version and metadata, which precede the offsets.
+#: Number of lines that precede the offsets in a file: the format's version, and metadata.
 _LINES_BEFORE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedEpoch:
-    """One epoch of one source, as described by its offset.
+    """An epoch of one source, as Spark's offset log describes it.
 
     Attributes:
-        source: the source's place in the query.
-        batch: Spark's batch number.
-        planned_at_s: when Spark wrote the offset, seconds since 1970; None if the file does not say.
-        offset: the offset as written.
-        position: the decoded offset.
-        files: the files of the journal.
+        source: index of the source among the query's sources.
+        batch: number of the Spark batch to which the epoch belongs.
+        planned_at_s: when Spark wrote the offset, in seconds since 1970; None if the file does not say.
+        offset: the offset at which the epoch ends, as it is in the file.
+        position: the same offset, decoded.
+        files: the ID log, which has the epoch's file.
         size: length of the offset's text, in characters.
     """
 
@@ -62,19 +62,21 @@ class PlannedEpoch:
 
     @property
     def planned(self) -> Mapping[str, Sequence[Key]]:
-        """The epoch's IDs in each queue, by the name of the queue. IDs are in order, without abandoned messages."""
+        """Name of a queue -> IDs of the messages that the epoch planned from it, in order.
+
+        Abandoned messages, without which an epoch was replayed after `pyspark-mq release`, are left out.
+        """
         return planned_in(self.files, self.position.file)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint on disk.
+    """The newest part of a checkpoint, from the last committed batch on.
 
     Attributes:
-        place: the folder, without credentials.
-        committed: the newest committed batch; None if no batch was committed.
-        epochs: the epochs of each source of this kind, by the source's place in the query. The newest epoch is first,
-            and the epochs go back to the last committed batch.
+        place: the checkpoint's folder, without credentials.
+        committed: number of the newest committed batch; None if no batch was committed.
+        epochs: index of a source of format `mq` -> its epochs from the last committed batch on, newest first.
     """
 
     place: str
@@ -82,24 +84,26 @@ class Checkpoint:
     epochs: Mapping[int, list[PlannedEpoch]]
 
     def open(self, source: int) -> PlannedEpoch | None:
-        """Return the epoch of a source that a restart would rerun, or None if every epoch was committed.
+        """Return the epoch of a source that a restart would rerun, or None if all its epochs are committed.
 
-        In a query with several sources, a batch repeats the offset of a source that had nothing new.
+        An uncommitted batch may have no epoch of this source: if a query has several sources, and one of them has no
+        new messages, the batch repeats that source's last offset.
         """
         newest, before = self.epochs[source][0], self.committed_of(source)
         return None if before is not None and before.offset == newest.offset else newest
 
     def committed_of(self, source: int) -> PlannedEpoch | None:
-        """Return the epoch of a source after which a restart would resume, or None if there is no such epoch."""
+        """Return the last committed epoch of a source; None if no epoch was committed."""
         if self.committed is None:
             return None
         return next((one for one in self.epochs[source] if one.batch <= self.committed), None)
 
 
 def place_of(text: str, argument: str) -> str:
-    """Normalize a place that a user passed to a command. Raise an OptionError if the place cannot be opened.
+    """Return the absolute path, or the URI, of a folder that a user passed to the command. The path may be relative.
 
-    Users may pass a relative path. The result is absolute.
+    Raises:
+        OptionError: neither this machine nor `pyarrow.fs` can open the folder.
     """
     try:
         place = resolve(text)
@@ -109,16 +113,16 @@ def place_of(text: str, argument: str) -> str:
 
 
 def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
-    """Read the part of a checkpoint that Spark would resume from.
+    """Read the part of a checkpoint from which Spark would resume: the last committed batch, and later batches.
 
     Args:
         place: the `checkpointLocation`, as returned by :func:`place_of`.
-        id_log: where the ID log is, if it is outside the checkpoint.
+        id_log: folder of the ID log, if it is outside the checkpoint.
     """
     shown, batches = shown_place(place), batches_in(place, "offsets")
     if not batches:
         raise CheckpointError(
-            f"{shown}: there is no checkpoint, or nothing was planned yet (its folder 'offsets' has no file). Use the "
+            f"{shown}: there is no checkpoint, or no batch was planned yet (its folder 'offsets' has no file). Use the "
             "query's 'checkpointLocation'"
         )
     committed = max(batches_in(place, "commits"), default=None)
@@ -135,10 +139,11 @@ def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
 
 
 def rewrite(place: str, planned: PlannedEpoch, offset: Mapping[str, Any]) -> None:
-    """Replace the offset of an epoch.
+    """Replace the offset of an epoch in Spark's offset log.
 
-    Hadoop keeps a checksum next to each file on a local disk, and refuses a file that does not match its checksum.
-    Hadoop reads a file without a checksum (``ChecksumFileSystem.java``). So the checksum is removed first.
+    On a local disk Hadoop keeps a checksum next to each file, and refuses a file that does not match its checksum. But
+    Hadoop accepts a file that has no checksum (``ChecksumFileSystem.java``). So this function first removes the
+    checksum.
     """
     batch = str(planned.batch)
     with failing_as(place, f"offsets/{batch} cannot be written"):
@@ -152,31 +157,34 @@ def rewrite(place: str, planned: PlannedEpoch, offset: Mapping[str, Any]) -> Non
 
 
 def names_in(place: str, log: str) -> set[str]:
-    """Return the names of the files in one of Spark's logs."""
+    """Return the names of the files in the folder `log` of a checkpoint or a sink; empty for the folder itself."""
     with failing_as(place, f"its folder '{log}' cannot be read"):
         return set(open_folder(place, log).names())
 
 
 def content_of(place: str, log: str, name: str) -> bytes:
-    """Return the content of a file in one of Spark's logs."""
+    """Return the content of a file in the folder `log` of a checkpoint or a sink."""
     with failing_as(place, f"{log}/{name} cannot be read"):
         return open_folder(place, log).read(name)
 
 
 def batches_in(place: str, log: str) -> set[int]:
-    """Return the batches that have a file in this log."""
+    """Return the numbers of the batches that have a file in the folder `log` of a checkpoint or a sink."""
     return {batch for name in names_in(place, log) if (batch := batch_of(name)) is not None}
 
 
 def batch_of(name: str) -> int | None:
-    """Return the batch number in a log file's name, or None. A file sink's log also has names like ``19.compact``."""
+    """Return the batch number in the name of a log file; None if the name has none.
+
+    A name is the number alone, or, in the log of a file sink, also a name like ``19.compact``.
+    """
     number, _, kind = name.partition(".")
     return int(number) if number.isascii() and number.isdecimal() and kind in {"", "compact"} else None
 
 
 @contextmanager
 def failing_as(place: str, what: str) -> Iterator[None]:
-    """Turn any error of a store into an error about the checkpoint, without credentials."""
+    """Turn any error in this context into a CheckpointError with the text `what`, without credentials."""
     try:
         yield
     except Exception as failed:
@@ -185,12 +193,16 @@ def failing_as(place: str, what: str) -> Iterator[None]:
 
 
 def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, PlannedEpoch | None]:
-    """Return a batch's epoch for each source, by the source's place in the query; None for sources of other kinds."""
+    """Read a batch from Spark's offset log.
+
+    Returns:
+        index of each source of the query -> its epoch; None if the source is not of format `mq`, or has no offset yet.
+    """
     content = content_of(place, "offsets", str(batch))
     with failing_as(place, f"offsets/{batch} cannot be read"):
         version, *rest = content.decode("utf-8").split("\n")
     if version.strip() != _VERSION:
-        text = f"offsets/{batch} has version {version!r:.20}, but this command reads only {_VERSION}"
+        text = f"offsets/{batch} has format version {version!r:.20}, but this command reads only {_VERSION}"
         raise CheckpointError(f"{shown_place(place)}: {text}")
     if len(rest) < _LINES_BEFORE:
         raise _damaged(place, batch, "it ends before the first offset")
@@ -216,7 +228,7 @@ def _damaged(place: str, batch: int, how: str) -> CheckpointError:
 
 
 def _loaded(line: str) -> dict[str, Any]:
-    """Return the JSON object in a line, or an empty object if the line is not a JSON object."""
+    """Parse a line as a JSON object. Return an empty object if the line is anything else."""
     try:
         value = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""``pyspark-mq inspect``: show a checkpoint, and what a restart from it would do."""
+"""``pyspark-mq inspect``: shows a checkpoint, and what a query that restarts from this checkpoint would do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["report", "written"]
 
 
 def report(checkpoint: Checkpoint, *, ids: bool) -> dict[str, Any]:
-    """Describe a checkpoint for machines. With `ids`, include all message IDs, in order."""
+    """Describe a checkpoint as a mapping that can be printed as JSON. With `ids`, include all message IDs, in order."""
     now_s = time.time()
     sources = []
     for place, epochs in sorted(checkpoint.epochs.items()):
@@ -54,7 +54,7 @@ def _epoch(planned_epoch: PlannedEpoch, now_s: float, *, ids: bool) -> dict[str,
 
 
 def written(described: dict[str, Any]) -> Iterator[str]:
-    """Yield the report as lines for people."""
+    """Yield the lines that show a report to people. `described` is the result of :func:`report`."""
     yield f"checkpoint {described['checkpoint']}"
     batch = described["committedBatch"]
     yield f"newest committed batch: {'none' if batch is None else batch}"
@@ -95,7 +95,7 @@ def _outlook(source: dict[str, Any]) -> str:
         return "a restart runs the open epoch, which does not wait for messages"
     if source["open"]["released"]:
         waits = f"a restart waits up to replayTimeout for these {count:,} planned messages"
-        return f"{waits}, and runs the open epoch with those that return, because the epoch was released"
+        return f"{waits}, and runs the open epoch with those that are redelivered, because the epoch was released"
     waits = f"a restart waits up to replayTimeout until these {count:,} planned messages are redelivered"
     return f"{waits}, and runs the open epoch with them"
 

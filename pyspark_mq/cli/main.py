@@ -1,9 +1,10 @@
-"""The command line.
+"""The command line of ``pyspark-mq``: parses arguments, runs a subcommand, and prints its result.
 
-The command prints plain text for people and JSON for machines. It uses only the standard library, because it has to run
-wherever the source runs, and a cluster's image should not need more libraries.
+The command prints plain text for people and JSON for machines. It needs no more libraries than the source itself, so it
+runs wherever the source runs.
 
-Exit codes: 0, success; 1, the command failed and said why, or `doctor` found a problem; 2, wrong usage.
+Exit codes: 0 for success; 1 if the command failed and printed the reason, or if `doctor` found a problem; 2 for wrong
+usage.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _BODY_SHOWN = 200
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code."""
+    """Run the command with these arguments (by default those of the process), and return its exit code."""
     setattr(threading.current_thread(), COMMAND, True)
     given = _parsed(arguments)
     try:
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the arguments. Options of the source may be at any place, which argparse does not support."""
+    """Parse the arguments. Options of the source (NAME=VALUE) may also follow other arguments, unlike in argparse."""
     parser = _parser()
     given, rest = parser.parse_known_args(arguments)
     if rest and (not hasattr(given, "options") or any(word.startswith("-") for word in rest)):
@@ -80,11 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--ids", action="store_true", help="list all message IDs")
     _add_sink(one)
     _add_id_log(one)
-    one.add_argument("--json", action="store_true", help="for machines")
+    one.add_argument("--json", action="store_true", help="print JSON for machines")
     one.set_defaults(command=_inspect)
 
     one = commands.add_parser(
-        "peek", help="show a queue's next messages and return them (quorum queues and Artemis count deliveries)"
+        "peek", help="show a queue's next messages and return them (quorum queues and Artemis count it as a delivery)"
     )
     _add_options(one)
     one.add_argument("-n", "--messages", type=_count, default=10, help="how many messages of each queue (10)")
@@ -92,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     one.set_defaults(command=_peek)
 
     one = commands.add_parser(
-        "release", help="let a query's next start continue without planned messages that do not return"
+        "release", help="let a query's next start continue without planned messages that are not redelivered"
     )
     one.add_argument("checkpoint", help="the checkpointLocation; no query may run with it")
     _add_options(one)
@@ -119,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--write", action="store_true", help="the options are for a write: check that the user may write")
     _add_sink(one)
-    one.add_argument("--json", action="store_true", help="for machines")
+    one.add_argument("--json", action="store_true", help="print JSON for machines")
     one.set_defaults(command=_doctor)
     return parser
 
@@ -140,7 +141,7 @@ def _add_sink(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_id_log(parser: argparse.ArgumentParser) -> None:
-    text = "where the files of option 'idLog' are, if they were moved or the option's URI has credentials"
+    text = "folder with the files of option 'idLog', if they were moved or the option's URI has credentials"
     parser.add_argument("--id-log", metavar="FOLDER", help=text)
 
 
@@ -156,7 +157,7 @@ def _count_or_none(text: str) -> int:
 
 
 def _resolve_places(given: argparse.Namespace) -> None:
-    """Interpret places as Spark does, so that a command accepts the same folders as a query."""
+    """Interpret the folders among the arguments as Spark does, so that the command accepts the same ones as a query."""
     for name, argument in (("checkpoint", "CHECKPOINT"), ("sink", "--sink"), ("id_log", "--id-log")):
         text = getattr(given, name, None)
         if text is not None:
@@ -234,7 +235,8 @@ def _doctor(given: argparse.Namespace) -> int:
     for section in chain(sinks, looks):
         sections.append(section)
         if not given.json:
-            # Print each section at once: a broker that does not answer takes `connectTimeout`.
+            # Print each section as soon as it is complete, because a broker that does not answer takes
+            # `connectTimeout`.
             _say(*written_section(section))
     if given.json:
         _say_json(as_json(sections), indent=2)
@@ -244,7 +246,11 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 def _options_of_queues(given: argparse.Namespace) -> dict[str, str]:
-    """Return the options for a command that supports only queues. Raise an OptionError if they name a stream."""
+    """Return the source's options among the arguments of a command that does not support streams.
+
+    Raises:
+        OptionError: the options name a stream.
+    """
     options = _options(given)
     if is_stream(options):
         advice = 'read it with spark.read.format("mq"), as often as you like'
@@ -272,7 +278,7 @@ def _options(given: argparse.Namespace) -> dict[str, str]:
 
 
 def _say(*lines: str) -> None:
-    """Print lines for people. The lines are escaped, because parts of them come from producers and brokers."""
+    """Print lines for people, and escape unprintable characters, which may come from producers and brokers."""
     print(*map(shown, lines), sep="\n", flush=True)
 
 
@@ -282,7 +288,7 @@ def _say_json(value: object, indent: int | None = None) -> None:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row, with values that JSON cannot represent turned into text."""
+    """Return a copy of the row in which bytes and times are text, so that it can be printed as JSON."""
     try:
         body = row["body"].decode("utf-8")
     except UnicodeDecodeError:

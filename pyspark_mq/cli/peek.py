@@ -1,9 +1,9 @@
-"""``pyspark-mq peek``: show the next messages of a queue as rows, and return them to the queue.
+"""``pyspark-mq peek``: shows the next messages of a queue as rows, and returns them to the queue.
 
-Messages are received as usual but not acknowledged. When the connection ends, each message returns to its old position.
-On queues that count deliveries (RabbitMQ's quorum queues, Artemis) the command counts as a delivery of each received
-message, and a message that exceeds its queue's limit is dead-lettered or dropped. So the command requests no more
-messages than it shows. Any failure is an MqError.
+The command receives messages but does not acknowledge them. When its connection ends, the broker puts each message back
+to its old position. Some queues count deliveries (RabbitMQ's quorum queues, Artemis). They count the command's delivery
+too, and dead-letter or drop a message whose count exceeds the queue's limit. So the command requests no more messages
+than it shows. Each failure raises an MqError.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, 
 
     Args:
         settings: the settings of the query that would read the queues.
-        maximum: most rows of one queue.
+        maximum: maximum number of messages to show of one queue.
         patience_s: longest wait for the next message.
 
     Returns:
-        rows by column. Bodies are bytes, timestamps are microseconds since 1970, and `properties` is a mapping.
+        one mapping from column name to value for each message. Bodies are bytes, timestamps are microseconds since
+        1970, and `properties` is a mapping.
     """
     rows = []
     for one in settings.by_queue():
@@ -46,7 +47,10 @@ def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, 
 
 @contextmanager
 def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
-    """Open a session that receives up to `maximum` messages of a queue. The end of the session returns the messages."""
+    """Open a session that receives up to `maximum` messages of a queue without acknowledging them.
+
+    The session ends with this context, and the broker then returns the messages to the queue.
+    """
     session = make_session(settings)
     try:
         open_first(session, settings)
@@ -60,13 +64,17 @@ def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
 
 
 def make_session(settings: Settings, *, browses: bool = False) -> Session:
-    """Create a session with the queue of a query."""
+    """Create, but do not open, a session with the queue of these settings.
+
+    Args:
+        browses: whether the session only browses the queue, if the broker supports this.
+    """
     options = SessionOptions(settings.on_unreadable is not OnUnreadable.FAIL, browses)
     return session_class(settings.endpoint.protocol)(settings.endpoint, 1, ReceiveBuffer(), options)
 
 
 def open_first(session: Session, settings: Settings) -> Greeting:
-    """Open the session with the first candidate that answers."""
+    """Connect the session to the first broker in `url` that answers, and return that broker's greeting."""
     unavailable: BrokerUnavailableError | None = None
     for url in settings.endpoint.urls:
         try:
@@ -79,18 +87,18 @@ def open_first(session: Session, settings: Settings) -> Greeting:
 
 
 def received(session: Session, maximum: int, patience_s: float) -> list[DeliveryBatch]:
-    """Return all batches of :func:`arrivals`."""
+    """Return all deliveries that :func:`arrivals` yields for these arguments."""
     return [*arrivals(session, maximum, patience_s)]
 
 
 def arrivals(session: Session, maximum: int, patience_s: float) -> Iterator[DeliveryBatch]:
-    """Yield deliveries of a consuming session as they arrive.
+    """Yield deliveries as they arrive, from a session that has started to consume.
 
-    The end is reached after `maximum` deliveries, or if no delivery arrives for `patience_s` seconds.
+    Stop after `maximum` deliveries, or if no delivery arrives for `patience_s` seconds.
 
     Raises:
         SessionLostError: the session has ended.
-        MessageError: a message cannot be decoded, and the session does not keep such messages.
+        MessageError: a message cannot be decoded, and `onUnreadableMessage` is `fail`.
     """
     received_s = time.monotonic()
     while maximum and time.monotonic() - received_s < patience_s:
@@ -104,7 +112,7 @@ def arrivals(session: Session, maximum: int, patience_s: float) -> Iterator[Deli
 
 
 def rows_of(settings: Settings, batches: Iterable[DeliveryBatch]) -> list[dict[str, Any]]:
-    """Return the deliveries of one queue as rows by column, in the form that :func:`peek` returns."""
+    """Return the deliveries of one queue as rows, in the form that :func:`peek` returns."""
     ids, rows = MessageIds.of(settings), list[dict[str, Any]]()
     for batch in batches:
         columns: Mapping[str, list[Any]] = {

@@ -1,9 +1,10 @@
-"""``pyspark-mq release``: the way out of a replay that cannot complete.
+"""``pyspark-mq release``: lets a query continue if planned messages are never redelivered.
 
-An epoch that was planned but not committed is rerun with exactly the epoch's messages, and the query fails if not all
-of these messages return. This command marks the epoch's offset. The next start still waits `replayTimeout` for the
-messages. Then, instead of failing, it runs the epoch with the messages that returned. Messages that are missing then
-are not emitted. If they turn up later, they count as new.
+After a restart, a query reruns the epoch that was planned but not committed with exactly the same messages, and fails
+if the broker does not redeliver all of them. This command marks such an epoch as released, in its offset. The next
+start still waits up to `replayTimeout` for the messages. Then, instead of failing, it runs the epoch with the messages
+that were redelivered. Missing messages are not emitted. If the broker delivers one of them later, it counts as a new
+message.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ __all__ = ["RECORDS", "QueueLook", "describe", "mark", "open_epochs", "seek"]
 
 #: Folder in the checkpoint with a record of each release.
 RECORDS = "mq-released"
-#: Most missing IDs that are shown. The record has all missing IDs.
+#: Maximum number of missing IDs that are printed for a queue. The record of the release has all missing IDs.
 _IDS_SHOWN = 10
-#: Most unacknowledged messages of one reader: AMQP 0-9-1 counts a prefetch in 16 bits (basic.qos).
+#: Maximum number of messages that are examined in a queue. AMQP 0-9-1 has 16 bits for the number of unacknowledged
+#: messages of a consumer (basic.qos).
 _LOOKED_AT_MAX = 65_535
 
 
@@ -38,9 +40,9 @@ class QueueLook:
     """The result of looking for an epoch's messages in one queue.
 
     Attributes:
-        planned: how many of the queue's messages the epoch has.
-        missing: the IDs of the planned messages that were not seen.
-        seen: how many messages were examined.
+        planned: number of messages that the epoch planned from this queue.
+        missing: the IDs of the planned messages that were not found.
+        seen: number of messages that were examined in the queue.
     """
 
     planned: int
@@ -49,22 +51,33 @@ class QueueLook:
 
 
 def open_epochs(checkpoint: Checkpoint) -> list[PlannedEpoch]:
-    """Return the epochs of a checkpoint that wait for messages. Raise a CheckpointError if no epoch waits."""
+    """Return the epochs of a checkpoint for whose messages a restart would wait: one for each source, or fewer.
+
+    Raises:
+        CheckpointError: there is no such epoch.
+    """
     newest = map(checkpoint.open, sorted(checkpoint.epochs))
     opened = [one for one in newest if one is not None and any(one.planned.values())]
     if not opened:
         raise CheckpointError(
-            f"{checkpoint.place}: nothing to release: no epoch waits for messages that were planned but not committed"
+            f"{checkpoint.place}: nothing to release: all epochs with messages are committed, so a restart does not "
+            "wait for messages"
         )
     return opened
 
 
 def seek(one: PlannedEpoch, settings: Settings, patience_s: float) -> dict[str, QueueLook]:
-    """Look for the messages of an epoch in their queues, and return them to the queues.
+    """Look for the messages of an epoch in their queues. Received messages are returned to the queues.
 
     Args:
-        settings: the query's settings. Settings that name another source than the epoch raise a CheckpointError.
+        settings: the query's settings.
         patience_s: longest wait for the next message.
+
+    Returns:
+        name of each queue -> the result for this queue.
+
+    Raises:
+        CheckpointError: the settings are for other queues than the epoch.
     """
     replace(OffsetCodec.of(settings), log=one.files).decode(dict(one.offset))
     found, planned = {}, {name: keys for name, keys in one.planned.items() if keys}
@@ -75,11 +88,12 @@ def seek(one: PlannedEpoch, settings: Settings, patience_s: float) -> dict[str, 
 
 
 def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> QueueLook:
-    """Receive until all planned messages are found. Only the ID of each message is kept in memory."""
+    """Receive messages of one queue until all planned messages are found. Keep only their IDs in memory."""
     ids, seen = MessageIds.of(settings), 0
     missing_keys: dict[Key, list[Key]] = {}
     for key in keys:
-        # Equal contents are counted.
+        # Messages without an ID are identified by the digest of their contents. Equal contents have one digest, and
+        # are counted.
         missing_keys.setdefault(key[:CONTENT_DIGEST_BYTES] if is_content(key) else key, []).append(key)
     with consuming(settings, _LOOKED_AT_MAX) as consumer:
         for batch in arrivals(consumer, _LOOKED_AT_MAX, patience_s):
@@ -99,14 +113,18 @@ def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> QueueLo
 
 
 def describe(one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> Iterator[str]:
-    """Yield lines for people about an epoch and its missing messages. `found` is None if no queue was examined."""
+    """Yield the lines that tell people about an epoch and its missing messages.
+
+    Args:
+        found: the result of :func:`seek`; None if the queues were not examined.
+    """
     count = sum(map(len, one.planned.values()))
     yield f"source {one.source}: {one.offset['source']}, broker {one.offset['broker']}"
     yield f"  batch {one.batch}, epoch {one.position.epoch}: {count:,} messages were planned but not committed"
     if one.position.released:
         yield "  it is already released"
     if found is None:
-        yield "  not known which of these messages are missing: add the source's options to have the queue examined"
+        yield "  whether messages are missing is unknown: add the source's options to have the queue examined"
         return
     for name, there in found.items():
         more = "; the queue has more" if there.missing and there.seen >= _LOOKED_AT_MAX else ""
@@ -121,16 +139,16 @@ def describe(one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> Iterat
 
 
 def mark(place: str, one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> str:
-    """Release an epoch, and record its previous state.
+    """Mark an epoch as released, after writing a record of its previous state into the checkpoint.
 
-    No query may be running with the checkpoint: the query would either miss the mark or overwrite it.
+    No query may be running with the checkpoint, because a running query would not see the mark, or would overwrite it.
 
     Args:
         place: the `checkpointLocation`, as returned by :func:`.place_of`.
-        found: the missing messages; None if no queue was examined.
+        found: the result of :func:`seek`; None if the queues were not examined.
 
     Returns:
-        the path of the record within the checkpoint.
+        the path of the record, relative to the checkpoint.
     """
     at = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     record = {

@@ -1,13 +1,13 @@
-"""``pyspark-mq repair``: repair a checkpoint on the disk of a machine that has lost power.
+"""``pyspark-mq repair``: repairs a checkpoint on the local disk of a machine that has lost power.
 
-Spark writes its logs by create and rename and does not sync them (``CheckpointFileManager.scala``). So the newest files
-may exist but be empty, and Spark refuses empty files. The sink may also lack a committed batch. With option
-`settleAfter=synced` only the last batch can be affected, and this batch was not acknowledged: everything older was on
-disk before the batch's rows left the source. This command undoes the last batch. Spark then reruns the batch from its
-offset.
+Spark writes a file of its logs under a temporary name and then renames it, but does not sync it
+(``CheckpointFileManager.scala``). So after a loss of power the newest files may exist but be empty, and Spark refuses
+empty files. The sink may also lack a committed batch. With option `settleAfter=synced` this can happen only to the last
+batch, whose messages were not acknowledged: before the source emits a batch, everything about earlier batches is on
+disk. So this command undoes the last batch, and Spark then runs it again from its offset.
 
-If more than the last batch is missing, either the option was not set or the folder is a different folder. Then nothing
-is removed.
+If more than the last batch is missing, the query ran without that option, or the checkpoint or the sink is another
+query's. Then the command removes nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["Damage", "Repair", "find_damage"]
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A file of a log that has to be removed.
+    """A file of one of Spark's logs that has to be removed.
 
     Attributes:
-        place: the folder that has the log.
-        log: the log's folder; empty for a file in `place` itself.
+        place: the checkpoint or the sink to which the log belongs.
+        log: name of the log's folder in `place`; empty for a file in `place` itself.
         name: the file's name.
-        why: what is wrong with the file, for people.
+        why: says to people what is wrong with the file.
     """
 
     place: str
@@ -53,12 +53,12 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Repair of one checkpoint.
+    """What has to be done to repair one checkpoint.
 
     Attributes:
         damages: files to remove.
-        log: the ID log, which notes the last epoch that is on disk.
-        epoch: the newest epoch that is certainly committed after the repair.
+        log: the ID log, which has a note of the last epoch that is on disk.
+        epoch: the newest epoch that is certainly committed once the files are removed.
     """
 
     damages: list[Damage]
@@ -74,9 +74,10 @@ class Repair:
 
 
 def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
-    """Find files that a power loss has left behind, and from which Spark must not resume.
+    """Find the files that have to be removed after a loss of power, so that Spark does not resume from them.
 
     Args:
+        checkpoint: the `checkpointLocation`.
         sink: the folder of a file sink; None for a sink of another kind.
         id_log: the folder of the ID log.
 
@@ -93,7 +94,7 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
     if names_in(checkpoint, "state"):
         raise _beyond(shown, "the query has state, so Spark runs batches without new messages, which are not synced")
     last, planned = max(commits.whole, default=-1), max(offsets.whole, default=-1)
-    # A commit is on disk before the source plans the next epoch.
+    # Before the source plans an epoch, the commit of the epoch before is on disk. So at most one batch is uncommitted.
     if not last <= planned <= last + 1 or (planned > 0 and not {planned - 1, last} - {-1} <= offsets.whole):
         raise _beyond(shown, f"the newest offset is {planned}, the newest commit {last}, and some offsets are missing")
     metadata = list(_metadata(checkpoint))
@@ -142,7 +143,7 @@ def _in_sink(sink: str, last: int) -> Iterator[Damage]:
 
 
 class _Log:
-    """The files of one of Spark's logs."""
+    """The files of one of Spark's logs, in a checkpoint or a sink."""
 
     def __init__(self, place: str, log: str) -> None:
         self._place, self._log = place, log
@@ -155,9 +156,9 @@ class _Log:
         return [Damage(self._place, self._log, name, why) for name in sorted(self.names) if batch_of(name) == batch]
 
     def empty(self, above: int) -> Iterator[Damage]:
-        """Yield files whose names reached the disk but whose contents did not.
+        """Yield the empty files that have to be removed. Their names have reached the disk, but not their contents.
 
-        These are files of batches after `above`, and checksum files.
+        These are the empty files of batches later than `above`, and empty checksum files of any batch.
         """
         for name in sorted(self.names - self._whole):
             number = batch_of(name.removeprefix(".").removesuffix(".crc"))
@@ -166,7 +167,11 @@ class _Log:
 
 
 def _epoch(checkpoint: str, batch: int, id_log: str) -> int:
-    """Return the number of a batch's epoch; the query must have only one source."""
+    """Return the number of the epoch that belongs to a batch.
+
+    Raises:
+        CheckpointError: the query has several sources, or its only source is not of format `mq`.
+    """
     first, *others = read_batch(checkpoint, batch, id_log).values() or (None,)
     if first is None or others:
         why = "the query has other sources, and batches without messages of this source are not synced"
@@ -175,10 +180,10 @@ def _epoch(checkpoint: str, batch: int, id_log: str) -> int:
 
 
 def _metadata(checkpoint: str) -> Iterator[Damage]:
-    """Yield the file with the query's ID if it is empty or missing.
+    """Yield the file with the query's ID, and its checksum file, if they are empty; the former also if it is missing.
 
-    Spark writes this file before the first offset, so the file is on disk before a row leaves the source. If no batch
-    was committed, Spark may create a new file.
+    With `settleAfter=synced` the file is on disk before the source emits a row, because Spark writes the file before
+    the first offset. If no batch was committed, the query may also get a new ID.
     """
     names = names_in(checkpoint, "")
     for name in (METADATA, f".{METADATA}.crc"):

@@ -1,8 +1,9 @@
-"""Find batches that a sink has but the checkpoint does not.
+"""Finds batches that a sink has but the checkpoint does not, because messages of such batches would be lost.
 
-Spark's file sink and Delta skip every batch up to the newest batch that they have, and Spark then commits the skipped
-batches (``FileStreamSink.scala``). If only the checkpoint is restored, batches of new messages get the numbers of
-skipped batches. These messages are acknowledged, but not written to any file.
+Spark's file sink and Delta remember the number of the newest batch that they have written. They skip every batch up to
+this number, and Spark then commits the skipped batch (``FileStreamSink.scala``). If a user restores only the checkpoint
+from a copy, Spark gives new messages batch numbers that the sink skips. These messages are acknowledged, but not
+written.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _DELTA_LOG = "_delta_log"
 
 
 def check_sink(checkpoint: str | None, sink: str | None) -> list[Section]:
-    """Compare a file sink or a Delta table with the checkpoint of the query that writes there."""
+    """Compare a file sink or a Delta table with the checkpoint of the query that writes to it.
+
+    Return the finding in a section; no section if `sink` is None.
+    """
     if sink is None:
         return []
     if checkpoint is None:
@@ -48,7 +52,7 @@ def _compared(checkpoint: str, sink: str) -> Finding:
 
 
 def _newest_in_delta(checkpoint: str, sink: str) -> int:
-    """Return the number of the query's newest batch in the Delta table, or -1 if the table has no batch."""
+    """Return the number of the newest batch that this query has written to the Delta table; -1 if there is none."""
     names = sorted((name for name in names_in(sink, _DELTA_LOG) if name.endswith((".json", ".parquet"))), reverse=True)
     if not names:
         return -1
@@ -59,7 +63,7 @@ def _newest_in_delta(checkpoint: str, sink: str) -> int:
 
 
 def _txns(sink: str, name: str) -> Iterator[dict[str, Any] | None]:
-    """Yield the newest batch of each query, from a commit or a checkpoint of the table's log."""
+    """Yield the `txn` actions in a file of the table's log. Each has a query's ID and its newest batch's number."""
     content = content_of(sink, _DELTA_LOG, name)
     with failing_as(sink, f"{_DELTA_LOG}/{name} cannot be read"):
         if name.endswith(".json"):

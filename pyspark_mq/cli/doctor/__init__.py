@@ -1,1 +1,1 @@
-"""``pyspark-mq doctor``: find obstacles to late acknowledgement before a query meets them."""
+"""``pyspark-mq doctor``: finds problems of a machine, a broker and its queues before a query runs into them."""

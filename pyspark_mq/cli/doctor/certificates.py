@@ -1,10 +1,10 @@
-"""Certificates of brokers and clients, and when they expire.
+"""Finds out when the certificates of brokers and clients expire.
 
-Python's `ssl` reports when a server's certificate expires only if `ssl` has verified the certificate, and does not
-report when a client's own certificate expires. So this module reads the time from the bytes of a certificate.
+Python's module `ssl` tells when a server's certificate expires only if it has verified the certificate, and never tells
+when a client's own certificate expires. So this module reads the time from the bytes of a certificate.
 
-A certificate (X.509, RFC 5280, 4.1) is a SEQUENCE. The first element of the SEQUENCE has the validity as its fifth
-element, or as its fourth element if the version is left out.
+A certificate (X.509, RFC 5280, 4.1) is an ASN.1 SEQUENCE. The first element of this SEQUENCE has the validity as its
+fifth element, or as its fourth element if the version is left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DAYS_LEFT = 30
 
 
 def check_tls(url: BrokerUrl, endpoint: Endpoint) -> Iterator[Finding]:
-    """Check the certificates of a broker and of this client."""
+    """Check whether TLS is used, and how long the certificates of the broker and of this client are valid."""
     check = "tls"
     if not url.tls:
         found = [Finding(check, Level.WARNING, exposed.what, exposed.remedy) for exposed in of_url(url)]
@@ -62,7 +62,12 @@ def check_tls(url: BrokerUrl, endpoint: Endpoint) -> Iterator[Finding]:
 
 
 def check_certificate(whose: str, end: datetime, now: datetime) -> Finding:
-    """Check how long a certificate is still valid. Pure."""
+    """Check how long a certificate is still valid.
+
+    Args:
+        whose: the certificate as the finding names it, for example "the broker's certificate".
+        end: when the certificate expires.
+    """
     days = math.floor((end - now).total_seconds() / 86_400)
     text = f"{whose} is valid for {days} more day(s), until {end:%Y-%m-%d %H:%M} UTC"
     if end <= now:
@@ -97,7 +102,11 @@ def of_file(path: str) -> datetime:
 
 
 def valid_until(der: bytes) -> datetime:
-    """Return the field `notAfter`, in UTC. Raise a ValueError if the bytes are not a certificate."""
+    """Return when the certificate with these bytes (DER) expires: its field `notAfter`, in UTC.
+
+    Raises:
+        ValueError: the bytes are not a certificate.
+    """
     try:
         _, certificate, _ = _element(der)
         _, rest, _ = _element(certificate)
@@ -116,7 +125,7 @@ def valid_until(der: bytes) -> datetime:
 
 
 def _element(data: bytes) -> tuple[int, bytes, bytes]:
-    """Return the tag and the content of the first element, and the bytes after that element (DER, X.690, 8.1)."""
+    """Split off the first DER element of these bytes (X.690, 8.1): return its tag, its content, and the other bytes."""
     tag, size, start = data[0], data[1], 2
     if size & 0x80:
         start += size & 0x7F

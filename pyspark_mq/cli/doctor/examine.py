@@ -1,8 +1,11 @@
-"""``pyspark-mq doctor``: find obstacles to late acknowledgement before a query meets them.
+"""``pyspark-mq doctor`` for a query that reads queues: finds problems before the query runs into them.
 
-The command examines this machine, each broker of `url`, the broker's management if `managementUrl` is set, and some
-messages of each queue. Nothing is acknowledged. Messages are browsed if the broker supports browsing; otherwise they
-are received and returned. :mod:`pyspark_mq.admin.checks` and :mod:`pyspark_mq.cli.doctor.machine` judge the results.
+Many problems come from the fact that a query acknowledges messages late, after Spark has committed their epoch.
+
+The command examines this machine, each broker of `url`, the broker's management interface if `managementUrl` is set,
+and some messages of each queue. It acknowledges nothing. It browses messages if the broker supports browsing; otherwise
+it receives them and returns them to the queue. :mod:`pyspark_mq.admin.checks` and
+:mod:`pyspark_mq.cli.doctor.machine` decide what counts as a problem.
 """
 
 from __future__ import annotations
@@ -39,16 +42,16 @@ from pyspark_mq.spark_source.options import Options
 
 __all__ = ["check_version", "examine"]
 
-#: How many queues that match a pattern are examined.
+#: At most this number of queues that match option `queuePattern` are examined.
 _QUEUES_MAX = 20
 
 
 def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Section]:
-    """Examine everything, section by section.
+    """Examine the machine, the brokers and the queues of a query, and yield a section with findings for each of them.
 
     Args:
-        options: the options of the query to examine.
-        maximum: most messages to look at in each queue; 0 for none.
+        options: the options of the query.
+        maximum: maximum number of messages to look at in each queue; 0 for none.
         patience_s: longest wait for the next message.
     """
     settings, management = options.settings, options.management
@@ -73,7 +76,7 @@ def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Secti
         yield Section(settings.destination, [Finding("queue", Level.PROBLEM, str(failed))])
         return
     if settings.pattern is not None and not queues:
-        text = "no queue matches the pattern yet; the query waits for a queue that does"
+        text = "no queue matches the pattern yet; the query waits for a queue that matches"
         yield Section(
             settings.destination, [Finding("queue", Level.UNKNOWN, text, "run doctor again when there is such a queue")]
         )
@@ -85,7 +88,7 @@ def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Secti
     if not answered:
         return
     for one in queues:
-        # Use only brokers that answered, so as not to wait again for a candidate that hangs.
+        # Use only the brokers that answered. The others would time out again for each queue.
         reached = replace(one, endpoint=replace(one.endpoint, urls=tuple(answered)))
         yield _queue(reached, management, maximum, patience_s, of_topic=settings.endpoint.topic is not None)
     if beyond:
@@ -94,25 +97,29 @@ def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Secti
 
 
 def _management(management: Management) -> tuple[Finding, str]:
-    """Check that the management answers. Return the finding, and the broker's name as reported by the management."""
+    """Check that the management interface answers. Return the finding, and the broker's product and version.
+
+    The second value is empty if the management interface does not answer.
+    """
     check = "management"
     try:
         names, server = management.names(), ask_server(management)
     except BrokerError as failed:
-        advice = "without the management, some of the queue's settings are not known"
+        advice = "correct 'managementUrl': without it some of the queue's settings are not known"
         return Finding(check, Level.WARNING, str(failed), advice), ""
     text = f"{management.url} answers {_who(management.user)}: {server.replace('/', ' ')}, {len(names)} queue(s)"
     return Finding(check, Level.OK, text), server
 
 
 def _queues(options: Options) -> tuple[list[Settings], int]:
-    """Return the settings of each queue to examine, and how many queues are left out."""
+    """Return the settings of each queue to examine, and the number of queues that are not examined."""
     settings = options.settings
     if settings.endpoint.topic is not None:
         subscription = settings.endpoint.subscription
         if subscription is None or not settings.endpoint.broker.virtual_hosts:
             return [], 0
-        # The subscription to an exchange is a queue of that name; opening the topic would create it.
+        # On RabbitMQ a subscription is a queue with the subscription's name. Examine it as a queue, because opening it
+        # as a topic would create it.
         endpoint = replace(settings.endpoint, topic=None, subscription=None, queue=subscription)
         return [replace(settings, endpoint=endpoint)], 0
     if settings.pattern is None:
@@ -129,7 +136,7 @@ def _queues(options: Options) -> tuple[list[Settings], int]:
 class _Broker:
     url: BrokerUrl
     findings: Sequence[Finding]
-    #: Why the broker does not answer; empty if it does.
+    #: Why the broker does not answer; empty if it answers.
     unavailable: str = ""
 
     @property
@@ -145,9 +152,11 @@ class _Broker:
 
 
 def _broker(url: BrokerUrl, settings: Settings, server: str, management: Management | None) -> _Broker:
-    """Log in to a broker.
+    """Log in to a broker, and return what was found.
 
-    `server` is the broker's name as reported by the management, for a broker that does not report its own version.
+    Args:
+        server: product and version as the management interface reports them. They are used if the broker itself does
+            not report its version.
     """
     endpoint = settings.endpoint
     findings = [*check_host(url, settings, asked=management is not None), *check_tls(url, endpoint)]
@@ -160,7 +169,7 @@ def _broker(url: BrokerUrl, settings: Settings, server: str, management: Managem
     try:
         greeting = session.open(url, endpoint.connect_timeout_s)
     except DestinationError:
-        # The login is right; the queue's section reports its problem.
+        # The login has succeeded. The section about the queue will report what is wrong with the queue.
         findings.append(_login(endpoint, url))
     except OptionError as wrong:
         findings.append(Finding("broker", Level.PROBLEM, str(wrong)))
@@ -185,7 +194,11 @@ def _who(username: str | None) -> str:
 
 
 def check_version(server: str, endpoint: Endpoint) -> Finding:
-    """Check the version in a broker's `product/version` for flaws over this protocol. Pure."""
+    """Check whether the broker's version has known flaws over the protocol that the query uses.
+
+    Args:
+        server: `product/version`, as the broker reports it.
+    """
     check, (product, _, version) = "broker", server.partition("/")
     numbers = version_of(server)
     since, flaw = endpoint.broker.flaws.get(endpoint.protocol, ((0, 0), ""))
@@ -204,12 +217,12 @@ def check_version(server: str, endpoint: Endpoint) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The result of a session with a queue.
+    """The result of opening a session with a queue and looking at its messages.
 
     Attributes:
         greeting: the broker's greeting; None if the session could not be opened.
-        sample: the examined messages; None if no messages were to be examined or could be examined.
-        problem: why no messages could be examined; empty if messages could be examined.
+        sample: the examined messages; None if the command was told to examine none, or could not receive any.
+        problem: why messages could not be examined; empty if there was no problem.
         absent: whether the queue does not exist, or is not visible to this user.
     """
 
@@ -229,7 +242,7 @@ def _queue(
     if greeting is not None:
         facts = facts.or_else(greeting.facts)
         if (depth := greeting.depth) is not None:
-            # The session's numbers are current, while the management's may be old.
+            # The session reports current numbers, while those of the management interface may be outdated.
             names = facts.consumer_names if len(facts.consumer_names or ()) == depth.other_consumers else None
             facts = replace(facts, ready=depth.ready, other_consumers=depth.other_consumers, consumer_names=names)
     if sample is not None and sample.sizes and settings.endpoint.broker.by_priority:
@@ -254,7 +267,7 @@ def _queue(
 
 
 def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts, str]:
-    """Return a queue's facts from the management, and advice on how to learn facts that are not reported."""
+    """Ask the management interface for a queue's facts. Return them, and advice on how to learn the unknown facts."""
     if management is None:
         url = settings.endpoint.broker.listing.url
         to_know = f"set option 'managementUrl', for example to {url}, with a user who may read there"
@@ -267,16 +280,17 @@ def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts,
 
 
 def _look(settings: Settings, maximum: int, patience_s: float) -> _Look:
-    """Open a session as a query does, and look at some messages."""
+    """Look at some messages of a queue, if possible by browsing, otherwise in a session like that of a query."""
     endpoint = settings.endpoint
     if maximum and endpoint.protocol in endpoint.broker.browsable_over:
         look = _session(settings, maximum, patience_s, browses=True)
-        # Browsing may need a permission that reading does not need.
+        # Browsing has failed, perhaps because it needs a permission that reading does not need. Try to read instead.
         if not look.problem:
             return look
     if maximum and endpoint.protocol != AMQP_1_0:
-        # Try widening the window, as a query does after a restart. Over AMQP 1.0 that takes only more credit; elsewhere
-        # it takes a further consumer, and a broker that does not accept that consumer ends the session.
+        # After a restart a query may have to widen its prefetch window within a session. Over AMQP 1.0 it then sends
+        # more credit. Over other protocols it adds a consumer, and a broker that does not accept this consumer ends
+        # the session. So try it here.
         wide = _session(settings, maximum, patience_s, widens=True)
         if not wide.problem:
             return wide

@@ -1,4 +1,7 @@
-"""Findings that follow from a broker's cloud provider. Pure: an address and settings in, findings out."""
+"""Findings about a broker that a cloud provider hosts, such as Amazon MQ.
+
+They follow from the broker's address and the settings alone, without connecting to the broker.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,11 @@ _CHECK = "hosting"
 
 
 def check_host(url: BrokerUrl, settings: Settings, *, asked: bool) -> Iterator[Finding]:
-    """Yield findings about a broker that a cloud provider runs. `asked` says whether `managementUrl` is set."""
+    """Yield findings about a broker that a cloud provider hosts; none for any other broker.
+
+    Args:
+        asked: whether option `managementUrl` is set.
+    """
     host, endpoint = hosted_by(url.host), settings.endpoint
     if not host:
         return

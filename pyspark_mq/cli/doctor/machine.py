@@ -1,6 +1,7 @@
-"""Examine this machine: Python, the package, Spark and Java, for the driver and for Python workers.
+"""Examines the installation of this machine: Python, this package, Spark and Java.
 
-Each interpreter runs in its own process, as with Spark, so that the interpreter reports what Spark would find.
+Two Python interpreters matter: that of the driver, and the one that Spark starts for the source and for tasks. Each of
+them is started in a process of its own, as Spark would start it, and reports its version and libraries.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["Interpreter", "Machine", "check_machine", "examine_machine"]
 _TIMEOUT_S = 60.0
 #: First and last Spark release with streaming sources in Python that this package is tested with.
 _SPARK_FIRST, _SPARK_LAST = (4, 0), (4, 3)
-#: A module of Spark 4.2 and later, and of platforms that have its features under an older version number.
+#: A module that Spark has from 4.2 on. Some platforms also have it, although their version number is older.
 _SPARK_FULL = "pyspark.sql.streaming.datasource"
 #: Spark 4 runs on Java 17 and later.
 _JAVA_FIRST = 17
@@ -49,7 +50,8 @@ for name in sys.argv[2].split(","):
 print(json.dumps(found))
 """
 _PYTHON = "PYSPARK_PYTHON"
-#: Overrides `PYSPARK_PYTHON` for a source that Spark finds by name, and for its tasks (PythonUtils.defaultPythonExec).
+#: Takes precedence over `PYSPARK_PYTHON` if Spark looks a source up by its name, and for the tasks of such a source
+#: (PythonUtils.defaultPythonExec).
 _DRIVER_PYTHON = "PYSPARK_DRIVER_PYTHON"
 _SET_IT = (
     f"set {_PYTHON} to the interpreter that has the package, before you create the session: "
@@ -60,15 +62,15 @@ _REMEDIES = {_DRIVER_PYTHON: f'{_SET_IT}; and unset {_DRIVER_PYTHON}: os.environ
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A Python interpreter, as the interpreter describes itself.
+    """A Python interpreter, and what it has reported about itself.
 
     Attributes:
         name: the command that starts the interpreter: a name, or a path.
-        python: the version of Python; empty if the interpreter did not answer.
+        python: the version of Python; empty if the interpreter could not be started.
         executable: the interpreter's path.
-        versions: versions of modules and distributions, by name.
-        errors: errors of modules that cannot be imported, by name.
-        problem: why the interpreter did not answer.
+        versions: name of a module or distribution -> its version.
+        errors: name of a module that cannot be imported -> the error.
+        problem: why the interpreter could not be started, or did not report anything.
     """
 
     name: str
@@ -81,12 +83,12 @@ class Interpreter:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The installation of this machine.
+    """What is installed on this machine.
 
     Attributes:
         driver: the Python that runs this command.
-        worker: the Python that Spark would start for the source.
-        chosen: the environment variable that names the worker's Python; empty if no variable does.
+        worker: the Python that Spark would start for the source and for tasks.
+        chosen: the environment variable that names the worker's Python; empty if no variable is set.
         java: the version line of `java -version`; empty if there is no Java.
     """
 
@@ -97,7 +99,7 @@ class Machine:
 
 
 def examine_machine() -> Machine:
-    """Query both interpreters and Java."""
+    """Start both interpreters and Java, and return what they report."""
     driver = _ask(sys.executable, ("pyspark_mq", "pyarrow", "pyspark", _SPARK_FULL))
     chosen = next((name for name in (_DRIVER_PYTHON, _PYTHON) if name in os.environ), "")
     worker = _ask(os.environ.get(chosen, "python3"), ("pyspark_mq", "pyarrow"))
@@ -137,12 +139,12 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def check_machine(machine: Machine, protocol: str, id_log: str | None, *, syncs: bool) -> list[Finding]:
-    """Check the installation. Pure.
+    """Return findings about the installation.
 
     Args:
         protocol: the query's protocol, whose client library has to be installed.
-        id_log: where the query keeps its message IDs; None if that is unknown.
-        syncs: whether batches are on disk before they are acknowledged.
+        id_log: folder of the query's ID log; None if the query has no such folder, or if it is unknown.
+        syncs: whether option `settleAfter` is `synced`.
     """
     found = [_spark(machine), _java_finding(machine), _driver(machine, protocol), _workers(machine)]
     return found + ([] if id_log is None or is_uri(id_log) else [_power(id_log, syncs=syncs)])
@@ -150,8 +152,8 @@ def check_machine(machine: Machine, protocol: str, id_log: str | None, *, syncs:
 
 def _power(place: str, *, syncs: bool) -> Finding:
     if syncs:
-        return Finding("power", Level.OK, f"{place} is synced before anything is acknowledged")
-    text = f"{place} is on this machine, and Spark syncs nothing: a power loss may lose acknowledged messages"
+        return Finding("power", Level.OK, f"{place} is synced before messages are acknowledged")
+    text = f"{place} is on this machine, and Spark does not sync it: a power loss may lose acknowledged messages"
     return Finding("power", Level.WARNING, text, "set 'settleAfter' to 'synced', or use a checkpoint in a store")
 
 
@@ -204,7 +206,10 @@ def _driver(machine: Machine, protocol: str) -> Finding:
 
 
 def _workers(machine: Machine) -> Finding:
-    """Check the Python of workers. Unless configured, Spark does not use the interpreter that runs the program."""
+    """Check the Python that Spark would start for the source and for tasks.
+
+    Unless an environment variable says so, this is not the interpreter that runs the program.
+    """
     check, worker, driver = "workers", machine.worker, machine.driver
     who = f"{machine.chosen} {worker.name!r}" if machine.chosen else f"{_PYTHON} is not set, and 'python3' on the PATH"
     remedy = _REMEDIES.get(machine.chosen, _SET_IT)

@@ -1,4 +1,4 @@
-"""Findings of the doctor, as lines for people and as JSON for machines."""
+"""Formats the findings of `pyspark-mq doctor`, as lines for people and as JSON for machines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Section:
     """Findings about one subject.
 
     Attributes:
-        about: this machine, a URL without credentials, or a queue.
+        about: the subject as it is printed: this machine, a URL without credentials, or a queue.
     """
 
     about: str
@@ -30,12 +30,12 @@ class Section:
 
 
 def worst(sections: Sequence[Section]) -> Level:
-    """Return the worst level of all findings."""
+    """Return the worst level among all findings of these sections."""
     return max((one.level for section in sections for one in section.findings), default=Level.OK)
 
 
 def written(section: Section) -> Iterator[str]:
-    """Yield a section as lines: problems first, unknown facts grouped by remedy."""
+    """Yield the lines that show a section to people. Problems come first; unknown facts are grouped by their remedy."""
     yield section.about
     for finding in sorted(section.findings, key=attrgetter("level"), reverse=True):
         if finding.level is not Level.UNKNOWN:
@@ -61,7 +61,7 @@ def _lines(word: str, text: str, remedy: str) -> Iterator[str]:
 
 
 def summary(sections: Sequence[Section]) -> str:
-    """Count the findings of each level, in words."""
+    """Return a line for people with the number of findings of each level."""
     counts = Counter(finding.level for section in sections for finding in section.findings)
     return (
         f"{counts[Level.PROBLEM]} problem(s), {counts[Level.WARNING]} warning(s), {counts[Level.UNKNOWN]} not known, "
@@ -70,7 +70,7 @@ def summary(sections: Sequence[Section]) -> str:
 
 
 def as_json(sections: Sequence[Section]) -> dict[str, Any]:
-    """Describe all sections. `level` is the worst level of all findings."""
+    """Return the findings of all sections as a mapping that can be printed as JSON."""
     findings = [
         {
             "about": section.about,

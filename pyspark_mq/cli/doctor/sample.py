@@ -1,4 +1,4 @@
-"""Describe a sample of a queue's messages: IDs, sizes and priorities, and other values that could serve as IDs."""
+"""Describes a sample of a queue's messages: IDs, sizes and priorities, and other values that could serve as IDs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pyspark_mq.admin.checks import Sample
 
 __all__ = ["sample_of"]
 
-#: Among fewer messages, values that differ prove nothing.
+#: Values that differ in fewer messages than this do not suggest that they could serve as IDs.
 _UNIQUE_MIN = 3
 
 
 def sample_of(rows: Sequence[dict[str, Any]], how: str) -> Sample:
-    """Describe deliveries, which are given as rows by column. For `how` see :class:`.Sample`."""
+    """Describe the deliveries in these rows (see :func:`.rows_of`). :class:`.Sample` says what `how` means."""
     contents = Counter((row["body"], repr(sorted(row["properties"].items()))) for row in rows)
     return Sample(
         how,
@@ -30,7 +30,7 @@ def sample_of(rows: Sequence[dict[str, Any]], how: str) -> Sample:
 
 
 def _unique(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the values of `messageIdFrom` that give every message its own ID."""
+    """Return the values of option `messageIdFrom` with which each of these messages would have its own ID."""
     found = [dict(_candidates(row)) for row in rows]
     if len(found) < _UNIQUE_MIN:
         return []
@@ -39,7 +39,7 @@ def _unique(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _candidates(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each value of `messageIdFrom` that gives the message an ID, with that ID."""
+    """Yield each value of option `messageIdFrom` with which this message would have an ID, together with that ID."""
     if row["correlationId"]:
         yield "correlation-id", row["correlationId"]
     for name, value in row["properties"].items():

@@ -1,6 +1,6 @@
-"""Examine RabbitMQ streams: their nodes, the addresses that nodes advertise, and the contents of the streams.
+"""Examines RabbitMQ streams: the broker's nodes, the addresses that they advertise, and the messages of the streams.
 
-Nothing is changed: reading a stream removes nothing.
+The command changes nothing on the broker, because reading a stream does not remove messages.
 """
 
 from __future__ import annotations
@@ -29,15 +29,21 @@ from pyspark_mq.streams.topology import located, persistently
 
 __all__ = ["examine_streams"]
 
-#: How many partitions of a super stream are examined.
+#: At most this number of partitions of a super stream are examined.
 _PARTITIONS_MAX = 20
-#: With fewer messages in each chunk, reading the chunks costs more than decoding the messages.
+#: If chunks have fewer messages than this, reading the chunks takes more time than decoding their messages.
 _CHUNK_RECORDS_MIN = 10
 _CHUNKS = 20
 
 
 def examine_streams(settings: StreamSettings, maximum: int, patience_s: float) -> Iterator[Section]:
-    """Examine everything, section by section; see :func:`pyspark_mq.cli.doctor.examine.examine`."""
+    """Examine the machine, the nodes and the streams of a query, and yield a section with findings for each of them.
+
+    Args:
+        settings: the settings of the query.
+        maximum: maximum number of messages to look at in each stream; 0 for none.
+        patience_s: longest wait for the next chunk.
+    """
     yield Section("this machine", check_machine(examine_machine(), "stream", None, syncs=False))
     try:
         access = make_access(settings.endpoint)
@@ -75,7 +81,12 @@ def _node(access: Access, url: BrokerUrl, settings: StreamSettings) -> Iterator[
 
 
 def _advertised(members: Sequence[Member], access: Access, known: Member | None = None) -> Finding:
-    """Check whether this machine reaches the addresses that nodes advertise. `known` was already reached."""
+    """Check whether this machine reaches the addresses that nodes advertise.
+
+    Args:
+        members: the addresses.
+        known: an address that is not checked, because this machine has already reached it.
+    """
     failed = [text for member in members if member != known and (text := _unreached(member, access.connect_timeout_s))]
     if not failed:
         places = ", ".join(place_of(*member) for member in members)
@@ -133,10 +144,10 @@ def _partition(
         yield _unread(failed)
         return
     if first is None:
-        yield Finding("read", Level.OK, "it is empty")
+        yield Finding("read", Level.OK, "the stream is empty")
         return
     since = datetime.fromtimestamp(first.timestamp_ms / 1000, timezone.utc)
-    text = f"it has offsets {first.first:,} to {end.next - 1:,}, the first since {since:%Y-%m-%d %H:%M} UTC"
+    text = f"it has offsets {first.first:,} to {end.next - 1:,}, the first from {since:%Y-%m-%d %H:%M} UTC"
     yield Finding(
         "read", Level.OK, f"{text}: a query loses messages that retention removes before the query has read them"
     )

@@ -1,8 +1,9 @@
-"""Examine a write (`doctor --write`): the login, the destination, and the right to write to it.
+"""Examines a write (`doctor --write`): the login, the destination, and the permission to write to the destination.
 
-Nothing is published or created, except a message to a temporary queue of the command's own, which shows how ActiveMQ
-Classic keeps messages of AMQP 1.0. ActiveMQ Classic and Artemis create a queue when a client asks to write to that
-queue. So on these brokers the command probes only queues that the management at `managementUrl` lists.
+The command publishes nothing to the destination. On ActiveMQ Classic over AMQP 1.0 it publishes one message to a
+temporary queue of its own, to find out how the broker stores messages of AMQP 1.0. The command creates no other queue:
+ActiveMQ Classic and Artemis create a queue when a client asks to write to it, so on these brokers the command probes
+only queues that the management interface at `managementUrl` lists.
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ _MANAGEMENT = "managementurl"
 
 
 def examine_write(options: Mapping[str, str]) -> Iterator[Section]:
-    """Examine everything, section by section; see :func:`pyspark_mq.cli.doctor.examine.examine`."""
+    """Examine the machine, the brokers and the destination of a write, and yield a section with findings for each.
+
+    Args:
+        options: the options of the write, and `managementUrl` if that is known.
+    """
     asked = next((value for name, value in options.items() if name.lower() == _MANAGEMENT), None)
     own = {name: value for name, value in options.items() if name.lower() != _MANAGEMENT}
     settings = parse_sink_options(own, streaming=False)
@@ -59,7 +64,7 @@ def examine_write(options: Mapping[str, str]) -> Iterator[Section]:
 
 
 def _login(settings: SinkSettings, url: BrokerUrl, *, others: bool) -> Iterator[Finding]:
-    """Yield whether the user may log in, then what readers find."""
+    """Yield a finding about the login, and then perhaps a finding about readers that use another protocol."""
     try:
         publisher = _opened(settings, url)
     except BrokerUnavailableError as unavailable:
@@ -88,7 +93,10 @@ def _opened(settings: SinkSettings, url: BrokerUrl) -> Publisher:
 
 
 def _unsaid(settings: SinkSettings, destination: Destination, management: Management | None) -> Finding | None:
-    """Return a finding if the destination must not be probed, or None if the destination may be probed."""
+    """Return why the destination must not be probed, as a finding; None if the destination may be probed.
+
+    On ActiveMQ Classic and Artemis, probing would create a missing destination.
+    """
     broker = settings.endpoint.broker
     if broker.virtual_hosts:
         return None
