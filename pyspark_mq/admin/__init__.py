@@ -1,7 +1,8 @@
-"""Queries to a broker's management (option `managementUrl`, and the command `doctor`).
+"""Queries to a broker's management interface. The source (option `managementUrl`) and the command `doctor` use them.
 
-One file for each broker queries the broker's name, a queue's settings and the queue's depth. A request raises a
-`BrokerUnavailableError` if the broker does not answer, and a `RefusedError` if the broker refuses.
+This folder has a module for each broker, with functions that query the broker's version, a queue's settings, and the
+number of messages that wait in a queue. They raise a `BrokerUnavailableError` if the broker does not answer, and a
+`RefusedError` if the broker refuses the request.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["Management", "ask_beside", "ask_depth", "ask_queue", "ask_server"]
 
 
 class _Admin(Protocol):
-    """The requests to the management of one broker."""
+    """The functions that the module of each broker has."""
 
     def ask_server(self, management: Management) -> str: ...
     def ask_queue(self, management: Management, queue: str) -> QueueFacts: ...
@@ -30,24 +31,25 @@ _ADMINS: Mapping[str, _Admin] = {"rabbitmq": rabbitmq, "activemq": activemq, "ar
 
 
 def ask_server(management: Management) -> str:
-    """Return the broker's name for itself, `product/version`."""
+    """Return the broker's product and version, as `product/version`."""
     return _ADMINS[management.endpoint.broker.name].ask_server(management)
 
 
 def ask_queue(management: Management, queue: str) -> QueueFacts:
-    """Return the facts of a queue."""
+    """Return what the management interface reports about a queue; see :class:`.QueueFacts`."""
     return _ADMINS[management.endpoint.broker.name].ask_queue(management, queue)
 
 
 def ask_depth(management: Management, queue: str) -> int | None:
-    """Return how many messages wait in a queue, not counting delivered ones; None if the broker does not report it."""
+    """Return the number of messages that wait in a queue and are not delivered yet; None if it is not reported."""
     return _ADMINS[management.endpoint.broker.name].ask_depth(management, queue)
 
 
 def ask_beside(endpoint: Endpoint) -> QueueFacts:
-    """Return the facts of a queue, if the sessions do not query these facts themselves; otherwise no fact is known.
+    """Query the facts of a queue over a second connection, for the command `doctor` without `managementUrl`.
 
-    The facts are queried over a second connection.
+    Over AMQP 1.0, Artemis answers such queries at its own management address. Over other protocols and for other
+    brokers the session already reports all facts that can be queried, so the result has no known facts.
     """
     dialect = endpoint.broker.amqp10
     if endpoint.protocol != AMQP_1_0 or dialect is None or not dialect.management or endpoint.queue is None:

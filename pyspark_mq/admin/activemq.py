@@ -1,4 +1,4 @@
-"""The management of ActiveMQ Classic: its MBeans (`org.apache.activemq.broker.jmx`), over Jolokia."""
+"""Queries to ActiveMQ Classic: Jolokia, its HTTP interface, reads its MBeans (`org.apache.activemq.broker.jmx`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark_mq.brokers.facts import QueueFacts, of_activemq
 __all__ = ["ask_depth", "ask_queue", "ask_server"]
 
 _BROKER = "org.apache.activemq:type=Broker,brokerName=*"
-#: How the broker's `JMXSupport.encodeObjectNamePart` encodes names.
+#: Characters of a queue's name, as `JMXSupport.encodeObjectNamePart` encodes them in the name of its MBean.
 _ENCODED = str.maketrans({**dict.fromkeys(":,'\"", "_"), "?": "&qe;", "=": "&amp;", "*": "&ast;"})
 _ATTRIBUTES = (
     "Name", "QueueSize", "ConsumerCount", "PrioritizedMessages", "MaxPageSize", "SlowConsumerStrategy", "Paused",

@@ -1,4 +1,7 @@
-"""The management of ActiveMQ Artemis: its MBeans (`org.apache.activemq.artemis.api.core.management`), over Jolokia."""
+"""Queries to ActiveMQ Artemis: Jolokia, its HTTP interface, reads its MBeans.
+
+The MBeans are in the package `org.apache.activemq.artemis.api.core.management`.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def ask_depth(management: Management, queue: str) -> int | None:
 
 
 def _settings(answer: object) -> dict[str, Any]:
-    """Return the settings of an address from an answer. The result is empty if the answer has no settings."""
+    """Parse the answer to `getAddressSettingsAsJSON`. Return an empty mapping if the answer has no settings."""
     try:
         settings = json.loads(answer) if isinstance(answer, str) else {}
     except ValueError:

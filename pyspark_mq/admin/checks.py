@@ -1,8 +1,9 @@
-"""Check a queue's settings against late acknowledgement. Pure: facts in, findings out.
+"""Checks whether the settings of a queue fit a query, which acknowledges messages late: after Spark has committed them.
 
-The command `doctor` shows all findings. A query logs, once when it starts, the warnings and problems that follow from
-the facts that the query's own connection reports. Both use the texts of this module. The operator's remedies are in
-:attr:`pyspark_mq.brokers.base.Broker.remedies`. A check without a remedy there does not apply to that broker.
+The checks turn facts about a queue into findings, and do no I/O. The command `doctor` shows all findings. A query logs
+warnings and problems once when it starts, as far as they follow from facts that its own connection reports. Both use
+the texts of this module. The remedies for a broker's operator are in
+:attr:`pyspark_mq.brokers.base.Broker.remedies`. If a broker has no remedy for a check, the check does not apply to it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["Finding", "Level", "Sample", "check_queue", "check_sample", "worth_a_line"]
 
-#: The default from RabbitMQ 4.0 on. A lower limit allows too few restarts and reconnects.
+#: Smallest delivery limit without a warning: RabbitMQ's default from 4.0 on. Each restart and each reconnect counts as
+#: a delivery.
 _AMPLE_DELIVERIES = 20
 #: Default of RabbitMQ's `consumer_timeout`, seconds.
 _USUAL_TIMEOUT_S = 1_800.0
@@ -30,7 +32,11 @@ _IDS_SHOWN = 3
 
 
 class Level(IntEnum):
-    """Severity of a finding: none, unknown, worth knowing, or a threat to the guarantee."""
+    """Severity of a finding.
+
+    `OK` means that nothing has to be done. `UNKNOWN` means that the fact is not known. `WARNING` means that messages
+    may be delayed, or lost under further conditions. `PROBLEM` means that the query fails, waits, or loses messages.
+    """
 
     OK = 0
     UNKNOWN = 1
@@ -39,7 +45,7 @@ class Level(IntEnum):
 
     @property
     def word(self) -> str:
-        """The level's name, as shown and in JSON."""
+        """The level's name in lower case, as it is printed."""
         return self.name.lower()
 
 
@@ -49,8 +55,9 @@ class Finding:
 
     Attributes:
         check: the name of the check, as in docs/command-line.md.
-        what: what was found, in words.
-        remedy: what to do about the finding, or how to learn an unknown fact; empty if there is nothing to do.
+        what: describes to people what was found.
+        remedy: tells people what to do about the finding, or how to learn an unknown fact; empty if nothing has to be
+            done.
     """
 
     check: str
@@ -64,16 +71,16 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Messages that were examined and are back in the queue.
+    """What the command `doctor` found in some messages of a queue. The messages are still in the queue.
 
     Attributes:
-        how: "browsed" or "returned".
-        ids: the ID of each message, as in column `messageId`; None if the message has none.
-        sizes: bytes that each message takes, headers and bookkeeping included.
-        priorities: the priority of each message; None if the message has none.
-        cut_short: why the session ended when its window was widened; empty if the session did not end.
-        unique: the values of `messageIdFrom` that give each of these messages its own ID.
-        repeated: how many messages have the same body and properties as an earlier message.
+        how: "browsed", or "returned" if the messages were received and then returned to the queue.
+        ids: the ID of each message, as in column `messageId`; None for a message without an ID.
+        sizes: size in bytes of each message.
+        priorities: the priority of each message; None for a message without a priority.
+        cut_short: the broker's reason, if it ended the session when its prefetch window was widened; otherwise empty.
+        unique: the values of option `messageIdFrom` with which each of these messages would have its own ID.
+        repeated: number of messages that have the same body and properties as an earlier message.
     """
 
     how: str
@@ -86,16 +93,20 @@ class Sample:
 
 
 def worth_a_line(facts: QueueFacts, settings: Settings) -> list[str]:
-    """Return the lines to log when a query starts, from the facts that the query's connection reports."""
+    """Return the lines that a query logs when it starts: the warnings and problems that follow from these facts.
+
+    The facts are those that the query's own connection reports.
+    """
     found = check_queue(facts, settings, "")
-    # The query itself already warns about other consumers.
+    # Leave out other consumers, because the query itself warns about them.
     return [str(one) for one in found if one.level >= Level.WARNING and one.check != "other-consumers"]
 
 
 def check_queue(facts: QueueFacts, settings: Settings, to_know: str) -> list[Finding]:
-    """Check the facts of a queue against the settings of the query that reads it.
+    """Run all checks that apply to the broker, with the facts of a queue and the settings of the query that reads it.
 
-    `to_know` tells users how to learn unknown facts.
+    Args:
+        to_know: tells users how to learn facts that are unknown.
     """
     remedies = settings.endpoint.broker.remedies
     checks = (of(_Checks(check, facts, settings, to_know)) for check, of in _CHECKS.items() if check in remedies)
@@ -103,7 +114,7 @@ def check_queue(facts: QueueFacts, settings: Settings, to_know: str) -> list[Fin
 
 
 class _Checks:
-    """The checks. Each instance runs one check."""
+    """Has a method for each check. An instance runs one of them, and yields findings with this check's name."""
 
     def __init__(self, check: str, facts: QueueFacts, settings: Settings, to_know: str) -> None:
         self.check, self.facts, self.settings, self.to_know = check, facts, settings, to_know
@@ -137,7 +148,7 @@ class _Checks:
             yield self._ok(f"{kind} queue, keeps its messages" if kind else "keeps its messages")
 
     def delivery_limit(self) -> Iterator[Finding]:
-        """Check how often a session may end before good messages are dead-lettered."""
+        """Check the delivery limit. If the end of a session counts as a delivery, a low limit dead-letters messages."""
         limit = self.facts.delivery_limit
         if not self.broker.counts_session_ends:
             yield self._ok("the end of a session does not count as a delivery")
@@ -175,7 +186,7 @@ class _Checks:
             yield self._ok(f"dead letters go to {target}")
 
     def redelivery_delay(self) -> Iterator[Finding]:
-        """Check whether a replay outlasts the broker's redelivery delay."""
+        """Check whether a replay waits longer (`replayTimeout`) than the broker delays redeliveries."""
         delay_s, timeout_s = self.facts.redelivery_delay_s, self.settings.replay_timeout_s
         if delay_s is None:
             text = f"not known whether the broker delays redeliveries; a replay waits {timeout_s:g} s for them"
@@ -191,7 +202,7 @@ class _Checks:
             yield make(f"{text}, but a replay fails after {timeout_s:g} s", f"{advice}{also}")
 
     def consumer_timeout(self) -> Iterator[Finding]:
-        """Check whether the broker requeues deliveries that a batch is still processing."""
+        """Check whether the broker requeues unacknowledged messages so early that a batch is still processing them."""
         timeout_s, settings = self.facts.consumer_timeout_s, self.settings
         if timeout_s is None:
             text = f"not known: {_USUAL_TIMEOUT_S / 60:.0f} min unless the broker is configured otherwise"
@@ -210,7 +221,7 @@ class _Checks:
             yield self._ok(f"{timeout_s:g} s; batches and trigger intervals must be shorter")
 
     def priorities(self) -> Iterator[Finding]:
-        """Check whether priorities put other messages before redeliveries."""
+        """Check whether the queue has priorities, by which it may deliver other messages before redeliveries."""
         known = self.facts.priorities
         if known is None:
             yield self._unknown()
@@ -220,7 +231,7 @@ class _Checks:
             yield self._ok("none")
 
     def single_active(self) -> Iterator[Finding]:
-        """Check whether this query is the active consumer."""
+        """Check whether the queue delivers to one consumer at a time, and whether there is another consumer."""
         facts, count = self.facts, self.settings.consumers
         if facts.single_active is None:
             yield self._unknown()
@@ -238,7 +249,7 @@ class _Checks:
             yield self._warn(f"{text}broker has noticed that the previous consumer is gone")
 
     def other_consumers(self) -> Iterator[Finding]:
-        """Check for consumers other than this query's."""
+        """Check whether the queue has other consumers, which would take messages away from this query."""
         others = self.facts.other_consumers
         if others is None:
             yield self._unknown()
@@ -251,7 +262,7 @@ class _Checks:
             yield self._ok("none")
 
     def prefetch(self) -> Iterator[Finding]:
-        """Check whether the broker grants the source's prefetch and consumers."""
+        """Check whether the broker accepts as many consumers as the query needs, and applies the query's prefetch."""
         settings, count = self.settings, self.facts.consumers_max
         over_amqp10 = settings.endpoint.protocol == AMQP_1_0
         confirms = self.broker.amqp10 is None or self.broker.amqp10.confirms
@@ -270,9 +281,10 @@ class _Checks:
             yield self._ok(f"{settings.prefetch:,} for each of {settings.consumers} connection(s)")
 
     def page_size(self) -> Iterator[Finding]:
-        """Check whether ActiveMQ Classic's maxPageSize is below the prefetch.
+        """Check whether ActiveMQ Classic's `maxPageSize` is below the prefetch.
 
-        The source must then wake the queue for each further page.
+        The queue then stops delivering after a page of unacknowledged messages, and the source has to wake it for each
+        further page.
         """
         size = self.facts.page_size
         if size is None:
@@ -284,7 +296,7 @@ class _Checks:
             yield self._ok(f"maxPageSize is {size:,}")
 
     def write_timeout(self) -> Iterator[Finding]:
-        """Check how soon the messages of a vanished client are requeued."""
+        """Check how soon the broker requeues the messages of a client that vanished without closing its connection."""
         timeout_s = self.facts.write_timeout_s
         if timeout_s is None:
             yield self._unknown()
@@ -329,7 +341,7 @@ def _named(facts: QueueFacts) -> str:
 
 
 def check_sample(sample: Sample, settings: Settings) -> list[Finding]:
-    """Check some messages of a queue."""
+    """Check the IDs and sizes of some messages of a queue."""
     found = [] if not sample.cut_short else [_cut_short(sample, settings)]
     if not sample.sizes:
         unknown = Level.UNKNOWN, "the queue has no message to look at", "run doctor again when the queue has messages"

@@ -1,8 +1,8 @@
-"""Option `managementUrl`: query a broker's queues and their settings over HTTP.
+"""HTTP requests to a broker's management interface (option `managementUrl`): they list queues, and read settings.
 
-No messaging protocol can list the queues of every broker, or report all settings of a queue. The brokers' management
-over HTTP can do both: RabbitMQ's API (plugin `rabbitmq_management`, "HTTP API"), and Jolokia in the ActiveMQ brokers'
-consoles ("Jolokia protocol"). A user with read-only access is enough.
+No messaging protocol can list the queues of every broker, or report all settings of a queue. The management interfaces
+can: the HTTP API of RabbitMQ (plugin `rabbitmq_management`, "HTTP API"), and Jolokia in the consoles of the ActiveMQ
+brokers ("Jolokia protocol"). A user with read-only access is enough.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from pyspark_mq.sources.url import CONTROL, ESCAPES, hide, place_of, redact
 
 __all__ = ["Management"]
 
-#: Longest time for one request, from connecting to the last byte of the answer. An answer with ten thousand queues
-#: takes a second.
+#: Longest time for one request, from connecting to the last byte of the answer. A broker takes about a second for an
+#: answer with ten thousand queues.
 _TIMEOUT_S = 30.0
-#: Longest time for all pages of a list of queues.
+#: Longest time for a list of queues, which may take many requests.
 _LIST_TIMEOUT_S = 600.0
-#: Most bytes and values in an answer. Ten thousand queues take less than a tenth of either (Artemis 2.56 puts all
-#: queues into one answer: 240 bytes and ten values each). A value of two bytes takes seventy in memory: within both
-#: bounds, the worst of ten kinds of answers took 320 MiB.
+#: Maximum number of bytes, and of JSON values, in an answer. Ten thousand queues take less than a tenth of either
+#: bound: Artemis 2.56 puts all queues into one answer, with 240 bytes and ten values for each queue. The bound on
+#: values is needed because a value of two bytes may take seventy bytes in memory. Within both bounds, an answer made to
+#: take much memory took 320 MiB.
 _ANSWER_BYTES_MAX = 32 << 20
 _ANSWER_VALUES_MAX = 2_000_000
-#: One of these bytes precedes every JSON value but the first.
+#: In JSON one of these bytes precedes each value except the first, so their number bounds the number of values.
 _BEFORE_VALUES = (b"[", b"{", b",", b":")
 _PIECE_BYTES = 1 << 20
-#: Queues in one answer (RabbitMQ's maximum is 500), and most answers: enough for a million queues.
+#: Number of queues in one answer (RabbitMQ allows at most 500), and maximum number of answers: in all a million queues.
 _PAGE = 500
 _PAGES_MAX = 2_000
 _OK = 200
@@ -48,23 +49,24 @@ _NOT_FOUND = 404
 _UNEXPECTED = "the answer does not come from a broker's management"
 #: Jolokia's error if there is no such MBean.
 _NO_MBEAN = "javax.management.InstanceNotFoundException"
-#: Most characters shown of an answer that is not HTTP, or of an answer's status.
+#: Maximum number of characters that errors show of an answer that is not HTTP, or of an answer's status.
 _SHOWN_CHARACTERS = 100
-#: Most characters shown of an agent's reason.
+#: Maximum number of characters that errors show of a reason that Jolokia gives.
 _REASON_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Management:
-    """Option `managementUrl`: where to query a broker's queues.
+    """The management interface that option `managementUrl` names, with methods for requests to it.
 
     Each request raises a `BrokerUnavailableError` if there is no answer, and a `RefusedError` if the broker refuses the
     request.
 
     Attributes:
+        endpoint: the query's endpoint, from which TLS options, and perhaps the login, are taken.
         url: the URL without user and password.
-        username, password: the login in the URL; None to use the login of the connection.
-        sent: the encoded login last sent.
+        username, password: the login in the URL; None to use the login of the query's connections to the broker.
+        sent: the encoded login that was sent last, so that errors do not show it.
     """
 
     endpoint: Endpoint
@@ -75,13 +77,13 @@ class Management:
 
     @classmethod
     def of(cls, text: str, endpoint: Endpoint) -> Management:
-        """Parse the option's text. Raise an OptionError if the text is not a URL."""
+        """Parse the value of option `managementUrl`. Raise an OptionError if it is not an accepted URL."""
         try:
             parts = urlsplit(text)
             place = place_of(parts.hostname or "", parts.port)
         except ValueError:
             place, parts = "", urlsplit("")
-        # An '@' in the path follows an unescaped slash in a password.
+        # An '@' in the path shows that a password contains an unescaped slash.
         extra = parts.query or parts.fragment or "@" in parts.path or not parts.path.isascii() or " " in parts.path
         if parts.scheme not in ("http", "https") or not parts.hostname or extra or CONTROL.search(unquote(text)):
             shown = f"{redact(text)!r} is not accepted; use, for example, {endpoint.broker.listing.url}; {ESCAPES}"
@@ -92,7 +94,7 @@ class Management:
         return cls(endpoint, url, unquote(parts.username), unquote(parts.password or ""))
 
     def credentials(self) -> tuple[str | None, str | None]:
-        """Return user and password. The connection's password may change (option `passwordFile`)."""
+        """Return user and password. With option `passwordFile` the password may change, so it is read each time."""
         if self.username is not None:
             return self.user, self.password
         return self.endpoint.credentials(self.endpoint.urls[0])
@@ -116,7 +118,8 @@ class Management:
         for page in range(1, _PAGES_MAX + 1):
             answer = self._object(self._ask(path.format(host=host, page=page, size=_PAGE)))
             for queue in self._entries(answer.get("items")):
-                # An exclusive queue belongs to its connection, and a stream keeps acknowledged messages.
+                # Queries cannot read these: an exclusive queue belongs to one connection, and a stream keeps messages
+                # that were acknowledged.
                 if not queue.get("exclusive") and queue.get("type") != "stream":
                     yield queue.get("name")
             pages = answer.get("page_count")
@@ -125,7 +128,7 @@ class Management:
             if time.monotonic() > end_s:
                 progress = f"only {page} of {pages} pages of its queues arrived in {_LIST_TIMEOUT_S:g} s"
                 raise BrokerUnavailableError(self._problem(f"it answers too slowly: {progress}"))
-        raise self.refused(f"it has more than {_PAGES_MAX * _PAGE:,} queues, and the rest would be left out")
+        raise self.refused(f"it has more than {_PAGES_MAX * _PAGE:,} queues, the maximum that can be listed")
 
     def _name(self, value: object) -> str:
         if not isinstance(value, str):
@@ -135,12 +138,20 @@ class Management:
     # -- requests
 
     def get(self, *path: str) -> dict[str, Any] | None:
-        """Return the object at a path of RabbitMQ's API (unquoted parts below `/api`), or None if it is missing."""
+        """Request a path of RabbitMQ's HTTP API. Return the JSON object there; None if there is nothing at this path.
+
+        Args:
+            path: the parts of the path after `/api`, unquoted.
+        """
         found = self._at(path)
         return None if found is None else self._object(found)
 
     def get_all(self, *path: str) -> list[dict[str, Any]]:
-        """Return the objects in the list at a path of RabbitMQ's API, or an empty list if there is no such path."""
+        """Request a path of RabbitMQ's HTTP API. Return the list of objects there; empty if there is nothing there.
+
+        Args:
+            path: the parts of the path after `/api`, unquoted.
+        """
         found = self._at(path)
         return [] if found is None else self._entries(found)
 
@@ -148,16 +159,17 @@ class Management:
         return self._ask("/api/" + "/".join(quote(part, safe="") for part in path), missing_is_none=True)
 
     def read(self, mbeans: str, *attributes: str) -> dict[str, dict[str, Any]]:
-        """Return the attributes of all MBeans that match a pattern, by MBean name. Uses Jolokia.
+        """Read attributes of all MBeans that match a pattern, through Jolokia.
 
-        The result is empty if no MBean matches. Attributes that an MBean does not have are left out.
+        Returns:
+            name of each MBean -> its attributes, without those that it does not have. Empty if no MBean matches.
         """
         value = self._jolokia({"type": "read", "mbean": mbeans, "attribute": list(attributes)})
         found = {} if value is None else self._object(value)
         return {name: self._object(attributes) for name, attributes in found.items()}
 
     def call(self, mbean: str, operation: str, *arguments: object) -> Any:
-        """Return the result of an MBean's operation, through Jolokia; None if there is no such MBean."""
+        """Call an operation of an MBean through Jolokia, and return its result; None if there is no such MBean."""
         return self._jolokia({"type": "exec", "mbean": mbean, "operation": operation, "arguments": list(arguments)})
 
     def _jolokia(self, question: Mapping[str, object]) -> Any:
@@ -191,11 +203,11 @@ class Management:
             login = base64.b64encode(f"{username}:{password or ''}".encode()).decode()
             self.sent.append(login)
             headers["Authorization"] = f"Basic {login}"
-        # The consoles' agents refuse requests without an origin (Jolokia, "strict-checking").
+        # Jolokia in the brokers' consoles refuses requests without this header ("strict-checking").
         headers["Origin"] = f"{parts.scheme}://localhost"
         data = None if body is None else json.dumps(body).encode()
-        # The standard library's URL functions would follow redirects, and so send user and password to any host that an
-        # answer names. They would also use a proxy that the environment names.
+        # Do not use `urllib.request`: it follows redirects, and would so send user and password to any host that an
+        # answer names. It would also use a proxy that the environment names.
         port, end_s = parts.port or (80 if context is None else 443), time.monotonic() + _TIMEOUT_S
         try:
             with closing(HTTPConnection(parts.hostname or "", port)) as connection:
@@ -212,7 +224,7 @@ class Management:
                     if response.status != _OK:
                         raise self._answered(response, username)
                     return _loaded(_whole(response))
-        except HTTPException as error:  # neither an OSError nor a ValueError: cut off, or not HTTP at all
+        except HTTPException as error:  # the answer was cut off, or is not HTTP
             said = self._hide(str(error))
             text = f"its answer is not valid HTTP ({type(error).__name__}: {said:.{_SHOWN_CHARACTERS}})"
             advice = f"if that persists, check the port; a 'managementUrl' is, e.g., {self.endpoint.broker.listing.url}"
@@ -224,7 +236,7 @@ class Management:
             raise self.refused("its host is not a valid name" if no_name else "the answer is not JSON") from None
 
     def _answered(self, answer: HTTPResponse, username: str | None) -> BrokerUnavailableError | RefusedError:
-        """Return the error for a response whose status is not 200."""
+        """Return the error for an answer whose HTTP status is not 200."""
         text = f"it answers {answer.status} {self._hide(answer.reason):.{_SHOWN_CHARACTERS}}"
         if answer.status in (401, 403):
             text += f"; user '{username}' needs the right to read the broker's management"
@@ -241,15 +253,15 @@ class Management:
         return f"the broker's management cannot be queried at {self.url}: {self._hide(text)}"
 
     def _hide(self, text: str) -> str:
-        """Remove passwords from a message of the management, before the message is shortened."""
+        """Remove passwords from a text that may come from the server. Call this before the text is shortened."""
         own = () if self.password in (None, self.user) else (self.password or "",)
         return hide(self.endpoint.hide(text), (*own, *self.sent))
 
 
 class _Answering(io.RawIOBase):
-    """The bytes of one answer, limited in time and number. A real broker's answers stay within the limits.
+    """The bytes of one HTTP answer, limited in time and number. Answers of real brokers stay far below these limits.
 
-    Without limits, a server could send byte after byte without end: before, in or after the answer.
+    Without limits, a server could send bytes without end: before, in or after the answer.
 
     Args:
         connected: the socket to read from.
@@ -260,14 +272,14 @@ class _Answering(io.RawIOBase):
         self._socket, self._end_s, self._came = connected, end_s, 0
 
     def makefile(self, _: str) -> io.BufferedReader:
-        """Return the file from which an :class:`HTTPResponse` reads."""
+        """Return the file from which :class:`HTTPResponse` reads, which takes this object for a socket."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what has arrived, up to the buffer's size. Raise an OSError if the answer is too slow or too long."""
+        """Read available bytes into the buffer. Raise an OSError if the answer takes too long or has too many bytes."""
         try:
             self._socket.settimeout(_left_s(self._end_s, self._came))
             read = self._socket.recv_into(buffer)
@@ -280,7 +292,11 @@ class _Answering(io.RawIOBase):
 
 
 def _left_s(end_s: float, came: int) -> float:
-    """Return the seconds left until `end_s`. Raise a TimeoutError if no time is left."""
+    """Return the seconds until `end_s`. Raise a TimeoutError if this time has passed.
+
+    Args:
+        came: number of bytes that have arrived, for the error.
+    """
     left_s = end_s - time.monotonic()
     if left_s <= 0:
         raise _endless(came)
@@ -292,7 +308,10 @@ def _endless(came: int) -> TimeoutError:
 
 
 def _whole(answer: HTTPResponse) -> bytes:
-    """Read an answer. Memory grows with the bytes read, not with the announced length."""
+    """Read the body of an answer.
+
+    The body is read in pieces, so that a server cannot make this process allocate memory by announcing a large length.
+    """
     data = bytearray()
     while piece := answer.read1(_PIECE_BYTES):
         data += piece
@@ -309,7 +328,7 @@ def _loaded(answer: bytes) -> Any:
 
 
 def _host_of(url: str) -> str:
-    """Return only the scheme, host and port of a URL."""
+    """Return the scheme, host and port of a URL, without its user, password and path."""
     try:
         parts = urlsplit(url)
     except ValueError:

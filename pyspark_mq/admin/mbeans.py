@@ -1,4 +1,4 @@
-"""MBeans over Jolokia, for both ActiveMQ brokers."""
+"""Functions that both ActiveMQ brokers need to read MBeans through Jolokia."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["broker_mbean", "waiting"]
 
 
 def broker_mbean(management: Management, pattern: str, *attributes: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and attributes of the broker's own MBean."""
+    """Return the name of the MBean that represents the broker itself, and these attributes of it."""
     brokers = management.read(pattern, *attributes)
     if not brokers:
         raise management.refused("there is no broker MBean here")

@@ -1,4 +1,4 @@
-"""RabbitMQ's management: its HTTP API ("HTTP API Reference": queues, exchanges, bindings)."""
+"""Queries to RabbitMQ's HTTP API ("HTTP API Reference": queues, exchanges, bindings)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def ask_queue(management: Management, queue: str) -> QueueFacts:
     key = arguments.get("x-dead-letter-routing-key", policy.get("dead-letter-routing-key"))
     details = queue_object.get("consumer_details")
     consumers = [one for one in details if isinstance(one, Mapping)] if isinstance(details, list) else []
-    # From 4.3 on each consumer reports the timeout that applies to it, wherever it was set.
+    # From 4.3 on RabbitMQ reports for each consumer the timeout that applies to it, whether a policy, an argument or
+    # the configuration sets the timeout.
     timeouts_ms = [int(one["consumer_timeout"]) for one in consumers if isinstance(one.get("consumer_timeout"), int)]
     if facts.consumer_timeout_s is None and timeouts_ms:
         facts = replace(facts, consumer_timeout_s=min(timeouts_ms) / _MS)
@@ -53,24 +54,24 @@ def ask_depth(management: Management, queue: str) -> int | None:
 
 
 def _policy(management: Management, host: str, queue: str, kind: str) -> dict[str, Any]:
-    """Return the arguments that policies set for a queue, from the list of policies.
+    """Return the settings that policies and operator policies give to a queue.
 
-    RabbitMQ reports a queue's policy only with the queue's statistics, where a policy was still missing 20 s after it
-    was set (4.3).
+    They are computed from the list of all policies. RabbitMQ also reports a queue's policy together with the queue's
+    statistics, but 20 s after a policy was set it was still missing there (4.3).
     """
     given = policy_of(management.get_all("policies", host), queue, kind)
     return merged_policy(given, policy_of(management.get_all("operator-policies", host), queue, kind))
 
 
 def _arrives(management: Management, host: str, exchange: object, key: object) -> bool | None:
-    """Whether messages published to this exchange with this routing key reach a queue; None if unknown."""
+    """Whether messages that are dead-lettered to this exchange with this routing key reach a queue; None if unknown."""
     if not exchange:
         return None if not key else management.get("queues", host, str(key)) is not None
     return bool(management.get_all("exchanges", host, str(exchange), "bindings", "source"))
 
 
 def _object(value: object) -> Mapping[str, Any]:
-    """Return the value, or an empty object if it is not an object."""
+    """Return the value if it is a JSON object, or else an empty object."""
     return value if isinstance(value, Mapping) else {}
 
 

@@ -1,4 +1,4 @@
-"""Particulars of ActiveMQ Classic."""
+"""Describes ActiveMQ Classic: the values for this broker of each attribute of :class:`Broker`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ ACTIVEMQ = Broker(
     durable_topics=frozenset({AMQP_1_0, STOMP}),
     shared_topics=frozenset(),
     counts_session_ends=False,
-    # The broker looks for silent connections, but skips a connection whose reader waits for its writer; if the
-    # writer waits for a vanished peer, only TCP ends the wait: after 924 s with Linux's `tcp_retries2`.
+    # The broker looks for silent connections, but skips a connection whose reading thread waits for its writing
+    # thread. If the writing thread waits for a client that has vanished, only TCP ends the wait, after 924 s with
+    # Linux's default for `tcp_retries2`.
     half_open_s={AMQP_1_0: 960.0, STOMP: 960.0},
     ids_by_protocol=True,
     delivery_limit_note=(
@@ -50,37 +51,40 @@ ACTIVEMQ = Broker(
     replaced_prefetch=1_000,
     browsable_over=frozenset({AMQP_1_0, STOMP}),
     special_characters=frozenset(",*>?"),
-    # These properties can make a message expire at once (`ActiveMQMessage.java`).
+    # For example, a property `JMSExpiration` can make the message expire at once (`ActiveMQMessage.java`).
     header_properties=dict.fromkeys(
         [f"JMS{name}" for name in _HEADERS],
         "which ActiveMQ Classic takes for the header: set the column with that meaning instead",
     ),
-    # `ScheduledMessage.java`: one message can become any number.
+    # With these properties the broker delivers a message later, or many times (`ScheduledMessage.java`).
     steering=frozenset({f"AMQ_SCHEDULED_{name}" for name in ("DELAY", "PERIOD", "REPEAT", "CRON")}),
     stomp=StompDialect(
         queue="/queue/{name}",
         topic="/topic/{name}",
-        # 10,000 acknowledgements take 0.8 s one by one, and 4.4 s at once.
+        # 10,000 messages take 0.8 s with an acknowledgement for each, and 4.4 s with one cumulative acknowledgement.
         cumulative=False,
         window_header="activemq.prefetchSize",
         durable_headers={"activemq.subscriptionName": "{subscription}"},
         client_id="pyspark-mq.{subscription}",
         shared=False,
-        # A page has 200 messages (`maxPageSize`).
+        # By default a page has 200 messages (`maxPageSize`).
         stalls=True,
         expires_header="expires",
         internal_headers=frozenset({"expires", "persistent"}),
         internal_prefixes=("JMS_AMQP_",),
-        # ID:<host>-<port>-<time>-<n>:<connection>:<session>:<producer>:<message>, whatever the connection's name.
-        # A property `message-id`, set over AMQP 1.0 or OpenWire, replaces that ID (5.18, 6.3).
+        # The broker's IDs are ID:<host>-<port>-<time>-<n>:<connection>:<session>:<producer>:<message>. The part before
+        # the last three numbers may differ. A property `message-id`, set over AMQP 1.0 or OpenWire, replaces the
+        # broker's ID in this header (5.18, 6.3).
         own_id=re.compile(r"(?::-?[0-9]+){3}$"),
-        # The broker parses each part of an ID as a number. An acknowledgement of another ID closes the connection
-        # without an ERROR; the broker's log has "java.lang.NumberFormatException: For input string: "abc"" (6.3).
+        # The broker parses parts of an ID as numbers. If an acknowledgement has an ID without these numbers, the broker
+        # closes the connection without an ERROR frame, and logs "java.lang.NumberFormatException: For input string:
+        # "abc"" (6.3).
         foreign_prefix="JMS_AMQP_",
-        # `StompWireFormat.marshalHeaders` escapes values only, and `copyStandardHeadersFromMessageToFrame` in
-        # `FrameTranslator` sets these for every message (6.3).
+        # `StompWireFormat.marshalHeaders` escapes only the values of headers, and `copyStandardHeadersFromMessageToFrame`
+        # in `FrameTranslator` sets the following headers of every message (6.3).
         always=("message-id", "destination", "expires", "priority", "timestamp"),
-        # `/temp-queue/` is a queue of the connection's own, which nobody else can name.
+        # The prefix `/temp-queue/` is not listed: it means a queue of the connection itself, which no other client can
+        # name.
         forms=(
             ("queue", "/queue/"),
             ("topic", "/topic/"),
@@ -95,12 +99,13 @@ ACTIVEMQ = Broker(
         capabilities=("queue", "topic"),
         confirms=True,
         counts_acquirers=False,
-        # A page has 200 messages (`maxPageSize`). With that many messages unacknowledged, the queue delivers no more
-        # until something wakes it, as each new credit does.
+        # By default a page has 200 messages (`maxPageSize`). If a page of messages is unacknowledged, the queue stops
+        # delivering until something wakes it, for example a new grant of credit.
         credit_max=200,
         forms=tuple((kind, f"{kind}://") for kind in KINDS),
         states_kinds=True,
-        # Asked by sending a message to oneself: without the setting it comes back as sent (6.1.7, 6.3.1).
+        # To find out whether this is set, the sink sends a message to itself. Without this setting the message is
+        # delivered unchanged, and lacks the mark (6.1.7, 6.3.1).
         converted_by="transport.transformer=jms",
         converted_mark=b"x-opt-jms-dest",
     ),

@@ -1,4 +1,4 @@
-"""Particulars of ActiveMQ Artemis."""
+"""Describes ActiveMQ Artemis: the values for this broker of each attribute of :class:`Broker`."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ ARTEMIS = Broker(
     },
     browsable_over=frozenset({AMQP_1_0}),
     drops_copies=True,
-    # `Message.java`. Over STOMP and OpenWire the names of ActiveMQ Classic schedule, too. The three names of JMS
-    # replace the headers of that meaning for JMS readers (2.56), so the sender of a copied message could choose who is
-    # answered.
+    # `Message.java`. Over STOMP and OpenWire the properties of ActiveMQ Classic schedule messages, too. For JMS readers
+    # the three properties of JMS replace the headers with this meaning (2.56). So if a job copies messages, a producer
+    # could choose where the readers of a copy send their replies.
     steering=frozenset(
         {"_AMQ_LVQ_NAME", "_AMQ_DUPL_ID", "_AMQ_SCHED_DELIVERY", "_AMQ_GROUP_ID", "_AMQ_GROUP_SEQUENCE"}
         | {"_AMQ_ROUTING_TYPE", "AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_TIME"}
@@ -62,10 +62,11 @@ ARTEMIS = Broker(
     stomp=StompDialect(
         queue="{name}",
         topic="{name}",
-        # The part before the separator is the consumer's number, which differs in each session.
+        # The part before the separator is the number of the consumer, so it differs between sessions.
         id_separator=",",
-        # 5,000 acknowledgements take 280 ms one by one, and 40 ms at once. But messages that the broker cannot encode
-        # as STOMP (a JMS StreamMessage) are not sent, and would be acknowledged with the others.
+        # 5,000 messages take 280 ms with an acknowledgement for each, and 40 ms with one cumulative acknowledgement.
+        # But a cumulative acknowledgement would also cover messages that the broker could not encode as STOMP, such as
+        # a JMS StreamMessage, and so did not deliver.
         cumulative=False,
         window_header="consumer-window-size",
         window_bytes=256,
@@ -77,11 +78,11 @@ ARTEMIS = Broker(
         expires_header="expires",
         internal_headers=frozenset({"destination-type", "expires", "persistent"}),
         internal_prefixes=("__HDR_", "__AMQ_", "_AMQ_", "JMS_AMQP_", "NATIVE_MESSAGE_ID"),
-        # The message's properties come after the other headers and before this header (2.40, 2.56).
+        # In a MESSAGE frame, properties come after the broker's other headers, but before this header (2.40, 2.56).
         last_header="ack",
         management="activemq.management",
-        # Messages published over STOMP keep the number in a property; messages published over AMQP 1.0 keep it in a
-        # header (2.56).
+        # The number within a group is in a property if the message was published over STOMP, and in a header of the
+        # broker if it was published over AMQP 1.0 (2.56).
         group_id=("_AMQ_GROUP_ID",),
         group_sequence=("_AMQ_GROUP_SEQUENCE", "JMSXGroupSeq"),
         forms=tuple((kind, f"{kind}://") for kind in KINDS),
@@ -90,10 +91,10 @@ ARTEMIS = Broker(
         queue="{name}",
         topic="{name}",
         capabilities=("queue", "topic"),
-        # An acceptance without settlement is processed but never answered (2.56).
+        # If a client accepts a delivery without settling it, the broker processes this but never answers (2.56).
         confirms=False,
         counts_acquirers=False,
-        # The node's UUID, which its journal keeps.
+        # The container ID is the node's UUID, which is stored in the node's journal.
         names_itself=True,
         management="activemq.management",
         states_kinds=True,

@@ -1,8 +1,9 @@
-"""Differences between brokers, as data.
+"""Classes that describe a broker, and the protocols as the broker speaks them.
 
-Outside this folder only three places name a broker: ``admin/``, which queries each broker's management, the protocol
-modules of ``sources/`` that query a broker at its own management address, and the protocol modules of ``sink/``. The
-rest of the package reads a :class:`Broker`.
+The modules next to this one have the description of each broker. The rest of the package reads these descriptions
+instead of comparing the names of brokers. Only three places name a broker: ``admin/``, which queries the management
+interface of each broker; the protocol modules of ``sources/`` that query a broker at its own management address; and
+the protocol modules of ``sink/``.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ AMQP_1_0 = "amqp-1.0"
 STOMP = "stomp"
 
 
-#: Headers that RabbitMQ sets or changes from delivery to delivery, and prefixes of the headers of dead letters.
-#: All these headers are not part of a message's content.
+#: Headers that RabbitMQ sets or changes between deliveries of a message, and prefixes of the headers that it adds to
+#: dead letters. None of these headers counts as part of a message's content.
 PASSING_HEADERS = frozenset({"x-delivery-count", "x-acquired-count", "x-opt-rabbitmq-sent-time", "x-death"})
 PASSING_PREFIXES = ("x-first-death-", "x-last-death-")
 
@@ -42,40 +43,45 @@ class StompDialect:
         id_header: the header that identifies a message, and keeps its value across redeliveries.
         id_separator: separator in the header `id_header` that precedes the message's ID; empty if the whole header is
             the ID.
-        cumulative: whether to acknowledge with mode `client`, in which one frame covers all earlier messages. Otherwise
-            messages are acknowledged one by one, with mode `client-individual`.
-        window_header: header of SUBSCRIBE that limits unacknowledged messages or bytes.
+        cumulative: whether to acknowledge with mode `client`, in which one ACK frame covers all earlier messages.
+            Otherwise each message has an ACK frame of its own, with mode `client-individual`.
+        window_header: header of SUBSCRIBE that limits the number of unacknowledged messages, or of their bytes.
         window_bytes: bytes to request for each message until the real size is known, if `window_header` counts bytes; 0
             if `window_header` counts messages.
-        queue_headers, topic_headers, durable_headers: further headers of SUBSCRIBE.
+        queue_headers, topic_headers, durable_headers: further headers of SUBSCRIBE for a queue, a topic, and a durable
+            subscription.
         client_id: name that a connection needs for a durable subscription; empty if a connection needs no name.
         shared: whether a durable subscription may have several consumers.
         reject_headers: further headers of a NACK that refuses a message for good.
         slash: how a '/' in a name is written in destinations; empty if it is written unchanged.
-        stalls: whether a queue stops delivering when a page of messages is unacknowledged, until
-            something wakes the queue.
+        stalls: whether a queue stops delivering when a page of messages is unacknowledged, until a client wakes the
+            queue.
         timestamp_us: unit of the header `timestamp` in microseconds.
         expires_header: header with the time of expiration in milliseconds since 1970, 0 for none; empty if
             there is only a time to live.
         count_header: header with the number of deliveries before this one; empty if unknown.
-        internal_headers, internal_prefixes: headers of MESSAGE that are not in the specification and that no
-            application has set, by name and by prefix.
-        own_id: pattern of the IDs that the broker creates, if the header may have another ID instead: a producer's ID,
-            or a property of that name, which replaces the broker's ID. None if the header always has the broker's ID.
+        internal_headers, internal_prefixes: names, and prefixes of names, of headers of MESSAGE that the broker adds.
+            They are neither in STOMP's specification nor set by an application.
+        own_id: pattern of the IDs that the broker creates, if the header `id_header` may also have an ID that the
+            broker did not create: a producer's ID, or a property with the header's name. None if the header always has
+            the broker's ID.
         foreign_prefix: prefix of the headers of messages that arrived over another protocol. Such messages cannot be
             settled if they have their producer's ID. Empty if all messages can be settled.
-        management: address that answers questions about a queue; empty if there is no such address, or if every query
-            leaves something behind.
-        always: headers that every message has, if the broker does not escape the names of headers. There a property's
-            name may contain line feeds, and so look like further headers. If it contains an empty line, the headers
-            behind it become part of the body, and one of these headers may be missing. Empty if names are escaped.
-        last_header: name of the header whose last entry is the broker's, if an application has set a header of the same
-            name. For all other names the first entry is the broker's.
-        user_id, app_id, content_encoding, group_id, group_sequence: headers that may have this value. The first header
-            that is present counts. Empty if the broker does not send the value.
-        routed: whether `destination` of MESSAGE names the exchange and routing key that the message was published with.
-        forms: how `reply-to` is written, see :mod:`.destinations`.
-        kinds_in_names: whether `destination` of SEND has these forms, too. Otherwise it has the name alone.
+        management: address to which a session can send queries about a queue; empty if there is no such address, or if
+            each query would leave a destination or a message on the broker.
+        always: headers that every message has, if the broker does not escape the names of headers. On such a broker a
+            property's name may contain line feeds, and so look like further headers. If the name contains an empty
+            line, the headers after it become part of the body, and one of the headers in `always` may be missing.
+            Empty if the broker escapes names.
+        last_header: name of a header that comes after the application's headers. If an application has set a header
+            with this name too, the broker's value is the last one. For all other names the broker's value comes first.
+        user_id, app_id, content_encoding, group_id, group_sequence: headers that may have the value of this column. The
+            first of them that is present counts. Empty if the broker does not send the value.
+        routed: whether `destination` of MESSAGE names the exchange and the routing key with which the message was
+            published.
+        forms: how destinations are written in `reply-to`, see :mod:`.destinations`.
+        kinds_in_names: whether destinations are written in these forms in `destination` of SEND, too. Otherwise that
+            header has the name alone.
     """
 
     queue: str
@@ -120,27 +126,29 @@ class Amqp10Dialect:
     Attributes:
         queue: source address of a queue, with `{name}` for the name.
         topic: source address of a topic, with `{name}` for the name.
-        capabilities: extension capabilities that the source requests of a terminus, for a queue and for
-            a topic.
-        confirms: whether the broker settles deliveries that we accepted, once the broker has processed the acceptance
-            (AMQP 1.0, 2.6.12).
-        counts_acquirers: whether the header `first-acquirer` shows a redelivery. Its default is false.
+        capabilities: capabilities that the source requests for the source of a link (AMQP 1.0, 3.5.3): first for a
+            queue, then for a topic. None to request no capability.
+        confirms: whether the broker confirms an acknowledgement: if a client accepts a delivery without settling it,
+            the broker settles it after processing the acceptance (AMQP 1.0, 2.6.12).
+        counts_acquirers: whether the header `first-acquirer` tells a first delivery from a redelivery. Its default is
+            false.
         names_itself: whether the broker's container ID is a name that the broker keeps across restarts.
-        credit_max: most credit to grant at a time; more is granted when the credit is used up. 0 for no limit.
+        credit_max: maximum credit to grant at a time; more is granted when the credit is used up. 0 for no limit.
         slash: how a '/' in a name is written in addresses; empty if it is written unchanged.
-        queue_since: the major version from which queues have another address, and the other address, with
-            the percent-encoded name for `{name}`; None if there is no such version.
-        virtual_host: content of `open.hostname`, with `{name}` for the virtual host; empty if the
-            broker has no virtual hosts.
-        management_since: the major version from which the broker answers questions about a queue; None if no version
-            does.
-        management: address that answers questions about a queue, for users with the right to ask them; empty if there
-            is no such address.
+        queue_since: a major version, and the address of a queue from this version on, with `{name}` for the
+            percent-encoded name; None if all versions have the address `queue`.
+        virtual_host: content of `open.hostname`, with `{name}` for the virtual host; empty if the broker has no virtual
+            hosts.
+        management_since: the major version from which the broker answers queries about a queue at the address
+            `/management`; None if no version does.
+        management: address to which a user with the permission for it can send queries about a queue; empty if there is
+            no such address.
         forms: how destinations are written, see :mod:`.destinations`.
         states_kinds: whether messages state the kind of `reply-to` in an annotation, as JMS clients do.
-        converted_by: setting with which the broker converts messages for clients of other protocols, if such clients
-            otherwise get a message's encoding as its body; empty if the broker always converts.
-        converted_mark: an annotation of messages that the broker converts.
+        converted_by: setting with which the broker converts messages of AMQP 1.0 for readers that use other protocols.
+            Without this setting such readers get the AMQP encoding of a message as its body. Empty if the broker always
+            converts.
+        converted_mark: an annotation that messages have if the broker converts them.
     """
 
     queue: str
@@ -161,13 +169,13 @@ class Amqp10Dialect:
     converted_mark: bytes = b""
 
     def queue_address(self, name: str, version: str) -> str:
-        """Return a queue's address in this version of the broker. An unknown version counts as an old version."""
+        """Return the address of a queue in this version of the broker. An unknown version counts as old."""
         if self.queue_since is not None and _major(version) >= self.queue_since[0]:
             return self.queue_since[1].format(name=quote(name, safe=""))
         return self.queue.format(name=self._written(name))
 
     def answers(self, version: str) -> bool:
-        """Whether this version answers questions about a queue. An unknown version counts as an old version."""
+        """Whether this version of the broker answers queries about a queue. An unknown version counts as old."""
         return self.management_since is not None and _major(version) >= self.management_since
 
     def topic_address(self, name: str) -> str:
@@ -179,12 +187,13 @@ class Amqp10Dialect:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """How to list a broker's queues over HTTP: through its own API, or Jolokia, an agent for JMX.
+    """How to list a broker's queues over HTTP: through the broker's own API, or through Jolokia, which reads MBeans.
 
     Attributes:
-        url: value of the option `managementUrl` with default ports.
-        path: path of the API below that URL, with `{host}` for the virtual host and `{page}`; empty with Jolokia.
-        mbeans: pattern that matches one MBean for each queue; empty if `path` is set.
+        url: example of a value for option `managementUrl`, with default ports.
+        path: path and parameters of the API after that URL, with `{host}` for the virtual host, and `{page}` and
+            `{size}` for the page of the list; empty if Jolokia is used.
+        mbeans: pattern that matches one MBean for each queue; empty if the API is used.
     """
 
     url: str
@@ -193,7 +202,7 @@ class Listing:
 
 
 def by_scheme(*amqp: str) -> Mapping[str, tuple[str, ...]]:
-    """Map URL schemes to protocols. AMQP's schemes map to the protocols in `amqp`, and STOMP's schemes to STOMP."""
+    """Map each URL scheme to its protocols: the schemes of AMQP to those in `amqp`, the schemes of STOMP to STOMP."""
     return MappingProxyType({"amqp": amqp, "amqps": amqp, "stomp": (STOMP,), "stomp+ssl": (STOMP,)})
 
 
@@ -211,44 +220,49 @@ class Broker:
         products: the names by which the broker introduces itself to clients, without a version.
         protocols: URL scheme -> protocols that can be spoken with that scheme, the default first.
         epoch_messages: default of `maxMessagesPerTrigger`.
-        prefetch_max: protocol -> most unacknowledged messages on one connection.
+        prefetch_max: protocol -> largest prefetch of one connection.
         selectors: whether the broker can filter by JMS selector.
-        virtual_hosts: whether the path of a URL names a virtual host. Over STOMP the header `host` then names the
-            virtual host.
-        durable_topics: protocols over which a topic has durable subscriptions.
+        virtual_hosts: whether the broker has virtual hosts, which the path of a URL names. Over STOMP the header `host`
+            of CONNECT then has the name.
+        durable_topics: protocols over which a topic can have durable subscriptions.
         shared_topics: protocols over which several sessions can share a durable subscription.
-        counts_session_ends: whether the end of a session counts as a delivery of every message the session received.
-        half_open_s: protocol -> how long the broker may keep the messages of a connection whose death
-            it has not noticed, if the client cannot influence that.
-        ids_by_protocol: whether a message's ID differs between protocols.
-        stranded_s: longest time that the broker may keep messages delivered through a node that the cluster has lost.
-        stranded_note: what an operator can do about such messages; shown with data-loss errors.
-        delivery_limit_note: what an operator has to know about messages that are redelivered again and
-            again; shown with data-loss errors.
-        node_lost_s: how long a cluster considers a dead node, and its clients, alive.
-        unavailable_reasons: what the broker says, other than "not found", about a queue that is temporarily unavailable
-            because the queue's node is down.
+        counts_session_ends: whether the broker counts the end of a session as a failed delivery of each message that
+            the session had received and not acknowledged.
+        half_open_s: protocol -> how long the broker may keep the messages of a client that has vanished without
+            closing its connection. Protocols over which the client's heartbeat decides this are missing.
+        ids_by_protocol: whether the ID of a message is different over different protocols.
+        stranded_s: longest time that the broker may keep messages that were delivered through a node that the cluster
+            has lost.
+        stranded_note: tells operators what to do about such messages; shown with data-loss errors.
+        delivery_limit_note: tells operators what happens to a message that is redelivered too often; shown with
+            data-loss errors.
+        node_lost_s: for how long a cluster takes a dead node, and the clients connected to it, for alive.
+        unavailable_reasons: phrases with which the broker says that a queue is temporarily unavailable because its node
+            is down. ("Not found" would mean that the queue does not exist.)
         listing: how to list the names of the broker's queues.
-        remedies: a setting that breaks late acknowledgement -> what an operator can do about that. Settings that are
-            missing here do not apply to this broker. Names: :mod:`pyspark_mq.admin.checks`.
+        remedies: name of a check in :mod:`pyspark_mq.admin.checks` -> what an operator can do if the check fails.
+            Checks that are missing here do not apply to this broker.
         replaced_prefetch: a prefetch that the broker mistakes for its default, and replaces by the prefetch of a
             policy; None if the broker never replaces a prefetch.
-        delays_session_returns: whether a redelivery delay applies whenever the end of a session returns messages.
-        by_priority: whether messages of any queue are delivered by priority.
-        flaws: protocol -> a flaw that affects consumers that acknowledge late: the first version without the flaw,
-            major and minor, and a description of the flaw.
+        delays_session_returns: whether the redelivery delay of a queue also applies to messages that are returned
+            because a session has ended.
+        by_priority: whether every queue delivers messages by priority.
+        flaws: protocol -> a flaw that affects consumers that acknowledge late: the first version (major, minor) without
+            the flaw, and a description of the flaw.
         proves_new: whether a delivery without the redelivered flag is always a message's first delivery, unless the
             message was dead-lettered.
         browsable_over: protocols over which a queue can be browsed.
-        special_characters: characters by which a name stands for several destinations, or has parameters.
-        header_properties: properties that the broker takes for headers -> why a write cannot set a property of that
-            name.
-        steering: properties that make the broker do something: schedule, replace, copy or deduplicate a message. A
-            write leaves them out unless option `brokerProperties` names them.
-        drops_copies: whether the broker drops a message with a `_AMQ_DUPL_ID` that it has seen at the address. It also
-            remembers what it then refuses for an address with a wildcard.
-        stomp, amqp10: how the broker speaks STOMP or AMQP 1.0 wherever the specification leaves that to the broker;
-            None if the broker does not speak that protocol.
+        special_characters: characters with a special meaning in names: they list several destinations, are wildcards,
+            or begin parameters.
+        header_properties: name of a property that the broker takes for a header -> why a write cannot set this
+            property.
+        steering: properties that make the broker schedule, replace, copy or deduplicate a message. A write leaves them
+            out unless option `brokerProperties` names them.
+        drops_copies: whether the broker drops a message whose property `_AMQ_DUPL_ID` has a value that it has seen at
+            the same address. At an address with a wildcard the broker refuses messages, but also remembers their
+            values.
+        stomp, amqp10: how the broker speaks STOMP or AMQP 1.0 where the specification leaves it to the broker; None if
+            the broker does not speak this protocol.
     """
 
     name: str
@@ -284,5 +298,5 @@ class Broker:
     stranded_note: str = ""
 
     def will_be_back(self, reason: str) -> bool:
-        """Whether a queue refused for this reason is only temporarily unavailable."""
+        """Whether the broker's reason for refusing a queue says that the queue is only temporarily unavailable."""
         return any(words in reason for words in self.unavailable_reasons)

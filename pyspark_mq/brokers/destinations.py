@@ -1,8 +1,8 @@
-"""Destinations as rows name them, and as protocols write them. Pure.
+"""Converts the names of destinations between columns of a row (`replyTo`, `queue`) and the forms of each protocol.
 
-In a row, a plain name is a queue. Other destinations begin with their kind: ``topic://prices``,
-``temp-queue://ID:host-1:1:2``. ``queue://`` is needed only before a queue whose own name begins like that. On RabbitMQ
-every name is a queue.
+In a row, a plain name means a queue. Other destinations begin with their kind: ``topic://prices``,
+``temp-queue://ID:host-1:1:2``. The prefix ``queue://`` is needed only for a queue whose own name begins like one of
+these prefixes. On RabbitMQ every name means a queue.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from urllib.parse import quote, unquote
 
 __all__ = ["KINDS", "Form", "as_row", "as_written", "of_row"]
 
-#: Kinds by the number that JMS clients give the destination of a reply (AMQP JMS Mapping 1.0, 3.2.1,
-#: `x-opt-jms-reply-to`).
+#: Kinds of destinations. Their indexes are the numbers by which JMS clients state the kind of the destination for a
+#: reply over AMQP 1.0 (AMQP JMS Mapping 1.0, 3.2.1, `x-opt-jms-reply-to`).
 KINDS = ("queue", "topic", "temp-queue", "temp-topic")
-#: A kind, and how the protocol's names of that kind begin. The first form of a kind is written. Names with a form of
-#: kind `address` are neither queues nor topics, and stay as they are.
+#: A kind of destination, and the prefix that names of this kind have in the protocol. If a kind has several forms, this
+#: package writes the first and reads all of them. The kind `address` stands for names that mean neither a queue nor a
+#: topic; these names are not converted.
 Form = tuple[str, str]
 
 _MARK = "://"
@@ -25,17 +26,18 @@ _ENCODED = "/queues/"
 
 
 def of_row(text: str) -> tuple[str, str]:
-    """Return kind and name of a destination in a row."""
+    """Split a destination, as a row names it, into its kind and its name."""
     kind, mark, name = text.partition(_MARK)
     return (kind, name) if mark and name and kind in KINDS else ("queue", text)
 
 
 def as_row(text: str, forms: Sequence[Form], number: int | None = None) -> str:
-    """Return the destination that a broker has written, as rows name it.
+    """Convert a destination from the form that a broker has written into the form in which rows name it.
 
     Args:
+        text: the destination as the broker has written it.
         forms: the protocol's forms.
-        number: place of the kind in :data:`KINDS`, if the message states it apart from the name.
+        number: index of the kind in :data:`KINDS`, if the message states the kind apart from the name.
     """
     kind, name = KINDS[number or 0], text
     for of, prefix in forms:
@@ -51,7 +53,10 @@ def as_row(text: str, forms: Sequence[Form], number: int | None = None) -> str:
 
 
 def as_written(text: str, forms: Sequence[Form]) -> str:
-    """Return a destination in a row as the protocol writes it. A name in the protocol's own form stays as it is."""
+    """Convert a destination from the form in which a row names it into the form that the protocol writes.
+
+    A name that already has the protocol's form is returned unchanged.
+    """
     if any(prefix.startswith("/") and text.startswith(prefix) for _, prefix in forms):
         return text
     kind, name = ("queue", text) if _has_queues_only(forms) else of_row(text)

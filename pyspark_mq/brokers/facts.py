@@ -1,8 +1,8 @@
-"""Facts of a queue, read from the answers of brokers. Pure: no I/O, no clock.
+"""Facts about a queue, extracted from the answers of brokers. The functions do no I/O, and do not read a clock.
 
-An unknown fact is None: the broker does not report the fact over this connection or to this user. If a broker is known
-not to have a feature, the fact is a value, such as 0 seconds or infinity. Answers are decoded JSON, or the same values
-over AMQP 1.0.
+A fact that the broker does not report over this connection or to this user is None. If a broker does not have a
+feature, the fact is known: it is a value such as 0 seconds, or infinity. Answers are decoded JSON, or the same values
+decoded from AMQP 1.0.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ __all__ = [
 ]  # fmt: skip
 
 _MS = 1000
-#: Default for quorum queues, from RabbitMQ 4.0 on.
+#: Default delivery limit of quorum queues, from RabbitMQ 4.0 on.
 _DELIVERY_LIMIT = 20
 _DELIVERY_LIMIT_SINCE = (4, 0)
 #: From this version on only quorum queues have a consumer timeout.
 _TIMEOUT_OF_QUORUM_ONLY_SINCE = (4, 3)
-#: Values of `delayed-retry-type` that delay the messages of an ended session: a session's end counts as a failure.
+#: Values of `delayed-retry-type` that delay messages returned by the end of a session, which counts as a failure.
 _DELAYED = frozenset({"all", "failed"})
-#: Artemis's defaults for an address (its manual, "Address Settings").
+#: Artemis' defaults for an address: delivery attempts, and the factor between the delay and the longest delay (its
+#: manual, "Address Settings").
 _DELIVERY_ATTEMPTS = 10
 _DELAY_FACTOR = 10
 _PAUSED = "it is paused, and delivers nothing"
@@ -36,27 +37,27 @@ _PAUSED = "it is paused, and delivers nothing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFacts:
-    """Facts of a queue; an unknown fact is None.
+    """Facts about a queue. A fact is None if it is unknown.
 
     Attributes:
         kind: RabbitMQ's queue type: classic, quorum, stream.
-        ready: number of messages waiting.
-        other_consumers: number of consumers other than the querying one.
-        consumer_names: descriptions of these other consumers, if the broker reports them.
-        delivery_limit: deliveries after which a message is dropped or dead-lettered; infinite for no limit.
-        dead_letters_to: where dead letters go; empty if they are dropped.
-        dead_letters_arrive: whether a queue keeps the dead letters.
-        redelivery_delay_s: longest time that the queue delays a redelivery, seconds.
-        consumer_timeout_s: how long a message may be unacknowledged, seconds; infinite for no limit.
+        ready: number of messages that wait in the queue.
+        other_consumers: number of consumers of the queue, not counting the session that queries it.
+        consumer_names: descriptions of these consumers.
+        delivery_limit: number of deliveries after which a message is dropped or dead-lettered; infinite for no limit.
+        dead_letters_to: describes where dead letters go; empty if they are dropped.
+        dead_letters_arrive: whether that destination exists and has a queue, which keeps the dead letters.
+        redelivery_delay_s: longest time in seconds by which the queue delays a redelivery.
+        consumer_timeout_s: how many seconds a delivered message may stay unacknowledged; infinite for no limit.
         priorities: whether the queue delivers messages by priority.
-        single_active: whether one consumer gets all messages while the others wait.
-        consumers_max: most consumers that the queue may have; infinite for no limit.
-        page_size: messages that a queue of ActiveMQ Classic delivers before the queue waits to be woken.
-        write_timeout_s: how long a connector may wait for a client that does not read, seconds; infinite for no
-            limit.
-        slow_consumers: what happens to consumers that acknowledge slowly; empty for nothing.
-        hazards: descriptions of settings of the queue that make messages disappear or wait.
-        faults: descriptions of settings with which no query can read the queue.
+        single_active: whether the queue delivers all messages to one of its consumers, while the others wait.
+        consumers_max: maximum number of consumers that the queue may have; infinite for no limit.
+        page_size: number of messages that a queue of ActiveMQ Classic delivers before it has to be woken.
+        write_timeout_s: how many seconds the broker's connector may wait for a client that does not read; infinite for
+            no limit.
+        slow_consumers: describes what the broker does to consumers that acknowledge slowly; empty for nothing.
+        hazards: descriptions of settings by which the queue drops messages, or delays them.
+        faults: descriptions of settings with which a query cannot read the queue.
     """
 
     kind: str | None = None
@@ -78,7 +79,7 @@ class QueueFacts:
     faults: tuple[str, ...] | None = None
 
     def or_else(self, other: QueueFacts) -> QueueFacts:
-        """Return these facts, with unknown facts taken from `other`."""
+        """Return a copy of these facts, in which unknown facts are replaced by the facts in `other`."""
         unknown = [field.name for field in fields(self) if getattr(self, field.name) is None]
         return replace(self, **{name: getattr(other, name) for name in unknown})
 
@@ -98,16 +99,16 @@ def version_of(server: str) -> tuple[int, int]:
 def of_rabbitmq(
     reported: Mapping[str, Any], version: tuple[int, int], policy: Mapping[str, Any] | None = None
 ) -> QueueFacts:
-    """Return the facts of a queue from its properties, its arguments, and the policies that apply to it.
-
-    Args:
-        reported: the queue as the HTTP API or the management over AMQP 1.0 reports it; both use the same names.
-        version: major and minor.
-        policy: merged definition of the policy and the operator policy; None if unknown. Facts that a policy may
-            set are then unknown, unless an argument sets them.
+    """Return the facts about a queue that follow from its properties, its arguments and its policies.
 
     If an argument and a policy both set a number, the lower number applies (RabbitMQ's documentation, "Policies"). If
-    both set a name, the argument's name applies.
+    both set a name, the name in the argument applies.
+
+    Args:
+        reported: the queue as RabbitMQ reports it, over HTTP or over AMQP 1.0; both use the same names.
+        version: the broker's major and minor version.
+        policy: the settings that the policy and the operator policy give to the queue; None if unknown. In that case
+            facts that a policy could set are unknown, unless an argument sets them.
     """
     given = reported.get("arguments")
     arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
@@ -128,7 +129,7 @@ def of_rabbitmq(
 
 
 class _Setting:
-    """Values that can be set by an argument of the queue or by a policy."""
+    """Looks up settings of a queue in RabbitMQ, which its arguments or its policies can set."""
 
     def __init__(self, arguments: Mapping[str, Any], policy: Mapping[str, Any] | None) -> None:
         self._arguments = arguments
@@ -174,7 +175,7 @@ def _delay_s(setting: _Setting) -> float | None:
         return None
     if kind not in _DELAYED:
         return 0.0
-    # The delay is the minimum delay times the number of deliveries, up to the maximum.
+    # The n-th redelivery is delayed by n times the minimum delay, but at most by the maximum delay.
     longest = setting.number("delayed-retry-max")
     if not longest:
         limit = setting.number("delivery-limit") or _DELIVERY_LIMIT
@@ -212,11 +213,12 @@ def _rabbitmq_faults(reported: Mapping[str, Any], kind: str | None) -> tuple[str
 
 
 def policy_of(policies: Iterable[Mapping[str, Any]], queue: str, kind: str) -> dict[str, Any]:
-    """Return the definition of the policy that applies to a queue: the matching policy with the highest priority.
+    """Return the settings of the policy that applies to a queue: the matching policy with the highest priority.
+
+    A policy matches if its pattern is found anywhere in the queue's name.
 
     Args:
-        policies: the policies of the queue's virtual host, as listed by RabbitMQ's API. A policy's pattern matches
-            anywhere in the queue's name.
+        policies: the policies of the queue's virtual host, as RabbitMQ's HTTP API lists them.
     """
     applies = {"all", "queues", f"{kind}_queues", "streams" if kind == "stream" else ""}
     matching = [
@@ -235,7 +237,7 @@ def _found_in(pattern: str, queue: str) -> bool:
 
 
 def merged_policy(given: Mapping[str, Any], operator: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a policy with the operator policy. If both set a number, the lower number applies."""
+    """Merge the settings of a policy with those of an operator policy. If both set a number, the lower one applies."""
     merged = {**operator, **given}
     for name, value in operator.items():
         limit = _lower(value, given.get(name))
@@ -245,7 +247,7 @@ def merged_policy(given: Mapping[str, Any], operator: Mapping[str, Any]) -> dict
 
 
 def _lower(*values: object) -> int | None:
-    """Return the lowest number among the values, or None if there is no number. A number below 0 means no limit."""
+    """Return the lowest limit among the values; None if no value is a number. A number below 0 means no limit."""
     numbers = [number for value in values if (number := _number(value)) is not None]
     return min([number for number in numbers if number >= 0] or numbers, default=None)
 
@@ -254,13 +256,13 @@ def _lower(*values: object) -> int | None:
 
 
 def of_activemq(queue: Mapping[str, Any], connectors: Iterable[str], scheme: str, port: int) -> QueueFacts:
-    """Return the facts of a queue from its MBean and the broker's connectors.
+    """Return the facts about a queue that follow from the attributes of its MBean and from the broker's connectors.
 
     Args:
-        queue: attributes of the MBean; empty if the queue does not exist yet.
+        queue: attributes of the queue's MBean; empty if the queue does not exist yet.
         connectors: URIs of the broker's connectors.
-        scheme, port: the scheme and port of the query's URL. Behind a proxy no connector has that port, and all
-            connectors with the protocol count.
+        scheme, port: the scheme and port of the query's URL, which tell to which connector the query connects. If no
+            connector has this port, for example because of a proxy, all connectors with the protocol are considered.
     """
     slow_consumers = None
     if "SlowConsumerStrategy" in queue:
@@ -304,10 +306,11 @@ def _timeout_s(connector: Any) -> float:
 
 
 def of_artemis(queue: Mapping[str, Any]) -> QueueFacts:
-    """Return the facts of a queue from its MBean's attributes, or from the answer to `listQueues`.
+    """Return the facts about a queue that follow from the attributes of its MBean.
 
-    `queue` is empty if the queue does not exist yet. `listQueues` writes the names in another case, and all values as
-    text.
+    Args:
+        queue: the attributes, or the queue's entry in the answer to `listQueues`, which begins names with a lower-case
+            letter and has all values as text. Empty if the queue does not exist yet.
     """
     reported = {name[:1].lower() + name[1:]: value for name, value in queue.items()}
     if not reported:
@@ -326,9 +329,9 @@ def of_artemis(queue: Mapping[str, Any]) -> QueueFacts:
 
 
 def artemis_answer(body: bytes) -> Any:
-    """Return the answer in an Artemis management message, or None if the message has unexpected content.
+    """Decode the body of a message with which Artemis answers a management query. Return None if it has another form.
 
-    The expected content is a JSON list with one text, which is itself JSON.
+    The body is a JSON list with one text. This text is JSON again.
     """
     try:
         (reported,) = json.loads(body)
@@ -338,9 +341,10 @@ def artemis_answer(body: bytes) -> Any:
 
 
 def of_artemis_settings(settings: Mapping[str, Any]) -> QueueFacts:
-    """Return facts from the settings of an address.
+    """Return the facts about a queue that follow from the settings of its address.
 
-    `getAddressSettingsAsJSON` returns these settings. Settings that are not set are missing.
+    Args:
+        settings: the settings as the operation `getAddressSettingsAsJSON` returns them, without those that are not set.
     """
     attempts = _number(settings.get("maxDeliveryAttempts"))
     target = str(settings.get("deadLetterAddress") or "")
@@ -389,7 +393,7 @@ def _limit(number: int | None) -> float | None:
     return None if number is None else number if number > 0 else math.inf
 
 
-#: Most digits of a broker's number. Python refuses to convert thousands of digits.
+#: Maximum number of digits of a number in an answer. Python refuses to convert thousands of digits.
 _DIGITS_MAX = 19
 
 

@@ -1,4 +1,4 @@
-"""Brokers run by a cloud provider, recognised by their address alone. Pure."""
+"""Recognises brokers that a cloud provider hosts by their host names, and has facts about these providers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ BALANCER_IDLE_S = 350.0
 #: AWS asks clients not to read a queue's metrics more often than this (Amazon MQ, "RabbitMQ best practices").
 METRICS_S = 60.0
 
-#: `b-<id>.mq.<region>.on.aws`, and `….amazonaws.com` of older brokers (Amazon MQ, "Brokers", endpoints).
+#: Host names of Amazon MQ: `b-<id>.mq.<region>.on.aws`; for older brokers they end with `.amazonaws.com` (Amazon MQ,
+#: "Brokers", endpoints).
 _AMAZON = re.compile(r"\.mq\.[a-z0-9-]+\.(?:on\.aws|amazonaws\.com(?:\.cn)?)\.?", re.IGNORECASE)
 
 
 def hosted_by(host: str) -> str:
-    """Return the provider that runs the broker on this host; empty if unknown."""
+    """Return the name of the cloud provider that hosts the broker with this host name; empty if there is none."""
     found = _AMAZON.search(host)
     return "Amazon MQ" if found is not None and found.end() == len(host) else ""

@@ -1,4 +1,4 @@
-"""Particulars of RabbitMQ."""
+"""Describes RabbitMQ: the values for this broker of each attribute of :class:`Broker`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RABBITMQ = Broker(
     name="rabbitmq",
     protocols=by_scheme(AMQP_0_9_1, AMQP_1_0),
     products=frozenset({"RabbitMQ"}),
-    # The list is requested without statistics, which cost the broker much more than names.
+    # The list is requested without statistics, because these take the broker much more time than the names.
     listing=Listing(
         url="http://host:15672",
         path="/api/queues/{host}?page={page}&page_size={size}&columns=name,type,exclusive&disable_stats=true",
@@ -24,14 +24,17 @@ RABBITMQ = Broker(
     durable_topics=frozenset({AMQP_0_9_1, STOMP}),
     shared_topics=frozenset({AMQP_0_9_1, STOMP}),
     counts_session_ends=True,
-    # No counterexample on 3.10 and 4.3, over all three protocols: connections cut and closed, broker restarted and
-    # killed, negative acknowledgements, leaders moved and killed. Returned dead letters have no flag.
+    # Tested on 3.10 and 4.3 over all three protocols, with connections cut and closed, the broker restarted and killed,
+    # negative acknowledgements, and leaders of queues moved and killed: each redelivery had the flag. Only a dead
+    # letter that is returned to the queue arrives without the flag.
     proves_new=True,
-    # Over AMQP 1.0 the time is twice the broker's setting `heartbeat`, 60 s by default. And from 4.3 on a quorum queue
-    # keeps messages delivered through a lost node for `consumer-disconnected-timeout`, 60 s by default.
+    # Over AMQP 1.0 the time is twice the broker's setting `heartbeat`, which is 60 s by default. Also, from 4.3 on, a
+    # quorum queue keeps messages that were delivered through a lost node for `consumer-disconnected-timeout`, 60 s by
+    # default.
     half_open_s={AMQP_0_9_1: 65.0, AMQP_1_0: 120.0, STOMP: 65.0},
-    # From 4.3 on a quorum queue that is told twice of the end of a lost node's consumer forgets that timeout, and keeps
-    # the consumer's messages for `consumer_timeout`, 30 min by default (`rabbit_fifo:update_consumer_status/2`, 4.3.6).
+    # From 4.3 on, if a quorum queue is told twice that a consumer on a lost node has ended, it forgets the timeout
+    # `consumer-disconnected-timeout`, and keeps the consumer's messages for `consumer_timeout`, 30 min by default
+    # (`rabbit_fifo:update_consumer_status/2`, 4.3.6).
     stranded_s=1_800.0 + 65.0,
     stranded_note=(
         "from RabbitMQ 4.3 on a quorum queue may keep messages delivered through a lost node until another member "
@@ -42,9 +45,9 @@ RABBITMQ = Broker(
         "a quorum queue drops or dead-letters a message that was delivered more often than its "
         "delivery limit (20 by default from RabbitMQ 4)"
     ),
-    # Erlang's `net_ticktime`, 60 s by default, and a quarter of that time.
+    # Erlang's `net_ticktime`, which is 60 s by default, plus a quarter of this time.
     node_lost_s=75.0,
-    # For a queue on a single node, or while a node stops (`rabbit_amqqueue:absent`).
+    # The reasons if a queue has only one node, or while a node is stopping (`rabbit_amqqueue:absent`).
     unavailable_reasons=("is down or inaccessible", "is stopped by supervisor", "due to timeout"),
     delays_session_returns=True,
     flaws={AMQP_1_0: ((4, 0), "with version 3's plugin the client library leaks 2 kB for each settled epoch")},
@@ -68,10 +71,10 @@ RABBITMQ = Broker(
     stomp=StompDialect(
         queue="/amq/queue/{name}",
         topic="/exchange/{name}/#",
-        # `message-id` and `ack` name the delivery and its session.
+        # The headers `message-id` and `ack` identify a delivery in a session, so they differ at a redelivery.
         id_header="amqp-message-id",
-        # 10,000 acknowledgements take 4 ms at once and 160 ms one by one; on quorum queues, only acknowledgements at
-        # once are durable.
+        # 10,000 messages take 4 ms with one cumulative acknowledgement, and 160 ms with an acknowledgement for each. On
+        # quorum queues only a cumulative acknowledgement is durable.
         cumulative=True,
         window_header="prefetch-count",
         durable_headers={
@@ -81,13 +84,14 @@ RABBITMQ = Broker(
             "exclusive": "false",
         },
         shared=True,
-        # Without this header the message is requeued (`stomp.default_nack_requeue`).
+        # Without this header the broker requeues the refused message (`stomp.default_nack_requeue`).
         reject_headers={"requeue": "false"},
         slash="%2F",
         timestamp_us=1_000_000,
         count_header="x-delivery-count",
         internal_headers=frozenset({"amqp-message-id", "expiration", "persistent"}),
-        # A message's headers come before its properties (3.10), and a producer may set this header too.
+        # In a MESSAGE frame a producer's headers come before the broker's properties (3.10), and a producer may set a
+        # header with this name.
         last_header="amqp-message-id",
         user_id=("user-id",),
         app_id=("app-id",),

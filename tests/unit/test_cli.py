@@ -185,7 +185,7 @@ def test_without_ids_there_is_nothing_to_wait_for(tmp_path: Path, capsys: pytest
     ("change", "words"),
     [
         (lambda path: [file.unlink() for file in (path / "offsets").iterdir()], "no batch was planned yet"),
-        (lambda path: (path / "offsets" / "1").write_text('v9\n{}\n{"v":1}'), "has version 'v9'"),
+        (lambda path: (path / "offsets" / "1").write_text('v9\n{}\n{"v":1}'), "has format version 'v9'"),
         (lambda path: (path / "offsets" / "1").write_bytes(b"v1\n\xff\xfe"), "cannot be read"),
         (lambda path: (path / "offsets" / "1").write_text('v1\n{}\n{"partition-0":7}'), None),
         (lambda path: [(path / "offsets" / name).write_text("v1\n{}\n-") for name in "01"], "of format 'mq'"),
