@@ -1,1 +1,1 @@
-"""Writing to queues: rows become messages with stable IDs, and the broker confirms each message."""
+"""Writes rows to queues: each row becomes a message with a stable ID, and the broker confirms each message."""

@@ -1,8 +1,9 @@
-"""Publishing over AMQP 0-9-1 with pika, publisher confirms and the flag `mandatory`.
+"""Publishes messages over AMQP 0-9-1 with pika, publisher confirms and the flag `mandatory`.
 
-pika's callback connection is driven directly, because pika's blocking connection waits for the confirmation of each
-message. RabbitMQ returns an unroutable message and then confirms it all the same, in this order (`rabbit_channel.erl`),
-so a returned message becomes an error before it counts as confirmed.
+This module runs the event loop of pika's asynchronous connection, because pika's blocking connection waits for the
+confirmation of each message before it sends the next. With the flag `mandatory` RabbitMQ returns a message that it
+cannot route to a queue. It then confirms this message, too, always after returning it (`rabbit_channel.erl`). So the
+publisher notices a returned message before the message counts as confirmed.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ __all__ = ["Amqp091Publisher"]
 _LOG = logging.getLogger("pyspark_mq")
 leave_out_own_lines("pika")
 
-#: Bytes encoded between two turns of the socket. The rest of a larger piece would be copied whenever a part is sent.
+#: Number of bytes passed to the socket at a time. Of a larger piece, pika would copy the unsent rest after each send.
 _TURN_BYTES = 256 << 10
 _TURN_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
-#: Longer names that are not ASCII may make RabbitMQ's error text longer than a short string.
+#: Names that are not ASCII, and longer than this, may make RabbitMQ's error text longer than AMQP allows.
 _LONG_NAME_BYTES = 200
 _COPIES = "which RabbitMQ reads as further routing keys, and refuses as text"
 #: Overhead of a body frame (AMQP 0-9-1, 4.2.3).
@@ -51,7 +52,7 @@ _Encoded: TypeAlias = "tuple[bytes, int, Destination, str]"
 
 
 class Amqp091Publisher(Publisher):
-    """One connection with one channel in confirm mode."""
+    """A publisher over AMQP 0-9-1: one connection with one channel in confirm mode."""
 
     reserved_properties = {"CC": _COPIES, "BCC": _COPIES}  # noqa: RUF012 - as of the base class
 
@@ -61,12 +62,13 @@ class Amqp091Publisher(Publisher):
         self._connection: Any = None
         self._channel: Any = None
         self._end: object = None
-        #: Bytes received so far, and when the last of them came.
+        #: Number of bytes received so far, and the time when the last of them arrived.
         self._received, self._heard_s = 0, 0.0
-        #: What the broker did not accept, and the destination of the message.
+        #: The error for the first message that the broker did not accept, and this message's destination.
         self._failed: tuple[WriteError, Destination] | None = None
         self._encoded: list[_Encoded] = []
-        #: Destination of returned messages that may be dropped -> why, and the messages' numbers.
+        #: Destination -> the error for messages that were returned from there, and these messages' numbers. These are
+        #: rows that may be dropped (`onUnwritableRow=drop`).
         self._gone: dict[Destination, tuple[WriteError, list[int]]] = {}
         self._left: Iterator[_Encoded] = iter(())
         self._exhausted = True
@@ -100,7 +102,10 @@ class Amqp091Publisher(Publisher):
         self.window.block(str(frame.method.reason) or "no reason given")
 
     def _check(self, destination: Destination, deadline: float) -> None:
-        """Look up the destination on a separate channel, which the broker closes if the destination does not exist."""
+        """Raise an error if the destination does not exist or is not accessible.
+
+        This is checked on a separate channel, because the broker closes the channel if the destination does not exist.
+        """
         closed: list[Any] = []
         done: list[Any] = []
 
@@ -117,7 +122,7 @@ class Amqp091Publisher(Publisher):
             return
         code, reason = getattr(closed[0], "reply_code", 0), reason_of(closed[0])
         if code == _LOCKED:
-            return  # an exclusive queue; other connections may write to it
+            return  # the queue is exclusive to a connection, but other connections may publish to it
         if code == _NOT_FOUND and not self.endpoint.broker.will_be_back(reason):
             raise DestinationError(
                 f"{destination} does not exist in virtual host '{self.url.virtual_host}' of {self.url}: declare it, or "
@@ -131,7 +136,8 @@ class Amqp091Publisher(Publisher):
 
     def probe(self, destination: Destination, deadline: float) -> None:
         self._check(destination, deadline)
-        # RabbitMQ checks permissions first, then this invalid expiration (`rabbit_channel.erl`).
+        # Publish a message with an invalid expiration, which RabbitMQ refuses. It checks the permissions before the
+        # expiration (`rabbit_channel.erl`), so the reply code tells whether the user may write.
         properties = BasicProperties(expiration="none")
         exchange, key = (
             (destination.name, destination.key) if destination.kind == "exchange" else ("", destination.name)
@@ -159,7 +165,7 @@ class Amqp091Publisher(Publisher):
         self._loop.stop()
 
     def _until(self, done: Callable[[], bool], deadline: float) -> bool:
-        """Run the loop until `done()`. Return False if the connection ends or time runs out first."""
+        """Run pika's event loop until `done()` is true. Return False if the connection ends or time runs out before."""
         while not done():
             left_s = deadline - time.monotonic()
             if self._end is not None or left_s <= 0:
@@ -196,7 +202,7 @@ class Amqp091Publisher(Publisher):
         self._encoded, self._left, self._exhausted = encoded, iter(encoded), False
         self._fill()
         while True:
-            # Check for a failure first: returned messages are confirmed all the same.
+            # Check for failures first, because RabbitMQ also confirms messages that it has returned.
             if self._failed is not None:
                 raise self._failure(*self._failed)
             if self._exhausted and not self.window.unconfirmed:
@@ -208,10 +214,11 @@ class Amqp091Publisher(Publisher):
             self._turn(_TURN_S)
 
     def _drop_returned(self) -> None:
-        """Drop returned messages whose destinations are not there.
+        """Drop the rows whose messages were returned because their destination does not exist.
 
         Raises:
-            WriteInterruptedError: a destination is there, or will be.
+            WriteInterruptedError: a destination exists after all, or is only temporarily unavailable. Another attempt
+                may write the messages.
         """
         while self._gone:
             destination, (refusal, numbers) = self._gone.popitem()
@@ -222,15 +229,16 @@ class Amqp091Publisher(Publisher):
             self.remarks.drop(NO_DESTINATION, refusal.text, len(numbers))
 
     def _failure(self, refusal: WriteError, destination: Destination) -> MqError:
-        """Return the error for a message that the broker did not accept.
+        """Return the error for a message that the broker did not accept, after looking up the message's queue.
 
-        If the node of a classic queue is away, RabbitMQ 3.10 returns messages, and 4.3 refuses them with `basic.nack`.
+        The error is a WriteInterruptedError if another attempt may succeed. While the node of a classic queue is down,
+        RabbitMQ 3.10 returns messages as if the queue did not exist, and 4.3 refuses them with `basic.nack`.
         """
         if destination.kind != "queue":
             return refusal
         size = len(destination.name.encode())
         if size > _LONG_NAME_BYTES and not destination.name.isascii():
-            return refusal  # RabbitMQ fails to say that such a queue is missing (541 INTERNAL_ERROR, 4.3)
+            return refusal  # looking such a queue up would end the connection with 541 INTERNAL_ERROR (4.3)
         if self._end is not None:
             return WriteInterruptedError(refusal.text, refusal=refusal)
         try:
@@ -242,7 +250,10 @@ class Amqp091Publisher(Publisher):
         return WriteInterruptedError(refusal.text, refusal=refusal)
 
     def _fill(self) -> None:
-        """Publish as many messages as the window has room for, with turns of the socket in between."""
+        """Publish messages until the window of unconfirmed messages is full.
+
+        After each :data:`_TURN_BYTES` the event loop runs in between, so that confirmations are read.
+        """
         window, parts, written = self.window, [], 0
         while written < _TURN_BYTES and not window.full and self._end is None and self._failed is None:
             item = next(self._left, None)
@@ -255,7 +266,7 @@ class Amqp091Publisher(Publisher):
             parts.append(frames)
             written += len(frames)
         if parts:
-            # One piece takes one system call; pika would make three per message.
+            # Send the frames of many messages with one system call. pika itself would make three for each message.
             self._connection._output_marshaled_frames([b"".join(parts)])  # noqa: SLF001 - it has no other name
             if not self._exhausted:
                 self._loop.add_callback_threadsafe(self._fill)
@@ -265,7 +276,7 @@ class Amqp091Publisher(Publisher):
     def _answered(self, frame: Any) -> None:
         answer, window = frame.method, self.window
         if self._failed is not None:
-            return  # this may confirm a message that was returned
+            return  # the confirmation may be for a message that was returned
         upto = answer.delivery_tag
         tags = list(takewhile(lambda tag: tag <= upto, window.unconfirmed)) if answer.multiple else [upto]
         if answer.NAME != "Basic.Ack":
@@ -321,7 +332,11 @@ class Amqp091Publisher(Publisher):
         self._loop.stop()
 
     def _end_error(self, text: str) -> MqError:
-        """Return the error for the end of the connection or channel. If neither has ended, the error has this text."""
+        """Return the error for the end of the connection or the channel.
+
+        Args:
+            text: text of the error if neither has ended, for example because the broker did not answer in time.
+        """
         if self._end is None:
             return BrokerUnavailableError(f"{self.url}: {text}")
         reason = reason_of(self._end)
@@ -342,14 +357,17 @@ class Amqp091Publisher(Publisher):
             if code == _REFUSED:
                 return DestinationError(
                     f"{self.url}: user '{self.endpoint.user(self.url) or 'guest'}' may not write to {self._named()} "
-                    f"({reason}): grant it permission to write, or correct option 'username'"
+                    f"({reason}): grant this user permission to write, or correct option 'username'"
                 )
             return WriteError(f"{self.url}: the broker ended the write to {self._named()} ({reason})")
         stated = isinstance(self._end, ConnectionClosedByBroker) and self._end.reply_code != _CONNECTION_FORCED
         return self.lost(reason, stated=stated)
 
     def _without(self, exchange: str, missing: DestinationError) -> WriteInterruptedError:
-        """Drop the messages to an exchange that is not there, after which the channel is closed."""
+        """Drop the rows for an exchange that does not exist, and return the error that makes the write continue.
+
+        RabbitMQ has closed the channel because of this exchange, so another connection has to send the other messages.
+        """
         those = [number for number, (_, _, to, _) in enumerate(self._encoded) if to[:2] == ("exchange", exchange)]
         self.window.drop(those)
         self.remarks.drop(NO_DESTINATION, missing.text, len(those))
@@ -360,7 +378,7 @@ class Amqp091Publisher(Publisher):
         try:
             if connection is not None and connection.is_open:
                 connection.close()
-                # A broker under an alarm does not even read a close.
+                # Do not wait for long: a broker that has an alarm does not read anything, not even this.
                 while not connection.is_closed and time.monotonic() < deadline:
                     self._turn(0.1)
         except Exception as failed:  # noqa: BLE001 - the write is over, whatever pika says

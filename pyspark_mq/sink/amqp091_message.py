@@ -1,6 +1,6 @@
-"""Messages as AMQP 0-9-1 frames. Pure, except that times to live need the clock.
+"""Encodes messages as AMQP 0-9-1 frames. The functions do no I/O, but read the clock for a message's time to live.
 
-Messages are encoded by hand, because the client library spends more time on encoding than on everything else.
+This module encodes the bytes itself, because pika would spend more time on encoding than a write spends on all else.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pyspark_mq.sink.settings import TEXT_TYPE, Destination, Message, ttl_ms
 
 __all__ = ["content", "properties_of", "publish_frame"]
 
-#: A name is a short string (AMQP 0-9-1, 4.2.5.3). All headers must fit in one frame (4.2.3), which has 128 KiB by
-#: default.
+#: Maximum size of a short string, such as a name (AMQP 0-9-1, 4.2.5.3), and of all headers of a message together, which
+#: must fit into one frame (4.2.3). By default a frame has 128 KiB.
 _SHORT_BYTES, _HEADERS_BYTES = 255, 120 << 10
 _MICROSECONDS = 1_000_000
 #: RabbitMQ's longest time to live (`?MAX_EXPIRY_TIMER`).
@@ -23,7 +23,7 @@ _INT32_MAX = (1 << 31) - 1
 #: Frame types (4.2.3): method, content header and body; and the octet at the end of each frame.
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, b"\xce"
 _BASIC, _PUBLISH, _MANDATORY, _NO_FLAGS = 60, 40, b"\x01", b"\x00"
-#: Beginning of the names of direct replies (RabbitMQ's documentation, "Direct Reply-to").
+#: Prefix of the pseudo-queues for direct replies (RabbitMQ's documentation, "Direct Reply-to").
 _DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 _FRAME, _CONTENT = struct.Struct(">BHI"), struct.Struct(">BHIHHQ")
 #: Properties in the order of their flags, from the highest bit down (4.2.6.1, and the class `basic`).
@@ -41,7 +41,7 @@ def publish_frame(destination: Destination, channel: int) -> bytes:
     """
     exchange, key = (destination.name, destination.key) if destination.kind == "exchange" else ("", destination.name)
     names = _short("exchange", exchange) + _short("routingKey" if exchange else "queue", key)
-    # RabbitMQ 3.10 returns every message to a direct reply-to, whether its asker is there or not.
+    # Do not set `mandatory` for a direct reply: RabbitMQ 3.10 would return the message even if it delivered the reply.
     flags = _NO_FLAGS if not exchange and key.startswith(_DIRECT_REPLY_TO) else _MANDATORY
     payload = struct.pack(">HHH", _BASIC, _PUBLISH, 0) + names + flags
     return _FRAME.pack(_METHOD, channel, len(payload)) + payload + _END
@@ -51,7 +51,7 @@ def content(message: Message, channel: int, frame_bytes: int) -> bytes:
     """Return the frames that follow a message's method frame: properties and body.
 
     Args:
-        frame_bytes: the most body bytes in a frame.
+        frame_bytes: maximum number of body bytes in a frame.
 
     Raises:
         RowError: a property is too long.
@@ -70,7 +70,9 @@ def content(message: Message, channel: int, frame_bytes: int) -> bytes:
 
 
 def properties_of(message: Message) -> bytes:
-    """Return a message's properties with their flags, as :class:`.Amqp091Batch` reads them.
+    """Encode a message's properties: flags that tell which properties are present, and their values.
+
+    :class:`.Amqp091Batch` reads properties in the same form.
 
     Raises:
         RowError: a property is too long.
@@ -131,7 +133,7 @@ def _table(message: Message) -> bytes:
 
 
 def _value(value: str | int | None) -> bytes:
-    """Encode a table value (4.2.5.5) with RabbitMQ's type codes."""
+    """Encode the value of a header as a field value of AMQP 0-9-1 (4.2.5.5), with the type codes that RabbitMQ uses."""
     if value is None:
         return b"V"
     if isinstance(value, int):

@@ -1,10 +1,11 @@
-"""Publishing over AMQP 1.0 with proton's engine. As in the source, socket and loop are ours.
+"""Publishes messages over AMQP 1.0 with proton's protocol engine. As in the source, this package runs the socket.
 
-A message is confirmed when the broker has accepted the message (AMQP 1.0, 3.4.2). RabbitMQ 4 releases unroutable
-messages, and rejects messages that a full queue refuses. Both ActiveMQ brokers reject such messages or end the link.
+A message counts as confirmed when the broker states the outcome `accepted` for it (AMQP 1.0, 3.4.2). For a message that
+it cannot route to a queue, RabbitMQ 4 states `released`; for a message that a full queue refuses, it states `rejected`.
+For such messages both ActiveMQ brokers state `rejected` or end the link.
 
-Each destination has a link. If the broker creates missing addresses, the link requests a queue (capability `queue`),
-because otherwise Artemis creates an address that keeps no messages.
+Each destination has a link of its own. On brokers that create missing destinations, the link states that it wants a
+queue (capability `queue`). Otherwise Artemis would create a topic, which keeps no messages.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, h
 __all__ = ["Amqp10Publisher"]
 
 _READ_BYTES = 256 << 10
-#: Messages passed to proton between two turns of the socket.
+#: Number of messages that are passed to proton before the socket is written and read again.
 _TURN_MESSAGES = 200
 _TURN_S = 1.0
 _CLOSE_TIMEOUT_S = 1.0
-#: Most open links: rows may name any number of destinations.
+#: Maximum number of open links. It is needed because rows may name any number of destinations.
 _LINKS_MAX = 100
 #: Longest name of a destination. Artemis ends the connection if a link's name does not fit into a frame.
 _NAME_BYTES_MAX, _NAME_SHOWN = 8_192, 100
@@ -56,14 +57,15 @@ _PRIORITY_MAX = 9
 _NO_CREDIT = "it gives no credit to send more"
 _NO_WINDOW = "it has stopped reading"
 _OLDEST_RABBITMQ = 4
-#: In the condition of an outcome `rejected` while the queue's node is away: "queue 'x' is unavailable" (RabbitMQ 4.3).
+#: Key and value in the condition of an outcome `rejected` if the queue's node is down: "queue 'x' is unavailable"
+#: (RabbitMQ 4.3).
 _REASON, _UNAVAILABLE = symbol("reason"), symbol("unavailable")
 _UNREADABLE = (ProtonException, UnicodeDecodeError, TypeError, ValueError)
 _Encoded: TypeAlias = "tuple[Destination, bytes, str]"
 
 
 class Amqp10Publisher(Publisher):
-    """One connection with one session, and a sending link for each destination."""
+    """A publisher over AMQP 1.0: one connection with one session, and a sending link for each destination."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -76,7 +78,7 @@ class Amqp10Publisher(Publisher):
         self._end = ""
         self._cause: BaseException | None = None
         self._failed: MqError | None = None
-        #: Unconfirmed messages: delivery, destination and ID.
+        #: Delivery tag of an unconfirmed message -> its delivery, its destination and its ID.
         self._sent: dict[str, tuple[Delivery, Destination, str]] = {}
 
     # -- opening
@@ -89,7 +91,7 @@ class Amqp10Publisher(Publisher):
             if not self._end:
                 raise BrokerUnavailableError(f"{url}: no answer in time{hint(url, PROTOCOL_NAME)}")
             if isinstance(self._cause, ssl.SSLError):
-                # TLS 1.3 reports a refusal with the first bytes after the handshake.
+                # With TLS 1.3 the broker may refuse a certificate after the handshake, with the first bytes it sends.
                 raise dial_error(self._cause, url, PROTOCOL_NAME)
             login = self._transport.sasl().outcome in {SASL.AUTH, SASL.PERM}
             condition = self._condition() or ("", self._end)
@@ -116,7 +118,7 @@ class Amqp10Publisher(Publisher):
         self._link(destination, deadline)
 
     def _link(self, destination: Destination, deadline: float) -> Any:
-        """Return an attached link to a destination. Raise an error if the broker refuses the link."""
+        """Return the link to a destination; open it if necessary. Raise an error if the broker refuses the link."""
         link = self._links.get(destination)
         if link is not None:
             return link
@@ -141,7 +143,8 @@ class Amqp10Publisher(Publisher):
         link.snd_settle_mode = Link.SND_UNSETTLED
         link.open()
         self._links[destination] = link
-        # A refused link is attached without a target and then detached (AMQP 1.0, 2.6.3).
+        # A broker that refuses a link first attaches it without a target and then detaches it (AMQP 1.0, 2.6.3). So
+        # wait until the link has a target or is closed.
         answered = Endpoint.REMOTE_ACTIVE | Endpoint.REMOTE_CLOSED
         ready = self._until(
             lambda: bool(link.state & answered) and bool(self._refused(link) or link.remote_target.address), deadline
@@ -170,7 +173,10 @@ class Amqp10Publisher(Publisher):
         return dialect.queue_address(destination.name, str(_OLDEST_RABBITMQ))
 
     def reading(self, deadline: float) -> str:
-        """Return what readers will find instead of the messages, according to a message to an address of our own."""
+        """Find out whether readers that use other protocols can read what is written; see the base class.
+
+        The publisher sends a message to a temporary queue of its own, and looks whether the broker has converted it.
+        """
         dialect = self.endpoint.broker.amqp10
         if dialect is None or not dialect.converted_by:
             return ""
@@ -180,7 +186,7 @@ class Amqp10Publisher(Publisher):
         receiver.flow(1)
         links.append(receiver)
         answer = b""
-        with contextlib.suppress(MqError):  # what ends the connection is told by the messages
+        with contextlib.suppress(MqError):  # if the connection has ended, sending the messages will raise the error
             self._until(lambda: bool(receiver.remote_source.address) or self._refused(receiver), deadline)
             if receiver.remote_source.address:
                 sender = self._session.sender("pyspark-mq-to-own")
@@ -241,7 +247,7 @@ class Amqp10Publisher(Publisher):
         self._drain()
 
     def _drops(self, destination: Destination, refusal: MqError) -> bool:
-        """Whether to drop a row whose destination is not there or refused, and forget the link to it."""
+        """Whether to drop a row because its destination does not exist or is refused. If so, also close its link."""
         if not (isinstance(refusal, DestinationError) and self.settings.drops_destinations):
             return False
         if self._failed is not None and self._failed.text == refusal.text:
@@ -257,24 +263,26 @@ class Amqp10Publisher(Publisher):
             self._pass(_TURN_S)
 
     def _pass(self, timeout_s: float, *, waits: bool = False) -> None:
-        """Take a turn of the connection and process its results.
+        """Write and read the socket once, process what has arrived, and raise an error if something has failed.
 
         Args:
-            waits: whether every message is confirmed, and the broker gives no credit for more.
+            timeout_s: longest wait for bytes from the broker.
+            waits: whether the publisher waits for credit while all sent messages are confirmed.
         """
         self._turn(timeout_s)
         self._look()
         if self._failed is not None:
             raise self._failed
-        # While it has an alarm, RabbitMQ does not open the session's window, and messages to send stay here.
+        # While RabbitMQ has an alarm, it does not let the session send more transfers, so messages stay in the engine.
         stuck = not self._socket.outgoing and self._session.outgoing_bytes > 0
         self.window.block(_NO_WINDOW if stuck else _NO_CREDIT if waits else "")
         self.window.check(self._socket.received_s)
 
     def _look(self) -> None:
-        """Process outcomes, then the ends of links and of the connection."""
+        """Process outcomes that have arrived, and then note the end of a link or of the connection as an error."""
         free_closed(self._closing)
-        # Outcomes nearly always arrive in order.
+        # Look at the oldest messages first, because outcomes nearly always arrive in order. Only if none of these has
+        # an outcome, look at all messages.
         if not self._take_outcomes(first=True):
             self._take_outcomes(first=False)
         for destination, link in self._links.items():
@@ -284,9 +292,10 @@ class Amqp10Publisher(Publisher):
             self._failed = self._end_error()
 
     def _take_outcomes(self, *, first: bool) -> int:
-        """Take the outcomes of sent messages. Return how many outcomes were `accepted`.
+        """Process the outcomes of sent messages, and return how many of them were `accepted`.
 
-        With `first`, stop at the first message that has no outcome yet.
+        Args:
+            first: whether to stop at the first message that has no outcome yet.
         """
         accepted, gone = [], []
         for tag, (delivery, _, _) in self._sent.items():
@@ -309,10 +318,10 @@ class Amqp10Publisher(Publisher):
         return len(accepted)
 
     def _is_gone(self, tag: str) -> bool:
-        """Whether an outcome says that the destination is not there.
+        """Whether the outcome of a message says that its destination does not exist.
 
-        RabbitMQ releases unroutable messages, and ActiveMQ Classic rejects a message to a temporary destination whose
-        connection has ended: "Cannot publish to a deleted Destination" (6.3).
+        RabbitMQ states `released` for a message that it cannot route to a queue. ActiveMQ Classic states `rejected` if
+        the connection that owned a temporary destination has ended: "Cannot publish to a deleted Destination" (6.3).
         """
         delivery, destination, _ = self._sent[tag]
         if delivery.remote_state in (Delivery.RELEASED, Delivery.MODIFIED):
@@ -346,7 +355,8 @@ class Amqp10Publisher(Publisher):
         refusal = self._refusal(
             str(destination), destination.kind, str(condition.name), str(condition.description or "")
         )
-        # The link alone has ended: the broker refuses the destination, for example because of characters in its name.
+        # Only the link has ended, not the connection. So the broker refuses this destination, for example because of
+        # characters in its name, and another connection would not help.
         return DestinationError(refusal.text) if isinstance(refusal, WriteInterruptedError) else refusal
 
     def _end_error(self) -> MqError:
@@ -354,7 +364,8 @@ class Amqp10Publisher(Publisher):
         condition = _condition_of(self._session)
         if condition is None:
             name, description = self._condition() or ("", self._end)
-            # An engine whose peer was silent for too long states that, too: ours, or the broker's.
+            # The condition may only say that the other side was silent for too long. `is_stated` tells these from a
+            # reason that the broker states.
             stated = bool(_condition_of(self._proton)) and is_stated(name, description)
             return self.lost(": ".join(filter(None, (name, description))), stated=stated)
         # RabbitMQ 4.0 ends the session if it refuses a link: amqp:not-found, "no queue 'nowhere' in vhost '/'".
@@ -378,7 +389,7 @@ class Amqp10Publisher(Publisher):
         if name in {"amqp:unauthorized-access", "amqp:not-allowed"}:
             return DestinationError(
                 f"{where} at {self.url} may not be written to by user '{self.endpoint.user(self.url)}' ({reason}): "
-                "grant it permission to write, or correct option 'username'"
+                "grant this user permission to write, or correct option 'username'"
             )
         if name == "amqp:resource-limit-exceeded":
             return WriteError(f"{self.url}: {where} is full ({reason}): make room in it, or raise its limit")
@@ -387,7 +398,10 @@ class Amqp10Publisher(Publisher):
     # -- the connection
 
     def _condition(self) -> tuple[str, str] | None:
-        """Return why the connection ended: what the broker stated, or else the engine's own reason."""
+        """Return the name and description of the reason why the connection ended; None if there is none.
+
+        The reason is that of the broker, or else that of proton's engine.
+        """
         own = self._transport.condition
         return (
             _condition_of(self._session)
@@ -409,7 +423,7 @@ class Amqp10Publisher(Publisher):
         return True
 
     def _turn(self, timeout_s: float) -> None:
-        """Take a turn of the connection: send, wait, receive."""
+        """Write and read the socket once: send what proton has encoded, wait for bytes, and pass them to proton."""
         transport = self._transport
         if self._end:
             return
@@ -447,7 +461,7 @@ class Amqp10Publisher(Publisher):
 
 
 def _condition_of(part: Any) -> tuple[str, str] | None:
-    """Return the reason that the broker stated for the end of a session or connection."""
+    """Return the name and description of the broker's reason for ending a session or connection; None if none."""
     try:
         condition = part and part.remote_condition
     except _UNREADABLE as unreadable:

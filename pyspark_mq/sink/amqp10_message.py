@@ -1,6 +1,7 @@
-"""Messages as AMQP 1.0 bytes (part 3 of the specification). Pure, except that times to live need the clock.
+"""Encodes messages as AMQP 1.0 bytes (part 3 of the specification).
 
-Messages are encoded by hand, because the client library spends more time on encoding than on everything else.
+The functions do no I/O, but read the clock for a message's time to live. This module encodes the bytes itself, because
+proton would spend more time on encoding than a write spends on all else.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ _HEADER, _ANNOTATIONS, _PROPERTIES, _APPLICATION, _DATA, _VALUE = (
 def encoded(message: Message, broker: str, dialect: Amqp10Dialect | None = None) -> bytes:
     """Encode a message for a broker.
 
-    RabbitMQ gets the ID as `message-id`. Artemis gets the ID as `message-id` and as a property. ActiveMQ Classic gets
-    the ID only as a property, because it cannot settle a message with a foreign `message-id` over STOMP. Artemis is
-    asked to drop copies (`_AMQ_DUPL_ID`). It does not remember what it refuses for a missing queue, a missing
-    permission or a full address (2.40, 2.56).
+    On RabbitMQ the ID is in the field `message-id`. On Artemis the ID is in this field and in a property (`mq_id`). On
+    ActiveMQ Classic the ID is only in the property, because this broker cannot settle a message over STOMP if the field
+    has an ID that the broker did not create. On Artemis the property `_AMQ_DUPL_ID` makes the broker drop a copy of a
+    message that it has accepted. Artemis does not count a message as accepted if it refused it because of a missing
+    queue, a missing permission or a full address (2.40, 2.56).
 
     Args:
         broker: value of option `broker`.
@@ -113,7 +115,8 @@ def _body(message: Message, broker: str) -> bytes:
             message.body.decode()
         except UnicodeDecodeError:
             raise RowError("a row has a string that is not UTF-8 in column 'body': cast the column to binary") from None
-    # RabbitMQ passes an `amqp-value` on to AMQP 0-9-1 as its encoding, and `data` with a type of text to JMS as text.
+    # RabbitMQ delivers an `amqp-value` over AMQP 0-9-1 as its encoded bytes. JMS clients take `data` with a content
+    # type of text for a text message. So a text for RabbitMQ is written as `data`.
     if broker == "rabbitmq" or not message.is_text:
         return _DATA + _sized(b"\xa0", b"\xb0", message.body)
     return _VALUE + _sized(b"\xa1", b"\xb1", message.body)

@@ -1,7 +1,8 @@
-"""Columns of a write, and how a row becomes a message.
+"""The columns of a write, and the conversion of rows into messages.
 
-Columns have the source's names, so rows that were read can be written. Columns about a delivery and headers that
-brokers add are left out. Names and types are checked before anything is published.
+The columns have the same names as those of the source, so rows that were read from a queue can be written to another.
+Columns that describe a delivery, and properties that brokers add, are left out of the messages. Names and types of the
+columns are checked before the first message is published.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ __all__ = ["COLUMNS", "LEFT_OUT", "WILDCARD", "ColumnPlan", "RowReader", "has_wi
 WILDCARD = "which has a wildcard ('*' or '#' as a word), and Artemis accepts no message for such an address"
 
 _TEXT, _MAP = "string", "map<string,string>"
-#: Beginnings of RabbitMQ's addresses, by which a row could name an exchange.
+#: Prefixes of RabbitMQ's addresses over AMQP 1.0 and STOMP. Such an address could mean an exchange instead of a queue.
 _ADDRESSES = ("/exchanges/", "/exchange/", "/queue/", "/amq/queue/", "/topic/")
 
 
 class _WriteColumn(NamedTuple):
-    """A column.
+    """A column of a write.
 
     Attributes:
-        code: code of the column's field in a digest; 0 if the column has no field there. Codes never change.
-        kinds: accepted types, by Spark's names.
-        text: the column's meaning in a message, for docs/sink.md, as Markdown.
+        code: number that stands for the column in the digest from which a row's ID is made (:mod:`.ids`); 0 if the
+            digest does not include the column. Codes never change.
+        kinds: Spark's names of the accepted types.
+        text: what the column means in a message, as Markdown for docs/sink.md.
     """
 
     code: int
@@ -66,30 +68,31 @@ COLUMNS: Mapping[str, _WriteColumn] = {
     "exchange": _WriteColumn(0, (_TEXT,), "RabbitMQ only: the exchange for this row, if no option names a destination"),
     "routingKey": _WriteColumn(0, (_TEXT,), "RabbitMQ only: the routing key for this row, unless an option sets one"),
 }  # fmt: skip
-#: Codes of further fields in a digest: a body in bytes, the destination, and an ID from the row.
+#: Codes of further fields in a row's digest: a body of type binary, the destination, and an ID that the row has.
 _BYTES_BODY, _DESTINATION, _GIVEN = 2, 20, 21
-#: Source columns about a delivery, or about a position in a stream.
+#: Columns of the source that a write accepts but ignores: they describe a delivery, or a position in a stream.
 LEFT_OUT = frozenset(
     {"destination", "redelivered", "deliveryCount", "userId", "partition", "streamOffset", "chunkTimestamp"}
 )
 _ROUTING = frozenset({"exchange", "routingKey"})
-#: Properties that have a column of their own.
+#: Name of a property -> the column that has the same meaning.
 _IN_COLUMNS = {"JMSXGroupID": "groupId", "JMSXGroupSeq": "groupSequence", "JMSXAppID": "appId"}
-#: Properties that brokers and this package's source add: full names and prefixes.
+#: Names, and prefixes of names, of properties that brokers or this package add to messages.
 _ADDED = frozenset({*PASSING_HEADERS, MQ_ID, "x-death", "x-stream-offset", "JMSXUserID", "JMSXDeliveryCount"})
 _ADDED_PREFIXES = (*PASSING_PREFIXES, "_AMQ_", "x-opt-", "JMS_AMQP_", "__HDR_", "__AMQ_", "NATIVE_MESSAGE_ID")
 _INT32_MAX, _INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
 
 
 class ColumnPlan:
-    """The columns of one write, checked.
+    """The checked columns of one write, and where its rows go.
 
     Args:
-        fields: name and type of each column, by Spark's names.
-        settings: options about the destination.
+        fields: name of each column, and Spark's name of its type.
+        settings: the settings of the write.
 
     Raises:
-        SchemaError: a column or type is unknown, or the body or a destination is missing.
+        SchemaError: a column is unknown or has a wrong type, there is no column `body`, or neither an option nor a
+            column names a destination.
     """
 
     def __init__(self, fields: Sequence[tuple[str, str]], settings: SinkSettings) -> None:
@@ -106,10 +109,10 @@ class ColumnPlan:
         self._key = settings.routing_key
         self._queues_only, self.marks_copies = routed, settings.endpoint.broker.drops_copies
         self.drops, self.allowed = settings.drops, settings.broker_properties
-        #: Properties that are left out.
+        #: Properties that are left out of messages, because the broker would act on them.
         self.steering = settings.endpoint.broker.steering - settings.broker_properties
         where = ("queue", "exchange") if routed else ("queue",)
-        #: The column with each row's destination; empty if an option names the destination.
+        #: Name of the column that has each row's destination; empty if an option names the destination of all rows.
         self._where = "" if self._destination is not None else next((name for name in where if name in names), "?")
         if self._where == "?":
             ways = "'queue' or 'exchange'" if routed else "'queue' or 'topic'"
@@ -126,11 +129,11 @@ class ColumnPlan:
 
     @staticmethod
     def _by_key(settings: SinkSettings) -> bool:
-        """Whether an option names the exchange and rows may name the routing key."""
+        """Whether an option names the exchange, but no option names the routing key, so that rows may name it."""
         return settings.exchange is not None and settings.routing_key is None
 
     def destination(self, row: Mapping[str, Any]) -> Destination:
-        """Return the destination of a row."""
+        """Return the destination of a row. Raise a RowError if the row does not name an allowed destination."""
         if not self._where:
             assert self._destination is not None
             key = row.get("routingKey") if self._destination.kind == "exchange" and self._key is None else None
@@ -164,7 +167,7 @@ class ColumnPlan:
 
 
 def has_wildcard(name: str) -> bool:
-    """Whether Artemis reads a name as a wildcard (Artemis' manual, "Wildcard Syntax")."""
+    """Whether a name has a part that Artemis takes for a wildcard (Artemis' manual, "Wildcard Syntax")."""
     return not {"*", "#"}.isdisjoint(name.split("."))
 
 
@@ -187,13 +190,13 @@ def _check(name: str, kind: str) -> None:
 
 
 class RowReader:
-    """Reader of the rows of one task, as messages.
+    """Converts the rows of one task into messages.
 
     Args:
-        plan: the checked columns.
+        plan: the checked columns of the write.
         identity: creates an ID for a row that has no ID.
-        reserved_properties: property names that this protocol cannot carry, each with the reason.
-        remarks: where to note what is left out.
+        reserved_properties: name of a property that a message cannot have over this protocol -> the reason.
+        remarks: counts the rows and notes the properties that are left out, for a warning in the log.
     """
 
     def __init__(
@@ -208,10 +211,10 @@ class RowReader:
         self._rows, self._ids = Seen(), Seen()
 
     def messages(self, batch: pa.RecordBatch) -> list[Message]:
-        """Return the messages of a batch, all checked.
+        """Convert the rows of a batch into messages, in order. Rows that are dropped are left out.
 
         Raises:
-            RowError: a row cannot be a message.
+            RowError: a row cannot be converted, and `onUnwritableRow` is `fail`; or too many rows have no ID.
         """
         columns = _columns(batch, self._plan.names)
         is_text = _is_text(batch.schema.field("body").type)
@@ -225,13 +228,21 @@ class RowReader:
         numbers = self._rows.number([digests[place] for place in nameless]) if nameless else []
         for place, number in zip(nameless, numbers, strict=True):
             messages[place] = messages[place]._replace(id=self._identity.text(digests[place], number))
-        # A redriven dead letter keeps its ID, and is no copy.
+        # Artemis drops a message whose copy ID it has seen. This ID includes the write, so a row with an ID of its own
+        # (for example a dead letter that is written to its queue again) is not taken for a copy of the first message.
         for place, name in zip(given, names, strict=True) if self._plan.marks_copies else ():
             messages[place] = messages[place]._replace(copy_id=self._identity.text(name, 0))
         return messages
 
     def _check_given(self, messages: Sequence[Message], digests: Sequence[bytes]) -> list[bytes]:
-        """Check that rows with one ID are equal; return a digest of each ID, its destination and the write."""
+        """Check that rows with the same ID and destination are equal, and return a digest for each row.
+
+        The digest depends on the ID, the destination and the write.
+
+        Args:
+            messages: the messages whose rows have IDs of their own.
+            digests: digests of these rows.
+        """
         if not messages:
             return []
         names = [
@@ -248,9 +259,10 @@ class RowReader:
         return names
 
     def _draft(self, row: dict[str, Any], *, is_text: bool) -> tuple[Message, bytes] | None:
-        """Return a row as a message, and the fields to digest; None if the row is dropped.
+        """Convert a row into a message, which has an empty ID if the row has no ID.
 
-        The message has no ID if the row has no ID.
+        Returns:
+            the message, and the encoded fields from which the row's ID is made; None if the row is dropped.
         """
         try:
             return self._message(row, is_text=is_text)
@@ -265,7 +277,7 @@ class RowReader:
             raise RowError(
                 "column 'body' is null in a row, but a message needs a body: filter such rows, or use coalesce"
             )
-        reply_to = row.get("replyTo") or None  # an empty one makes ActiveMQ Classic close the connection
+        reply_to = row.get("replyTo") or None  # ActiveMQ Classic closes the connection if this is empty
         if reply_to is not None and not self._plan.separators.isdisjoint(reply_to):
             raise RowError(
                 f"a row has '{reply_to}' in column 'replyTo', but in a name the broker reads "
@@ -284,10 +296,10 @@ class RowReader:
         return message, _fields(message, persistent)
 
     def _properties(self, row: dict[str, Any]) -> tuple[tuple[str, str | None], ...]:
-        """Return the properties to write.
+        """Return the properties of a row's message.
 
-        A property that has a column of its own is left out. If the row has null in that column, the property's value is
-        used for the column.
+        A property that means the same as a column is left out. If the row has null in this column, the column gets the
+        property's value.
         """
         entries = row.get("properties")
         if not entries:
@@ -299,7 +311,7 @@ class RowReader:
                 if row.get(column) is None and value is not None:
                     row[column] = _sequence(value) if column == "groupSequence" else value
             elif name in self._plan.steering:
-                if name != COPY_ID:  # which every message of this package's sink has
+                if name != COPY_ID:  # do not warn about this one, which this package's own sink has set
                     self._remarks.properties.add(name)
             elif name not in self._plan.allowed and (name in _ADDED or name.startswith(_ADDED_PREFIXES)):
                 continue
@@ -327,12 +339,12 @@ def _destination_field(destination: Destination) -> bytes:
     return b"".join(field(_DESTINATION, part.encode()) for part in destination)
 
 
-#: The optional columns of a row that has only a body, as most rows do.
+#: Values of the optional columns in a row that has only a body, as most rows do.
 _NOTHING = (None,) * 10
 
 
 def _fields(message: Message, persistent: bool | None) -> bytes:
-    """Return the fields of a row for its digest, in the order of their codes."""
+    """Encode the fields of a row from which its ID is made, in the order of their codes."""
     texts = (
         message.correlation_id, message.reply_to, message.content_type, message.content_encoding, message.type,
         message.priority, message.timestamp_us, message.app_id, message.group_id, message.group_sequence,
@@ -356,12 +368,12 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _columns(batch: pa.RecordBatch, names: Iterable[str]) -> dict[str, list[Any]]:
-    """Return the columns as lists: times in microseconds, the body in bytes."""
+    """Return the values of these columns as lists. Times are microseconds since 1970, and the body is bytes."""
     found = {}
     for name in names:
         column = batch.column(name)
         if name == "body":
-            # Spark does not check that strings are UTF-8, so their bytes are taken unchanged.
+            # Take the bytes of a string as they are, because Spark does not check that strings are UTF-8.
             column = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
         elif name in {"timestamp", "expiration"}:
             column = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
@@ -374,7 +386,7 @@ def _columns(batch: pa.RecordBatch, names: Iterable[str]) -> dict[str, list[Any]
     return found
 
 
-#: Arrow types of columns, for rows that arrive one by one.
+#: Spark's name of a type -> the Arrow type, for rows that Spark passes one by one.
 _ARROW: Mapping[str, pa.DataType] = {
     _TEXT: pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64(), "smallint": pa.int16(),
     "tinyint": pa.int8(), "boolean": pa.bool_(), "timestamp": pa.timestamp("us", "UTC"),
@@ -385,12 +397,12 @@ _ARROW: Mapping[str, pa.DataType] = {
 def batches_of_rows(
     rows: Iterable[Sequence[Any]], fields: Sequence[tuple[str, str]], convert: Callable[[str, Any], Any], most: int
 ) -> Iterator[pa.RecordBatch]:
-    """Put rows into batches, because Spark before 4.1 passes them one by one.
+    """Collect rows into Arrow batches. Needed for Spark before 4.1, which passes rows one by one.
 
     Args:
-        fields: name and type of each column, by Spark's names.
-        convert: converts a value of a Spark type into a value that Arrow accepts.
-        most: largest number of rows in a batch.
+        fields: name of each column, and Spark's name of its type.
+        convert: takes Spark's name of a type and a value, and returns a value that Arrow accepts.
+        most: maximum number of rows in a batch.
     """
     chosen = [(place, name, kind) for place, (name, kind) in enumerate(fields) if name in COLUMNS]
     schema = pa.schema([pa.field(name, _ARROW[kind]) for _, name, kind in chosen])

@@ -1,15 +1,17 @@
-"""Stable IDs: a row gets the same ID however often Spark runs its task, and in whatever order the rows come.
+"""Creates stable IDs for rows: a row gets the same ID whenever Spark runs its task, in whatever order the rows arrive.
 
 An ID is a digest of the writer (a query and its batch, or the ID of a write), the partition, the destination and the
 row's columns, combined with the row's number among equal rows of the partition. **The format is frozen** by the vectors
 in tests/unit/test_sink_ids.py: a retry after an upgrade must give the same IDs.
 
-A field is encoded as a code, the length of the field in four bytes, and the bytes of the field. Nulls are left out, so
-null differs from empty, and a column of nulls changes nothing. Map entries are sorted. Expiration is excluded, because
-in many jobs it depends on the time of the run.
+In the digest, a column is encoded as its code, the length of its value in four bytes, and the bytes of the value. A
+column whose value is null is left out. So null differs from an empty value, and a column that has only nulls does not
+change IDs. Map entries are sorted by name. The column `expiration` is not included, because in many jobs it depends on
+the time of the run.
 
-Equal rows are counted by 64 bits of their digests, in sorted arrays that take 12 bytes a row. If two different rows
-share these 64 bits, they only share a count.
+To number equal rows, a task counts them by the first 64 bits of their digests, in sorted arrays that take 12 bytes for
+each different row. If two different rows have the same 64 bits, they are numbered together, and still get different
+IDs.
 """
 
 from __future__ import annotations
@@ -24,19 +26,19 @@ from pyspark_mq.errors import RowError
 
 __all__ = ["ROWS_MAX", "Identity", "Seen", "field", "pairs"]
 
-#: Most rows of one task whose digests are kept: some 200 MB.
+#: Maximum number of different rows that one task can count. Their digests then take about 200 MB.
 ROWS_MAX = 16 << 20
 _PERSON = b"pyspark-mq sink1"
 _NULL = b"\xff\xff\xff\xff"
 
 
 def field(code: int, value: bytes) -> bytes:
-    """Encode one field of a row."""
+    """Encode one column of a row, or another part of an ID, for the digest."""
     return b"%c%b%b" % (code, len(value).to_bytes(4, "big"), value)
 
 
 def pairs(entries: Iterable[tuple[str, str | None]]) -> bytes:
-    """Encode the entries of a map, sorted by name."""
+    """Encode the entries of a map column for the digest, sorted by name."""
     parts: list[bytes] = []
     for name, value in sorted(entries, key=lambda entry: entry[0].encode()):
         key = name.encode()
@@ -50,10 +52,10 @@ def pairs(entries: Iterable[tuple[str, str | None]]) -> bytes:
 
 
 class Identity:
-    """IDs of the rows of one task.
+    """Creates the IDs of the rows of one task.
 
     Args:
-        writer: identifies the write: a query and its batch, or the ID of the write.
+        writer: the parts that identify the write: a query and its batch, or the ID of the write.
         partition: number of the task's partition.
     """
 
@@ -62,14 +64,23 @@ class Identity:
         self._base = blake2b(context, digest_size=16, person=_PERSON)
 
     def digest(self, row: bytes) -> bytes:
-        """Return the digest of a row. `row` has the row's encoded fields in the order of their codes."""
+        """Return the digest of a row in this write.
+
+        Args:
+            row: the row's encoded fields, in the order of their codes.
+        """
         found = self._base.copy()
         found.update(row)
         return found.digest()
 
     @staticmethod
     def text(digest: bytes, number: int) -> str:
-        """Return the ID of the row with this number among equal rows, as a UUID (RFC 9562, version 8)."""
+        """Return the ID of a row, as a UUID (RFC 9562, version 8).
+
+        Args:
+            digest: the row's digest.
+            number: number of the row among equal rows of its task, from 0.
+        """
         if number:
             digest = blake2b(digest + number.to_bytes(8, "big"), digest_size=16, person=_PERSON).digest()
         bits = int.from_bytes(digest, "big") & ~(0xF << 76) & ~(3 << 62) | 8 << 76 | 2 << 62
@@ -78,15 +89,18 @@ class Identity:
 
 
 def keys_of(digests: Iterable[bytes]) -> np.ndarray[Any, Any]:
-    """Return the first 64 bits of each digest, as numbers."""
+    """Return the first 64 bits of each digest, as an array of numbers."""
     return np.frombuffer(b"".join(one[:8] for one in digests), np.dtype(">u8")).astype(np.uint64)
 
 
 class Seen:
-    """Keys that a task has seen, each with a value. Sorted arrays of growing length take 12 or 16 bytes a key.
+    """Digests that a task has seen, each with a count or with another digest.
+
+    A digest is represented by its first 64 bits, its key. Keys are kept in a few sorted arrays of growing length, which
+    take 12 or 16 bytes for each key.
 
     Args:
-        rows_max: the most keys to keep.
+        rows_max: maximum number of keys.
     """
 
     def __init__(self, rows_max: int = ROWS_MAX) -> None:
@@ -95,10 +109,10 @@ class Seen:
         self._rows = 0
 
     def number(self, digests: Sequence[bytes]) -> list[int]:
-        """Number each digest among equal digests, from 0, in order of appearance.
+        """Return the number of each digest among the equal digests that the task has seen so far, starting from 0.
 
         Raises:
-            RowError: there are too many different digests.
+            RowError: the task has seen more than `rows_max` different digests.
         """
         keys = keys_of(digests)
         unique, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
@@ -123,9 +137,13 @@ class Seen:
         return [int(number) for number in numbers]
 
     def differing(self, names: Sequence[bytes], contents: Sequence[bytes]) -> int | None:
-        """Return the place of the first name that was seen before with other contents, or None.
+        """Return the index of the first name that the task has seen before with different contents; None if none.
 
-        At most `rows_max` names are kept, and further names are not recognised.
+        After `rows_max` different names, further names are not remembered, and so not recognised.
+
+        Args:
+            names: digests that identify rows by their IDs.
+            contents: digests of the same rows.
         """
         keys, values = keys_of(names), keys_of(contents)
         order = np.argsort(keys, kind="stable")
@@ -157,6 +175,6 @@ class Seen:
 
 
 def _places(run: np.ndarray[Any, Any], keys: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the place of each key in a sorted array, and whether the key is there."""
+    """Return the index of each key in a sorted array, and whether the array has the key."""
     places = np.minimum(np.searchsorted(run, keys), len(run) - 1)
     return places, run[places] == keys

@@ -1,8 +1,8 @@
-"""The contract of publishers, and how a task writes with them. A publisher is one connection for one task.
+"""The base class of publishers, and how a task writes rows with them. A publisher is one connection of one task.
 
-A publisher sends messages and returns once the broker has confirmed all of them. After the end of a connection an
-unconfirmed message may or may not be in the queue. So the task sends it again through another publisher, with the same
-ID.
+A publisher sends messages, and returns once the broker has confirmed all of them. If its connection ends before that,
+it is unknown whether the unconfirmed messages are in the queue. So the task sends these messages again through another
+publisher, with the same IDs.
 """
 
 from __future__ import annotations
@@ -39,23 +39,24 @@ __all__ = ["PUBLISHERS", "Publisher", "SendWindow", "WriteInterruptedError", "pu
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Most unconfirmed messages, and most bytes of these. A larger message is sent alone.
+#: Maximum number of unconfirmed messages, and of bytes in them. A message that is larger than this is sent alone.
 WINDOW_MESSAGES, WINDOW_BYTES = 4_000, 8 << 20
-#: After this time, or half a heartbeat, without a message, the connection is replaced: the broker's heartbeats went
-#: unanswered meanwhile. ActiveMQ Classic drops an idle connection after 30 s.
+#: If a task sends nothing for this time, or for half a heartbeat interval, it then opens another connection. The idle
+#: connection may be dead, because no heartbeats are exchanged while the task computes its rows. ActiveMQ Classic drops
+#: such a connection after 30 s.
 _GAP_S = 10.0
-#: A blocked write logs a warning after this time.
+#: If the broker blocks a write for this time, a warning is logged.
 _BLOCKED_S = 30.0
-#: Pauses between attempts to connect: the first, and the longest.
+#: Pauses between attempts to connect: the first pause, and the longest pause.
 _PAUSE_S, _PAUSE_MAX_S = 0.5, 5.0
-#: Most connections in a row that the broker ends for a stated reason before it confirms anything. The source allows as
-#: many sessions.
+#: The write fails if the broker has ended this number of connections in a row, each for a stated reason, and has not
+#: confirmed a message meanwhile. The source has the same limit for its sessions.
 _ENDS_MAX = 9
 #: Longest wait for the answer to :meth:`Publisher.reading`.
 _ASK_TIMEOUT_S = 5.0
-#: Brokers that this process has asked.
+#: URLs of brokers for which this process has already called :meth:`Publisher.reading`.
 _ASKED = set[BrokerUrl]()
-#: Most bytes of a batch that are converted to messages at a time.
+#: Maximum number of bytes of a batch that are converted to messages at a time, because this copies them.
 _COPIED_BYTES = 64 << 20
 
 #: protocol -> (module, class, package to install)
@@ -69,23 +70,23 @@ PUBLISHERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 
 
 class SendWindow:
-    """Sent messages that are not confirmed yet.
+    """Keeps track of the messages that a publisher has sent and the broker has not confirmed yet.
 
     Args:
         where: the broker's URL, for errors.
-        send_timeout_s: see :class:`.SinkSettings`.
-        now_s: a clock.
+        send_timeout_s: the timeout of :meth:`check`, from option `sendTimeout`.
+        now_s: returns the current time in seconds.
     """
 
     def __init__(self, where: object, send_timeout_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
-        #: Key of a message -> its size and its number.
+        #: Key by which the protocol identifies an unconfirmed message -> its size and its number since :meth:`begin`.
         self.unconfirmed: dict[Any, tuple[int, int]] = {}
         self.bytes = 0
         #: Number of messages sent since :meth:`begin`.
         self._sent = 0
-        #: Numbers of confirmed messages that are to be sent again, and of messages that are dropped.
+        #: Numbers of messages that were confirmed but have to be sent again, and numbers of messages that are dropped.
         self._back, self._dropped = set[int](), set[int]()
-        #: The broker's reason for blocking the connection; empty if it does not block.
+        #: The broker's reason for blocking the connection; empty if the broker does not block it.
         self.blocked = ""
         self._where, self._timeout_s, self._now_s = where, send_timeout_s, now_s
         self._moved_s = now_s()
@@ -96,31 +97,31 @@ class SendWindow:
         return len(self.unconfirmed) >= WINDOW_MESSAGES or self.bytes >= WINDOW_BYTES
 
     def begin(self) -> None:
-        """Number the messages that are sent from now on, from 0. All earlier messages are confirmed."""
+        """Start to number messages from 0. Called when all earlier messages are confirmed."""
         self._sent = 0
         self._back.clear()
         self._dropped.clear()
 
     def left(self, count: int) -> list[int]:
-        """Return the numbers of those of the first `count` messages that are to be sent, or sent again."""
+        """Return the numbers of the messages that still have to be sent, or sent again, out of the first `count`."""
         left = {*(number for _, number in self.unconfirmed.values()), *self._back, *range(self._sent, count)}
         return sorted(left - self._dropped)
 
     def put_back(self, number: int) -> None:
-        """Record that a message was not accepted, although it is confirmed."""
+        """Record that a message has to be sent again, although the broker confirms it: the broker has returned it."""
         self._back.add(number)
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Record that messages are not sent again, whatever is said of them."""
+        """Record that messages are dropped: they are never sent again, even if the broker has not confirmed them."""
         self._dropped.update(numbers)
 
     def skip(self) -> None:
-        """Record that the next message is not sent."""
+        """Record that the next message is dropped before it is sent."""
         self._dropped.add(self._sent)
         self._sent += 1
 
     def sent(self, key: Any, size: int) -> None:
-        """Record a sent message."""
+        """Record that a message was sent."""
         if not self.unconfirmed:
             self._moved()
         self.unconfirmed[key] = size, self._sent
@@ -128,7 +129,7 @@ class SendWindow:
         self.bytes += size
 
     def confirmed(self, key: Any) -> None:
-        """Record a confirmation. An unknown key changes no count."""
+        """Record that the broker has confirmed a message. A key that is already confirmed, or unknown, is ignored."""
         size, _ = self.unconfirmed.pop(key, (0, 0))
         self.bytes -= size
         self._moved()
@@ -143,14 +144,16 @@ class SendWindow:
         self._moved_s, self._warned = self._now_s(), False
 
     def check(self, heard_s: float) -> None:
-        """Check for a timeout while messages are unconfirmed.
+        """Raise an error if the broker has confirmed no message for `sendTimeout`, although messages are unconfirmed.
+
+        If the broker blocks the connection, only log a warning.
 
         Args:
-            heard_s: when the broker last sent anything.
+            heard_s: when the last bytes arrived from the broker.
 
         Raises:
             WriteInterruptedError: the broker has sent nothing for too long.
-            WriteError: no message was confirmed for too long, and the broker does not report that it blocks.
+            WriteError: the broker has sent something, but has confirmed no message for too long.
         """
         waited_s = self._now_s() - self._moved_s
         if self.blocked and waited_s >= _BLOCKED_S and not self._warned:
@@ -164,23 +167,24 @@ class SendWindow:
             if heard_s <= self._moved_s:
                 raise WriteInterruptedError(
                     f"{self._where}: nothing was heard from the broker within sendTimeout={self._timeout_s:g}s, with "
-                    f"{len(self.unconfirmed)} message(s) unconfirmed. A rerun of the write sends these messages with "
-                    "the same IDs"
+                    f"{len(self.unconfirmed)} message(s) unconfirmed. A rerun of the write sends these messages again, "
+                    "with the same IDs"
                 )
             raise WriteError(
                 f"{self._where}: no confirmation of {len(self.unconfirmed)} message(s) within "
-                f"sendTimeout={self._timeout_s:g}s. A queue without a majority of its nodes confirms nothing, and a "
-                "full broker may withhold confirmations: fix the cause, or raise 'sendTimeout'"
+                f"sendTimeout={self._timeout_s:g}s. Perhaps most nodes of the queue are down, or the broker is full "
+                "and withholds confirmations: fix the cause, or raise 'sendTimeout'"
             )
 
 
 class WriteInterruptedError(BrokerUnavailableError):
-    """The connection ended, or a queue is unavailable. Another connection may send what is not confirmed.
+    """The connection ended, or a queue is temporarily unavailable. The task may send the messages through another one.
 
     Attributes:
-        stated: whether the broker ended the connection for a stated reason, which may hold for the next one, too.
-        refusal: if the broker refused a message, the error unless the next connection gets further. A queue refuses
-            messages if it is full, but also if its node was away a moment ago.
+        stated: whether the broker has stated a reason for ending the connection. The next connection may end for the
+            same reason.
+        refusal: the error to raise if the next connection is refused, too; None if the broker did not refuse a message.
+            A queue refuses messages if it is full, but also for a moment after its node was down.
     """
 
     def __init__(self, text: str, *, stated: bool = False, refusal: WriteError | None = None) -> None:
@@ -189,13 +193,15 @@ class WriteInterruptedError(BrokerUnavailableError):
 
 
 class Publisher(ABC):
-    """One connection that publishes.
+    """A connection that publishes messages, over one protocol.
 
     Args:
+        settings: the settings of the write.
+        url: the broker to connect to.
         attempt: number of failed attempts at this URL so far; see :attr:`.SessionOptions.attempt`.
     """
 
-    #: Property names reserved by the protocol, each with the reason.
+    #: Name of a property that a message cannot have over this protocol -> the reason.
     reserved_properties: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, settings: SinkSettings, url: BrokerUrl, attempt: int = 0) -> None:
@@ -205,7 +211,7 @@ class Publisher(ABC):
 
     @abstractmethod
     def open(self, deadline: float) -> None:
-        """Connect, log in, and check the destination that options name.
+        """Connect, log in, and check the destination, if options name it.
 
         Raises:
             BrokerUnavailableError: the broker does not answer in time.
@@ -215,19 +221,23 @@ class Publisher(ABC):
 
     @abstractmethod
     def probe(self, destination: Destination, deadline: float) -> None:
-        """Check whether this user may write to a destination, without a message that consumers can see.
+        """Raise an error if this user may not write to a destination. Consumers do not see a message of this check.
 
-        A broker that creates missing destinations creates this destination if it is missing. The publisher cannot send
-        anything afterwards.
+        A broker that creates missing destinations creates this destination if it is missing. Afterwards the publisher
+        cannot send messages any more.
 
         Raises:
             DestinationError: the destination is missing, or this user may not access it.
-            WriteError: the broker refused without a reason.
+            WriteError: the broker refused, and did not state a reason.
             BrokerUnavailableError: the broker did not answer.
         """
 
     def reading(self, deadline: float) -> str:  # noqa: ARG002 - most publishers need not ask
-        """Return what readers will find instead of the messages; empty if readers find the messages, or if unknown."""
+        """Find out whether readers that use another protocol can read what this publisher writes.
+
+        Return a warning for the log, which says what such readers get instead; empty if they can read the messages, or
+        if it is unknown.
+        """
         return ""
 
     @abstractmethod
@@ -249,41 +259,47 @@ class Publisher(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection, whatever its state."""
+        """Close the connection. This works in any state, even if the connection has failed."""
 
     def lost(self, reason: object, *, stated: bool = False) -> WriteInterruptedError:
-        """Return the error for a connection that ended."""
+        """Return the error for a connection that has ended.
+
+        Args:
+            reason: why it ended, for the error's text.
+            stated: whether the broker stated this reason.
+        """
         return WriteInterruptedError(
             f"{self.url}: the connection ended with {len(self.window.unconfirmed)} message(s) unconfirmed ({reason}). "
-            "A rerun of the write sends these messages with the same IDs",
+            "A rerun of the write sends these messages again, with the same IDs",
             stated=stated,
         )
 
     def unavailable(self, destination: object, reason: object) -> WriteInterruptedError:
-        """Return the error for a destination that exists, but whose node is away."""
+        """Return the error for a destination that exists, but is unavailable because its node is down."""
         return WriteInterruptedError(
             f"{self.url}: {destination} is unavailable, with {len(self.window.unconfirmed)} message(s) unconfirmed "
-            f"({reason}). A rerun of the write sends these messages with the same IDs"
+            f"({reason}). A rerun of the write sends these messages again, with the same IDs"
         )
 
 
 def publisher_class(protocol: str) -> type[Publisher]:
-    """Return the publisher of a protocol; for errors see :func:`.client_class`."""
+    """Return the publisher class for a protocol. :func:`.client_class` says which errors this raises."""
     found: type[Publisher] = client_class(protocol, PUBLISHERS)
     return found
 
 
 def connect(settings: SinkSettings, *, since_s: float | None = None) -> Publisher:
-    """Return an open publisher at the first URL that answers.
+    """Connect to the first broker in `url` that answers, and return the open publisher.
 
-    A silent address, such as the address of a host without power, takes only its share of the time.
+    Each address gets an equal share of the time that is left, so an address that does not answer at all, such as that
+    of a host without power, does not use up the time of the others.
 
     Args:
-        since_s: if the query was connected before, the time from which `reconnectTimeout` counts; None for the first
-            connection, for which `connectTimeout` counts.
+        since_s: the time from which `reconnectTimeout` counts, if the query was connected before; None for the first
+            connection, which has to succeed within `connectTimeout`.
 
     Raises:
-        BrokerUnavailableError: no URL has answered in time. The error is that of the last URL.
+        BrokerUnavailableError: no broker has answered in time. The error is that of the broker that was tried last.
         RefusedError: the broker refuses the login.
     """
     endpoint = settings.endpoint
@@ -306,7 +322,7 @@ def connect(settings: SinkSettings, *, since_s: float | None = None) -> Publishe
             if tried % len(urls) == 0:
                 if now_s + pause_s >= deadline:
                     raise
-                time.sleep(pause_s * random.uniform(0.5, 1.0))  # tasks whose broker restarts come one by one
+                time.sleep(pause_s * random.uniform(0.5, 1.0))  # so that not all tasks connect at the same moment
                 if since_s is not None:
                     pause_s = min(2 * pause_s, _PAUSE_MAX_S)
         except BaseException:
@@ -317,7 +333,14 @@ def connect(settings: SinkSettings, *, since_s: float | None = None) -> Publishe
 
 
 def _passes(problem: MqError, endpoint: Endpoint, tried_s: float, *, again: bool) -> bool:
-    """Whether a problem may pass, so that another attempt is worthwhile. The source decides in the same way."""
+    """Whether another attempt to connect may succeed, because the problem may be temporary.
+
+    The source decides in the same way.
+
+    Args:
+        tried_s: for how long the task has tried to connect.
+        again: whether the query was connected before.
+    """
     if isinstance(problem, RefusedError):
         return again and (endpoint.password_file is not None or tried_s <= endpoint.connect_timeout_s)
     if isinstance(problem, OptionError):
@@ -326,14 +349,14 @@ def _passes(problem: MqError, endpoint: Endpoint, tried_s: float, *, again: bool
 
 
 def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Split batches into parts small enough to copy: Spark's batches may hold ten thousand large bodies."""
+    """Split batches into parts that are small enough to be copied. A Spark batch may have ten thousand large bodies."""
     for batch in batches:
         rows = max(1, batch.num_rows * _COPIED_BYTES // max(batch.nbytes, _COPIED_BYTES))
         yield from (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
 
 
 class _Connection:
-    """The connection of one task, replaced if it ends.
+    """Sends the messages of one task. Opens a connection when needed, and another one if it ends.
 
     Args:
         again: whether the query has written before.
@@ -347,14 +370,13 @@ class _Connection:
         self._gap_s = min(_GAP_S, settings.endpoint.heartbeat_s / 2)
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Send messages until all are confirmed.
+        """Send messages, and return once the broker has confirmed all of them.
 
-        After the end of a connection, and while a queue is unavailable, messages that were not confirmed are sent
-        again, through another connection.
+        If a connection ends, or a queue is unavailable, send the unconfirmed messages again through another connection.
 
         Raises:
             BrokerUnavailableError: no message was confirmed for `reconnectTimeout`.
-            WriteError: the broker did not accept a message, or ended too many connections.
+            WriteError: the broker did not accept a message, or ended too many connections in a row.
         """
         timeout_s, left = self._settings.endpoint.reconnect_timeout_s, [*messages]
         since_s, ends, pause_s, refused = time.monotonic(), 0, _PAUSE_S, False
@@ -377,7 +399,7 @@ class _Connection:
                 self.close()
                 rest = publisher.window.left(len(left))
                 now_s, ends = time.monotonic(), ends + lost.stated
-                since_s += now_s - opened_s  # an alarm may block a connection for long
+                since_s += now_s - opened_s  # do not count this time, in which the broker may have blocked the write
                 if len(rest) < len(left):
                     since_s, ends, pause_s, refused = now_s, 0, _PAUSE_S, False
                 if not rest:
@@ -401,7 +423,7 @@ class _Connection:
         self._used_s = time.monotonic()
 
     def _encoded(self, publisher: Publisher, messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
-        """Return the messages that the protocol can carry, and their encodings."""
+        """Encode messages. Return those that the protocol can carry, and their encodings. Drop others if allowed."""
         if not self._settings.drops:
             return [*messages], [publisher.encode(message) for message in messages]
         pairs = []
@@ -428,14 +450,16 @@ def write_rows(
     again: bool = False,
     remarks: Remarks | None = None,
 ) -> int:
-    """Publish the rows of one task. Return the number of messages once all are confirmed.
+    """Publish the rows of one task, and return the number of messages once the broker has confirmed all of them.
 
-    The connection is opened for the first row, and closed at the end. Each batch is confirmed before the next batch is
-    sent.
+    The connection is opened for the first row, and closed at the end. All messages of a batch are confirmed before the
+    first message of the next batch is sent.
 
     Args:
-        again: whether the query has written before, so that a broker that is away is waited for.
-        remarks: where to note what the log has to say.
+        plan: the checked columns of the write.
+        identity: creates IDs for rows that have no ID.
+        again: whether the query has written before. If so, wait up to `reconnectTimeout` for a broker that is down.
+        remarks: counts the rows and notes the properties that are left out; None if the caller does not need them.
     """
     kind = publisher_class(settings.endpoint.protocol)
     reserved = {**kind.reserved_properties, **settings.endpoint.broker.header_properties}

@@ -1,4 +1,4 @@
-"""Settings of a write, and the destination of a message."""
+"""Classes that the modules of the sink share: the settings of a write, a message, and its destination."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ __all__ = [
     "OnUnwritable", "Remarks", "SinkSettings", "ttl_ms",
 ]  # fmt: skip
 
-#: Advice in errors about rows.
+#: Advice at the end of errors about a row.
 DROP_ROWS = "To drop such rows, set option 'onUnwritableRow' to 'drop'"
-#: Type of a text without one on RabbitMQ, whose messages do not tell texts from bytes. JMS clients then get a text.
+#: Content type of a text on RabbitMQ, if the row has none. Without it JMS clients would get a bytes message instead of
+#: a text message, because RabbitMQ's messages do not have these two kinds.
 TEXT_TYPE = "text/plain; charset=utf-8"
-#: Property that carries the ID on both ActiveMQ brokers. Their own header cannot carry an ID over every protocol.
+#: Property that has a message's ID on both ActiveMQ brokers, because not all their protocols let a client set the
+#: broker's own ID header.
 MQ_ID = "mq_id"
-#: Property by which Artemis recognises copies (Artemis' manual, "Duplicate Message Detection").
+#: Property by which Artemis recognises copies of a message (Artemis' manual, "Duplicate Message Detection").
 COPY_ID = "_AMQ_DUPL_ID"
 
 
 class Destination(NamedTuple):
-    """Destination of a message.
+    """The destination of a message.
 
     Attributes:
         kind: `queue`, `topic`, `temp-queue`, `temp-topic` or `exchange`.
-        key: routing key, for an exchange.
+        name: name of the queue, topic or exchange.
+        key: the routing key, if the destination is an exchange; otherwise empty.
     """
 
     kind: str
@@ -46,13 +49,15 @@ class Destination(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One message, from a row. Fields that are None are not written.
+    """A message that was made from a row. The message does not have the fields that are None.
 
     Attributes:
+        id: the value of column `messageId`, or a stable ID that was created for the row.
         is_text: True for a text message, whose body is UTF-8; False for a bytes message.
         timestamp_us, expiration_us: microseconds since 1970.
         properties: names and values, without properties that brokers add.
-        copy_id: ID of the row within its write, if `id` is the row's own; empty if `id` is that.
+        copy_id: ID by which Artemis recognises a copy of this message: an ID of the row within its write. Empty if `id`
+            serves for this, because it was created for the row.
     """
 
     destination: Destination
@@ -75,12 +80,12 @@ class Message(NamedTuple):
     copy_id: str = ""
 
 
-#: Keys of :attr:`Remarks.dropped`.
+#: Reasons for dropping rows, as the log states them: keys of :attr:`Remarks.dropped`.
 NO_MESSAGE, NO_DESTINATION = "that cannot be messages", "whose destination is not there or refused"
 
 
 class OnUnwritable(Enum):
-    """Reactions to a row that cannot be written."""
+    """Values of option `onUnwritableRow`: what happens to a row that cannot be written."""
 
     FAIL = "fail"
     DROP = "drop"
@@ -88,13 +93,13 @@ class OnUnwritable(Enum):
 
 @dataclass
 class Remarks:
-    """What the log says of a write that succeeded.
+    """What the tasks of a successful write noticed, and the driver logs as warnings.
 
     Attributes:
-        dropped: how many rows cannot be messages, and how many name a destination that is not there or is refused.
-        first: why the first of them was dropped.
-        properties: properties that were left out of rows, because they steer the broker.
-        reading: what readers find instead of the messages; empty if readers find the messages.
+        dropped: reason for dropping rows (:data:`NO_MESSAGE`, :data:`NO_DESTINATION`) -> number of rows.
+        first: the error for the row that was dropped first.
+        properties: names of properties that were left out of messages, because the broker would act on them.
+        reading: the warning that :meth:`.Publisher.reading` returned; empty if there is none.
     """
 
     dropped: Counter[str] = field(default_factory=Counter)
@@ -103,11 +108,12 @@ class Remarks:
     reading: str = ""
 
     def drop(self, why: str, text: str, count: int = 1) -> None:
-        """Count dropped rows.
+        """Count rows that are dropped.
 
         Args:
-            why: key of `dropped`.
-            text: of the error that they would have raised.
+            why: the reason: a key of `dropped`.
+            text: text of the error that is raised for such a row if `onUnwritableRow` is `fail`.
+            count: number of these rows.
         """
         self.dropped[why] += count
         self.first = self.first or text
@@ -122,14 +128,16 @@ class Remarks:
 
 @dataclass(frozen=True, slots=True)
 class SinkSettings:
-    """The typed options of a write. They are sent to the tasks, including the password.
+    """The options of a write, parsed into typed values. Spark sends them to the tasks, including the password.
 
     Attributes:
-        queue, topic, exchange, routing_key: where all rows go. None if columns of the rows decide.
-        send_timeout_s: longest wait for a confirmation, unless the broker reports that it blocks.
-        write_id: name of a write that may be rerun with the same IDs; None to give each write an ID of its own.
-        on_unwritable: what to do with rows that the protocol cannot carry, or whose own destination is not there.
-        broker_properties: properties that steer the broker and are written.
+        queue, topic, exchange, routing_key: where all rows go; each is None if the option is not set. Without `queue`,
+            `topic` and `exchange`, columns of the rows name the destinations.
+        send_timeout_s: longest wait for a confirmation. While the broker blocks the connection, the wait is longer.
+        write_id: value of option `writeId`: a rerun of a write with the same name gives rows the same IDs. None to
+            give each write a random name.
+        on_unwritable: what happens to rows that the protocol cannot carry, or whose destination does not exist.
+        broker_properties: properties that make the broker act, and that are written nevertheless.
     """
 
     endpoint: Endpoint
@@ -144,17 +152,17 @@ class SinkSettings:
 
     @property
     def drops(self) -> bool:
-        """Whether rows that cannot be messages are dropped."""
+        """Whether rows that cannot be converted into messages are dropped."""
         return self.on_unwritable is OnUnwritable.DROP
 
     @property
     def drops_destinations(self) -> bool:
-        """Whether rows are dropped if the destination that they name is not there."""
+        """Whether rows are dropped if the destination that they name does not exist or is refused."""
         return self.drops and self.destination is None
 
     @property
     def destination(self) -> Destination | None:
-        """The destination of all rows, if options name it; None if columns of the rows decide."""
+        """The destination of all rows, if options name it; None if columns of the rows name the destinations."""
         if self.queue is not None:
             return Destination("queue", self.queue)
         if self.topic is not None:
@@ -165,5 +173,8 @@ class SinkSettings:
 
 
 def ttl_ms(expiration_us: int) -> int:
-    """Return the milliseconds until an expiration, at least 1. An expired message is written, and expires at once."""
+    """Return the milliseconds from now until the expiration; at least 1.
+
+    So a message that has expired already is written nevertheless, and expires at once.
+    """
     return max(1, expiration_us // 1000 - time.time_ns() // 1_000_000)

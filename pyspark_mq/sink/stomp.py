@@ -1,8 +1,8 @@
-"""Publishing over STOMP 1.2 to both ActiveMQ brokers, each message with a receipt.
+"""Publishes messages over STOMP 1.2 to both ActiveMQ brokers. A receipt confirms each message.
 
-stomp.py writes the frames; the socket is ours. stomp.py escapes header values but not names. So this module escapes
-names before stomp.py sees them, because a line feed in a name could inject any header. RabbitMQ's receipts do not tell
-whether a message was routed, so RabbitMQ is not supported here.
+The library stomp.py encodes the frames; this package runs the socket. stomp.py escapes the values of headers, but not
+their names, and a line feed in a name could inject any header. So this module escapes the names. RabbitMQ is not
+supported over STOMP, because its receipts do not tell whether a message was routed to a queue.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _CLOSE_TIMEOUT_S = 1.0
 _PRIORITY_MAX = 9
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", ":": "\\c", "\r": "\\r"})
 _OWN = "which is a STOMP header: set it in its own column, if it has one"
-#: What brokers say about a destination that is not there, or that this user may not create.
+#: Phrases with which brokers say that a destination does not exist, or that this user may not create it.
 _GONE = (b"DestinationDoesNotExistException", b"deleted Destination", b"permission='CREATE_ADDRESS'")
-#: Reserved headers (STOMP 1.2, and brokers' own): a property of the same name would act as that header.
+#: Headers of STOMP 1.2, and headers that brokers define. A property with one of these names would act as the header.
 _MEANT = (
     "accept-version", "ack", "amq-msg-type", "content-encoding", "content-length", "content-type", "correlation-id",
     "destination", "destination-type", "expires", "heart-beat", "host", "id", "login", "message-id", "passcode",
@@ -56,7 +56,7 @@ _Encoded: TypeAlias = "tuple[str, dict[str, str], bytes]"
 
 
 class StompPublisher(Publisher):
-    """One connection, with a receipt for each message."""
+    """A publisher over STOMP: one connection, on which the broker sends a receipt for each message."""
 
     reserved_properties = dict.fromkeys(_MEANT, _OWN)
 
@@ -70,7 +70,7 @@ class StompPublisher(Publisher):
         self._number = 0
         self._ids: dict[str, str] = {}
         self._end = ""
-        #: Whether the broker stated a reason for the end.
+        #: Whether the broker stated a reason for ending the connection.
         self._stated = False
         self._cause: OSError | None = None
         self._send_every_s = self._silence_s = float("inf")
@@ -102,7 +102,7 @@ class StompPublisher(Publisher):
         endpoint.check_product(url, self._server)
 
     def probe(self, destination: Destination, deadline: float) -> None:
-        """Send a message in a transaction, and abort the transaction."""
+        """See the base class. A message is sent in a transaction that is then aborted, so consumers do not see it."""
         receipt, headers, body = self.encode(Message(destination, "probe", b"", is_text=False))
         transaction = {"transaction": "probe"}
         self._protocol.send_frame("BEGIN", transaction)
@@ -158,22 +158,23 @@ class StompPublisher(Publisher):
             return WriteError(f"{self.url}: {where} is full ({said}): make room in it, or raise its limit")
         if any(word in lower for word in _REFUSED):
             return DestinationError(
-                f"{where} at {self.url} may not be written to by user '{user}' ({said}): grant it permission to "
+                f"{where} at {self.url} may not be written to by user '{user}' ({said}): grant this user permission to "
                 "write and to create, or correct option 'username'"
             )
-        if inner:  # Artemis sends the message instead of the reason
+        if inner:  # the ERROR frame has the refused message instead of a reason (Artemis)
             return WriteError(
                 f"{self.url}: the broker refused a message for {where} ({said}) without a reason: user '{user}' may "
                 "lack permission to write, or the address is full; see the broker's log"
             )
-        # Artemis says in the same way why it closes a connection, for example "AMQ229014: Did not receive data …".
+        # The reason may also be why Artemis closes the connection, for example "AMQ229014: Did not receive data …".
+        # Only if another connection ends in the same way, the broker has refused the message.
         refusal = WriteError(f"{self.url}: the broker refused a message for {where} ({said}): see the broker's log")
         return WriteInterruptedError(refusal.text, stated=True, refusal=refusal)
 
     # -- the connection
 
     def _turn(self, timeout_s: float) -> None:
-        """Take a turn of the connection: send, wait, receive."""
+        """Write and read the socket once: send pending frames or a heartbeat, wait for bytes, and process them."""
         now = time.monotonic()
         if now - self._socket.sent_s >= self._send_every_s and not self._socket.outgoing:
             self._socket.outgoing += b"\n"
@@ -202,7 +203,7 @@ class StompPublisher(Publisher):
         return True
 
     def _receive_rest(self) -> None:
-        """Read everything the broker sent before it closed the connection."""
+        """Read what the broker has sent before it closed the connection: perhaps an ERROR frame with the reason."""
         with contextlib.suppress(OSError, StompFrameError):
             while not self._end and self._receive():
                 pass
@@ -227,11 +228,12 @@ class StompPublisher(Publisher):
             self._end, self._stated = error_text(headers, body) + (f"; messageId '{about}'" if about else ""), True
 
     def _drops(self, receipt: str, body: bytes) -> bool:
-        """Whether to drop a message whose destination is not there or refused. Only Artemis ends the connection then.
+        """Whether the broker refused a message because of its destination, and the message's row may be dropped.
 
-        ActiveMQ Classic: "…DestinationDoesNotExistException: The destination temp-queue://… does not exist" or "Cannot
-        publish to a deleted Destination" (6.3). Artemis, if the user may not create addresses: "AMQ229032: User: … does
-        not have permission='CREATE_ADDRESS' on address …" (2.56).
+        If so, mark the message as dropped. The reasons are, from ActiveMQ Classic: "…DestinationDoesNotExistException:
+        The destination temp-queue://… does not exist" or "Cannot publish to a deleted Destination" (6.3); from Artemis,
+        if the user may not create addresses: "AMQ229032: User: … does not have permission='CREATE_ADDRESS' on address
+        …" (2.56). After such a refusal Artemis ends the connection, but ActiveMQ Classic does not.
         """
         if not (self.settings.drops_destinations and any(words in body for words in _GONE)):
             return False
@@ -254,9 +256,10 @@ class StompPublisher(Publisher):
 
 
 def frame_headers(message: Message, broker: str) -> dict[str, str]:
-    """Return the headers of a message's SEND, without `destination` and `receipt`. Only names are escaped.
+    """Return the headers of the SEND frame for a message, without `destination` and `receipt`.
 
-    A text message has no content-length, and a bytes message has one. So brokers tell the two kinds apart.
+    Names of headers are escaped, and values are not, because stomp.py escapes them. Only a bytes message has the header
+    `content-length`, because brokers take a message without this header for a text message.
 
     Raises:
         RowError: STOMP cannot carry the message.
