@@ -1,9 +1,9 @@
-"""The buffer: messages received but not planned, oldest first, with their payloads. Pure.
+"""The buffer: messages that were received but not planned yet, oldest first, with their payloads.
 
-Nearly every message is delivered once, and is planned and committed with its neighbours. Until something else happens,
-a block of messages is one object, a *run*, and no key, tag or payload is handled individually. On an event for a single
-message of a run, or a delivery that may repeat such a message, the in-flight table *spreads* the run into containers of
-single messages.
+Nearly every message is delivered once, and is planned and committed together with its neighbours. So messages that
+arrived together are kept as one object, a *run*, without handling the key, tag or payload of each message. If an event
+concerns a single message of a run, or if a delivery may be another delivery of such a message, the in-flight table
+*spreads* the run: its messages become single messages, which are handled one by one.
 """
 
 from __future__ import annotations
@@ -17,27 +17,30 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 __all__ = ["RUN_MIN", "SPREAD_MAX", "Buffer", "MessageRun", "Parts", "joined", "keys_of", "lowest_tags", "places_of"]
 
-#: Fewest messages in a run, unless many others are buffered.
+#: Minimum number of messages in a run, unless many messages are buffered.
 RUN_MIN = 64
-#: A small block becomes single messages, and spreads all runs, as long as fewer than `SPREAD_MAX * RUN_MIN` messages
-#: are buffered. The reason is the fixed cost of each run, however small.
+#: If fewer messages than `RUN_MIN` arrive together, they become single messages, and all runs are spread. But if
+#: `SPREAD_MAX * RUN_MIN` messages or more are buffered, they become a run, because spreading would take longer.
 SPREAD_MAX = 16
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: payload: the object that the caller gets back when the message is emitted
 
-#: Deliveries in order, as stretches of one session each: the session's number, and its tags, ascending.
+#: Deliveries in order of arrival. Each part has consecutive deliveries of one session: the number of the session, and
+#: the deliveries' tags in ascending order.
 Parts: TypeAlias = Sequence[tuple[int, Sequence[int]]]
 
 
 @dataclass(eq=False)
 class MessageRun(Generic[K, P]):
-    """Messages with a single delivery each.
+    """A run: messages that are handled together. Each of them has exactly one delivery.
 
     Attributes:
         parts: the deliveries, in the order of the messages.
-        size_bytes: bytes of the payloads.
-        digests: digests of the keys, an array made by the memory; None without a memory.
+        keys: the identities of the messages.
+        payloads: the payloads of the messages.
+        size_bytes: size of all payloads.
+        digests: array with the digests of the keys, as the memory computes them; None if there is no memory.
     """
 
     parts: Parts
@@ -50,7 +53,7 @@ class MessageRun(Generic[K, P]):
         return len(self.keys)
 
     def split(self, count: int, size_of: Callable[[Sequence[P]], int]) -> tuple[MessageRun[K, P], MessageRun[K, P]]:
-        """Split into the first `count` messages and the rest."""
+        """Split this run into two: one with the first `count` messages, and one with the others."""
         size_bytes = size_of(self.payloads[:count])
         first: list[tuple[int, Sequence[int]]] = []
         rest: list[tuple[int, Sequence[int]]] = []
@@ -67,7 +70,7 @@ class MessageRun(Generic[K, P]):
 
 
 def places_of(parts: Parts) -> Iterator[tuple[int, Sequence[int], int, int]]:
-    """Yield parts, each with the position of its first delivery among all, and the position after its last."""
+    """Yield session and tags of each part, the index of its first delivery among all, and the index after its last."""
     end = 0
     for session, tags in parts:
         begin, end = end, end + len(tags)
@@ -75,13 +78,17 @@ def places_of(parts: Parts) -> Iterator[tuple[int, Sequence[int], int, int]]:
 
 
 def keys_of(parts: Parts, keys: Sequence[K]) -> Iterator[tuple[int, Sequence[int], Sequence[K]]]:
-    """Yield parts, each with the keys of its deliveries."""
+    """Yield the session and the tags of each part, together with the keys of its deliveries.
+
+    Args:
+        keys: the keys of all deliveries, in order.
+    """
     for session, tags, begin, end in places_of(parts):
         yield session, tags, keys if len(parts) == 1 else keys[begin:end]
 
 
 def joined(parts: Sequence[Sequence[K]]) -> Sequence[K]:
-    """Join sequences of keys into one sequence. If all are of one class that has a method `joined`, use this method."""
+    """Join sequences of keys into one sequence. If they have a common class with a method `joined`, use this method."""
     kinds = {*map(type, parts)}
     how = getattr(type(parts[0]), "joined", None) if len(kinds) == 1 else None
     joined_: Sequence[K] = list(chain.from_iterable(parts)) if how is None else how(parts)
@@ -89,7 +96,7 @@ def joined(parts: Sequence[Sequence[K]]) -> Sequence[K]:
 
 
 def lowest_tags(runs: Iterable[MessageRun[Any, Any]]) -> dict[int, int]:
-    """Return the lowest tag of each session's runs."""
+    """Return number of each session -> the lowest tag that the session has in these runs."""
     lowest: dict[int, int] = {}
     for run in runs:
         for session, tags in run.parts:
@@ -98,12 +105,15 @@ def lowest_tags(runs: Iterable[MessageRun[Any, Any]]) -> dict[int, int]:
 
 
 class Buffer(Generic[K, P]):
-    """Messages in order of arrival: first single messages, then runs.
+    """The messages that were received but not planned yet, in order of arrival: first single messages, then runs.
+
+    Args:
+        size_of: returns the size in bytes of payloads.
 
     Attributes:
-        size_bytes: bytes of all payloads.
-        order: the single messages, oldest first.
-        runs: the runs that follow the single messages.
+        size_bytes: size of all payloads.
+        order: the keys of the single messages, oldest first.
+        runs: the runs, whose messages arrived after the single messages.
     """
 
     def __init__(self, size_of: Callable[[Sequence[P]], int]) -> None:
@@ -127,22 +137,22 @@ class Buffer(Generic[K, P]):
         return self._payloads.get(key)
 
     def oldest(self, limit: int) -> Iterable[P]:
-        """Return the payloads of the oldest messages, at most `limit`."""
+        """Return the payloads of the `limit` oldest messages, or of all messages if there are fewer."""
         first = map(self._payloads.__getitem__, self.order)
         return islice(chain(first, chain.from_iterable(run.payloads for run in self.runs)), limit)
 
     def take_run(self) -> MessageRun[K, P]:
-        """Take the oldest run."""
+        """Remove the oldest run, and return it."""
         run = self.runs.popleft()
         self._in_runs -= len(run)
         self.size_bytes -= run.size_bytes
         return run
 
     def join(self, small: Collection[MessageRun[K, P]], make: Callable[[Sequence[MessageRun[K, P]]], Any]) -> None:
-        """Join adjacent runs that are all in `small`.
+        """Join runs that are in `small` and follow one another.
 
         Args:
-            make: joins several runs into one.
+            make: takes several runs, and returns the run that replaces them.
         """
         joined_: deque[MessageRun[K, P]] = deque()
         for is_small, group in groupby(self.runs, lambda run: run in small):
@@ -153,7 +163,10 @@ class Buffer(Generic[K, P]):
         self.runs = joined_
 
     def front(self, count: int) -> list[MessageRun[K, P]]:
-        """Return the runs that make up the oldest `count` messages. Split the last of these runs if needed."""
+        """Return runs that consist of exactly the `count` oldest messages. If necessary, split a run for this.
+
+        Called if there are no single messages. The runs stay in the buffer.
+        """
         runs: list[MessageRun[K, P]] = []
         for run in self.runs:
             if count <= 0:
@@ -168,7 +181,10 @@ class Buffer(Generic[K, P]):
         return runs
 
     def spread(self, count: int) -> list[MessageRun[K, P]]:
-        """Spread the oldest runs until at least `count` messages are single; return these runs, with keys as lists."""
+        """Spread the oldest runs until there are at least `count` single messages. Return the runs that were spread.
+
+        Each of these runs now has its keys in a list.
+        """
         spread: list[MessageRun[K, P]] = []
         while self.runs and len(self.order) < count:
             run = self.take_run()
@@ -178,11 +194,11 @@ class Buffer(Generic[K, P]):
         return spread
 
     def exchange(self, key: K, payload: P) -> None:
-        """Replace a payload by another of the same size."""
+        """Replace the payload of a single message by another payload of the same size."""
         self._payloads[key] = payload
 
     def put(self, keys: Collection[K], payloads: Sequence[P], run: MessageRun[K, P] | None = None) -> None:
-        """Add new messages, as `run` if that is given, otherwise as single messages."""
+        """Add new messages: as a run if `run` is given, which then has these messages; otherwise as single messages."""
         if run is not None:
             self.runs.append(run)
             self._in_runs += len(run)
@@ -193,7 +209,7 @@ class Buffer(Generic[K, P]):
         self.order.extend(keys)
 
     def take(self, keys: Collection[K]) -> tuple[list[P], int]:
-        """Remove messages; return their payloads and the payloads' total bytes."""
+        """Remove single messages. Return their payloads, and the size of these payloads together."""
         first = all(map(eq, keys, self.order))
         if first and len(keys) == len(self._payloads):
             held = list(self._payloads.values())

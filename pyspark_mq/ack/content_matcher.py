@@ -1,28 +1,32 @@
-"""The identity of messages without an ID, from their contents. Pure.
+"""Identifies messages without an ID by their contents. It decides whether a delivery is a known message or a new one.
 
-Within a process, a message without an ID has a unique key: the digest of its content and an ordinal. Files hold only
-the digest. This module decides whether a delivery is a known message or a new one.
+Within a process, a message without an ID has a unique key: the digest of its content, followed by an ordinal number,
+which tells messages with equal contents apart. Files have only the digest.
 
-What brokers report proves little. On RabbitMQ, a missing `redelivered` flag proves that a message is new, unless it was
-dead-lettered. A set flag proves nothing, because unread messages may be flagged, too. A content *repeats* once two
-messages have had this content; the memory records the contents that repeat. The first rule that fits says what a
-delivery is:
+The broker's flag `redelivered` proves little. On RabbitMQ a delivery without the flag is a new message, unless the
+message was dead-lettered. A delivery with the flag may be new or not, because brokers also flag messages that a
+consumer has never processed. A content *repeats* if two messages with this content are known; the memory records which
+contents repeat. A message is *left open* if the end of a session or a process has cut off its acknowledgement. The
+first of these rules that applies decides what a delivery is:
 
-1. a planned message with its content and without a handle;
-2. a new message, if that is proved;
-3. a committed message that had no handle to acknowledge: an *echo*;
-4. a message that was left open, if its content does not repeat: an echo. If the content repeats, the delivery is new,
-   and counted as ambiguous;
-5. a message that was proved new and that another session holds or is acknowledging, if its content does not repeat: a
-   redelivery, because the broker has given up that session. It is an echo if that message is committed;
+1. a planned message with the same content that has no handle;
+2. a new message, if the missing flag proves this;
+3. a committed message with the same content that had no handle when it was committed, and so was not acknowledged. The
+   delivery is an *echo*: a redelivery of a message that is already emitted;
+4. a message with the same content that was left open, if the content does not repeat. The delivery is an echo. If the
+   content repeats, the delivery counts as a new message, and as ambiguous;
+5. a message that was proved new, and that another session holds or is acknowledging, if its content does not repeat.
+   The delivery is a redelivery, because the broker has given up that session. It is an echo if the message is
+   committed;
 6. a new message.
 
-An echo is planned like a new message, but it is not emitted: it is acknowledged when its epoch begins. Then Spark's
-log names the epoch's file, which has the echo. If the echo were acknowledged on sight, and no file followed, the next
-process would not know of that, and would drop an equal message.
+An echo is planned in an epoch like a new message, but not emitted. It is acknowledged when the epoch begins. By then
+Spark's log names the epoch's file, which records the echo. If echoes were acknowledged when they arrive, a process
+could end before it writes a file. The next process would not know that the message is acknowledged, and would take an
+equal message for its redelivery and drop it.
 
-A session never delivers a message twice: after a match by rules 3 to 5, another delivery of the content in that session
-is new. A message that was left open remains so until an epoch with its content is settled.
+A session never delivers a message twice. So after rules 3 to 5 have matched a delivery, another delivery with the same
+content in the same session is a new message. A message counts as left open until an epoch with its content is settled.
 """
 
 from __future__ import annotations
@@ -38,39 +42,40 @@ from pyspark_mq.ack.table import State
 
 __all__ = ["ContentMatcher", "Lookup"]
 
-#: Bytes of a digest, bytes of a key, and the ordinal in the key of the first message with each content.
+#: Number of bytes in a digest and in a key, and the ordinal in the key of the first message with each content.
 _DIGEST, _KEY = 16, 24
 _FIRST = bytes(_KEY - _DIGEST)
-#: Takes the place of the digest in the keys of messages without an identity.
+#: Takes the place of the digest in the keys of messages that have no identity (`onMissingMessageId=row`).
 _NAMELESS = bytes(_DIGEST)
-#: :meth:`ContentMatcher.sweep` drops notes only if there are more notes than this.
+#: :meth:`ContentMatcher.sweep` does nothing unless there are more notes than this.
 _NOTED_MIN = 4_096
 
 
 class Lookup(Protocol):
-    """Look-ups in an in-flight table."""
+    """The look-ups in the in-flight table that a :class:`ContentMatcher` needs."""
 
     def all_unseen(self, keys: set[Any]) -> bool:
-        """Whether none of these keys is known."""
+        """Whether all of these keys are unknown."""
 
     def states(self, keys: Collection[Any]) -> Callable[[Any], State]:
         """Return a function that returns the state of any of these keys. The table's next change makes it invalid."""
 
     def in_other_sessions(self, session: int, keys: Collection[Any]) -> set[Any]:
-        """Return the keys for which other sessions have an open delivery or an unsettled acknowledgement.
+        """Return the keys for which another session has an open delivery, or an acknowledgement that is not settled.
 
-        Keys for which `session` has one, too, are left out.
+        A key for which `session` itself has one of these is left out.
         """
 
 
 class ContentMatcher:
-    """Matches one queue's messages without IDs, and makes the keys that the in-flight table uses for them.
+    """Identifies the messages without an ID of one queue, and creates their keys for the in-flight table.
 
     Args:
-        proves: whether a missing `redelivered` flag proves that a message is new.
+        memory: the committed messages of this queue.
+        proves: whether a delivery without the flag `redelivered` is proved to be a new message (RabbitMQ).
 
     Attributes:
-        ambiguous: number of deliveries emitted although they may be redeliveries.
+        ambiguous: number of deliveries that were taken for new messages although they may be redeliveries.
     """
 
     def __init__(self, memory: Remembered[Any], *, proves: bool) -> None:
@@ -79,13 +84,13 @@ class ContentMatcher:
         self._ordinals = count(1)
         #: Planned messages without a handle: digest -> keys, oldest first.
         self._waiting: dict[bytes, dict[bytes, None]] = {}
-        #: Digest -> number of messages that were committed without a handle and will be redelivered.
+        #: Digest -> number of messages that were committed without a handle, and that the broker will redeliver.
         self._coming: Counter[Any] = Counter()
         #: Digest of a redelivered message -> the sessions that received a redelivery.
         self._again: dict[bytes, set[int]] = {}
         #: Keys of messages that were not proved new.
         self._unproved: set[bytes] = set()
-        #: Received or planned echoes; for each, whether it was expected by rule 3.
+        #: Key of an echo that was received or planned -> whether rule 3 has matched it.
         self._echoes: dict[Any, bool] = {}
         self._noted_max = _NOTED_MIN
         self.ambiguous = 0
@@ -95,10 +100,13 @@ class ContentMatcher:
     def name(
         self, session: int, digests: Sequence[bytes], not_redelivered: Sequence[bool], lookup: Lookup
     ) -> list[bytes]:
-        """Identify deliveries of a session; return their keys.
+        """Identify deliveries of a session by their contents, and return their keys.
 
         Args:
+            session: number of the session.
+            digests: digest of each delivery's content.
             not_redelivered: for each delivery, whether it is neither flagged as redelivered nor a dead letter.
+            lookup: the in-flight table.
         """
         first = [digest + _FIRST for digest in digests]
         every = set(first)
@@ -118,7 +126,8 @@ class ContentMatcher:
             new = sure and self._proves
             if found is not None:
                 if new:
-                    self._repeat(key, repeats)  # match either of two equal messages, because the other may follow
+                    # This proved new message takes the place of an equal planned one, whose redelivery may follow.
+                    self._repeat(key, repeats)
                 self._doubt([] if sure else [found])
             elif not new and (
                 (expected := self._is_expected(digest))
@@ -141,7 +150,10 @@ class ContentMatcher:
         return names
 
     def _is_expected(self, digest: bytes) -> bool:
-        """Whether a committed message without a handle has this content. It is then expected no more."""
+        """Whether the broker will redeliver a message with this content that was committed without a handle (rule 3).
+
+        If so, this delivery is the redelivery, so one message fewer is expected.
+        """
         if not self._coming.get(digest):
             return False
         self._coming[digest] -= 1
@@ -165,16 +177,13 @@ class ContentMatcher:
     def _is_there(
         self, session: int, digest: bytes, key: bytes, repeats: Collection[Any], elsewhere: Collection[Any]
     ) -> bool:
-        """Whether a delivery is a redelivery of a message that another session holds or is acknowledging.
-
-        If so, the broker has given up that session.
-        """
+        """Whether a delivery is a redelivery of a message that another session holds or is acknowledging (rule 5)."""
         return key in elsewhere and self._is_proved(key) and self._may_be(session, digest, key, repeats)
 
     def _may_be(self, session: int, digest: bytes, key: bytes, repeats: Collection[Any]) -> bool:
-        """Whether a delivery may be the only known message with this content.
+        """Whether a delivery may be a redelivery of the only known message with this content.
 
-        It is a different message if the content repeats, or if this session has already delivered the known message.
+        It cannot be if several messages have this content, or if this session has already redelivered that message.
         """
         return key not in repeats and session not in self._again.get(digest, ())
 
@@ -182,7 +191,7 @@ class ContentMatcher:
         return self._proves and key not in self._unproved
 
     def name_nothing(self, count_of: int) -> list[bytes]:
-        """Return new keys for deliveries without an identity."""
+        """Create keys for deliveries that have neither an ID nor an identity by content (`onMissingMessageId=row`)."""
         return [self._further(_NAMELESS) for _ in range(count_of)]
 
     def _further(self, digest: bytes) -> bytes:
@@ -198,7 +207,10 @@ class ContentMatcher:
             self._unproved.update(keys)
 
     def _next_waiting(self, digest: bytes, lookup: Lookup) -> bytes | None:
-        """Take the oldest planned message that has this content and no handle."""
+        """Return the key of the oldest planned message with this content and without a handle; None if there is none.
+
+        The message no longer counts as one without a handle.
+        """
         keys = self._waiting.get(digest)
         while keys:
             key = next(iter(keys))
@@ -212,12 +224,12 @@ class ContentMatcher:
     # -- events of messages ----------------------------------------------------------
 
     def wait(self, keys: Iterable[Any]) -> None:
-        """Record that planned messages have no handle."""
+        """Record that planned messages have no handle, so that the broker will redeliver them."""
         for key in _contents(keys):
             self._waiting.setdefault(key[:_DIGEST], {})[key] = None
 
     def expect(self, keys: Iterable[Any]) -> None:
-        """Record that messages were committed without a handle, so that the broker will redeliver them."""
+        """Record that messages were committed while they had no handle, so that the broker will redeliver them."""
         for key in _contents(keys):
             waiting = self._waiting.get(key[:_DIGEST], {})
             waiting.pop(key, None)
@@ -226,10 +238,14 @@ class ContentMatcher:
             self._coming[key[:_DIGEST]] += 1
 
     def restore(self, keys: Sequence[Any], lookup: Lookup) -> list[Any]:
-        """Return this process's keys for the messages of an epoch that a former process planned.
+        """Create keys for the messages of an epoch that a former process planned.
 
         Args:
-            keys: the keys in the epoch's file, in which contents have no ordinal.
+            keys: the keys in the epoch's file. There, the keys of messages without an ID have no ordinal.
+            lookup: the in-flight table.
+
+        Returns:
+            the keys, in the same order. Keys of messages that have an ID are unchanged.
         """
         digests = {key for key in keys if type(key) is bytes and len(key) == _DIGEST}
         known, _, repeats = self._memory.contents_among(digests)
@@ -248,18 +264,18 @@ class ContentMatcher:
         return every
 
     def echoes(self, keys: Collection[Any]) -> list[Any]:
-        """Select the echoes among these messages."""
+        """Return the keys of those of these messages that are echoes."""
         return [key for key in keys if key in self._echoes] if self._echoes else []
 
     def give_back(self, keys: Iterable[Any]) -> None:
-        """Record that unplanned messages were returned to the broker."""
+        """Record that messages that were received but not planned have been returned to the broker."""
         for key in _contents(keys):
             self._unproved.discard(key)
             if self._echoes.pop(key, False):
                 self._coming[key[:_DIGEST]] += 1
 
     def drop(self, echoes: Iterable[Any]) -> None:
-        """Record that echoes are acknowledged."""
+        """Record that echoes are acknowledged, and forget them."""
         for key in echoes:
             self._echoes.pop(key, None)
 
@@ -271,7 +287,7 @@ class ContentMatcher:
                 del self._again[digest]
 
     def sweep(self, lookup: Lookup) -> None:
-        """Drop notes about messages that are no longer held, if there are many notes."""
+        """If there are many notes about contents, drop those about messages that the in-flight table no longer has."""
         noted = (self._unproved, self._again, self._waiting, self._coming)
         if sum(map(len, noted)) <= self._noted_max:
             return
@@ -295,5 +311,5 @@ class ContentMatcher:
 
 
 def _contents(keys: Iterable[Any]) -> Iterator[bytes]:
-    """Select the keys that stand for contents: with an ordinal, as in this process, or without, as in files."""
+    """Yield the keys that were made from contents: with an ordinal, as in this process, or without, as in files."""
     return (key for key in keys if type(key) is bytes and len(key) in {_DIGEST, _KEY} and not key.startswith(_NAMELESS))

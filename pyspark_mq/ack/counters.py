@@ -1,4 +1,4 @@
-"""The counters of a query, as its progress shows them (rule 8: nothing is dropped without a number).
+"""The counters of a query, as its progress shows them. By rule 8, each dropped or lost message is counted.
 
 ``make docs`` writes the table of docs/options.md#counters from the docstring of :class:`Counters`.
 """
@@ -11,21 +11,22 @@ from typing import Any
 
 __all__ = ["GAUGES", "Counters"]
 
-#: Gauges, which may fall.
+#: Names of the counters that are gauges: current values, which may also fall.
 GAUGES = ("unacked", "buffered", "carried", "remembered", "backlog")
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Counts since this process started, and five current gauges.
+    """Counts since the source's process started, and five gauges with current values.
 
     Attributes:
         received: deliveries received. First deliveries and redeliveries count, but rejected messages do not.
         redelivered: deliveries that the broker flagged as redelivered.
-        duplicates_dropped: redeliveries and producers' duplicates that were dropped, as their ID or content was known.
+        duplicates_dropped: redeliveries and producers' duplicates that were dropped because their ID or content was
+            known.
         reused_ids: dropped duplicates that were not flagged as redelivered, which means that a producer reused an ID.
-        rebound: planned messages that a replay waited for and that were redelivered with their payload.
-        planned: messages cut into epochs by this process.
+        rebound: planned messages for which a replay waited, and which the broker then redelivered.
+        planned: messages that this process has assigned to epochs.
         settled: deliveries whose acknowledgement was confirmed, even if `settleGrace` has not passed yet.
         returned: buffered deliveries returned to the broker when a session ended.
         ambiguous: deliveries without an ID that were emitted although they may be redeliveries of emitted messages.
@@ -33,13 +34,15 @@ class Counters:
         rejected: messages rejected because they have no ID or cannot be decoded.
         reconnects: sessions that ended.
         replays: epochs that an earlier process planned and that Spark requested again.
-        lost: planned messages that an epoch continued without (`failOnDataLoss=false`, or a release).
-        forgotten: IDs forgotten because more than two million were left; their messages may be redelivered.
+        lost: planned messages without which an epoch was emitted (`failOnDataLoss=false`, or a release).
+        forgotten: committed IDs that were forgotten although their messages may be redelivered, because the ends of
+            sessions had cut off the acknowledgements of more than two million messages.
         unacked: now: deliveries for which no acknowledgement is due yet.
         buffered: now: messages received but not planned.
-        carried: now: planned messages, and acknowledged but unsettled messages; a new session may receive them again.
+        carried: now: messages that are planned, or acknowledged but not settled; a new session may receive them again.
         remembered: now: remembered IDs of committed messages, whether settled or not.
-        backlog: now: messages ready in the queue, as the broker last reported; null if the broker reports no number.
+        backlog: now: messages that wait in the queue, as the broker last reported; null if the broker does not report
+            their number.
     """
 
     received: int = 0
@@ -64,24 +67,24 @@ class Counters:
     backlog: int | None = 0
 
     def __add__(self, other: Counters) -> Counters:
-        """Add up the counters of two queues. Both count the same replays, so the larger number is used."""
+        """Add up the counters of two queues. Only `replays` is not added: both queues count the same replays."""
         both = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in _COUNTS}
         known = self.backlog is not None and other.backlog is not None
         backlog = self.backlog + other.backlog if known else None  # type: ignore[operator]
         return Counters(**{**both, "replays": max(self.replays, other.replays), "backlog": backlog})
 
     def totals(self) -> Counters:
-        """Return the counters of a queue that is gone: totals stay, gauges are 0."""
+        """Return these counters with all gauges set to 0, for a queue that is no longer read."""
         return replace(self, **dict.fromkeys(GAUGES, 0))
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Counters:
-        """Parse reported counters. A counter that is missing from the report is 0."""
+        """Parse the result of :meth:`report`. A counter that is missing there is 0."""
         found = {one.name: report[name] for one in fields(cls) if (name := _documented(one.name)) in report}
         return cls(**found)
 
     def report(self) -> dict[str, int | None]:
-        """Return the counters under their documented names."""
+        """Return documented name of each counter -> its value."""
         return {_documented(name): value for name, value in asdict(self).items()}
 
 

@@ -1,4 +1,7 @@
-"""Groups of messages in one state that meet an event together: one class for each kind of data in an event. Pure."""
+"""Groups of messages that are in the same state, and to which the in-flight table applies an event together.
+
+There is a class for each kind of data that comes with an event.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ P = TypeVar("P")  #: payload: the object that the caller gets back when the mess
 
 @dataclass(slots=True)
 class Group(Generic[K]):
-    """Messages in order, without further data."""
+    """A group of messages in order, for events without further data."""
 
     keys: Collection[K]
 
 
 @dataclass(slots=True)
 class DeliveredGroup(Group[K], Generic[K, P]):
-    """Deliveries with their handles and payloads, and with their run if they form a run."""
+    """A group of messages that were delivered, with their handles and payloads, and with their run if they form one."""
 
     parts: Parts
     payloads: Sequence[P]
@@ -34,14 +37,14 @@ class DeliveredGroup(Group[K], Generic[K, P]):
 
 @dataclass(slots=True)
 class Ended(Group[K]):
-    """Messages whose handles in one session are void."""
+    """A group of messages that lose their handles, because the session of these handles has ended."""
 
     session: int
 
 
 @dataclass(slots=True)
 class Assigned(Group[K], Generic[K, P]):
-    """Messages that join an epoch, and their runs if they form any."""
+    """A group of messages that are assigned to an epoch, with the runs that they form, if any."""
 
     epoch: Epoch[K, P]
     runs: Sequence[MessageRun[K, P]] = field(default=())
@@ -49,7 +52,7 @@ class Assigned(Group[K], Generic[K, P]):
 
 @dataclass(slots=True)
 class Whole(Group[K], Generic[K, P]):
-    """All messages of a planned epoch."""
+    """The group of all messages of a planned epoch."""
 
     epoch: Epoch[K, P]
 
@@ -66,7 +69,7 @@ def sorted_by_state(
     unseen: set[K] = set()
     for delivery in zip(tags, keys, payloads, strict=True):
         key = delivery[1]
-        # A repetition within the same call meets the state after the first delivery.
+        # If a message is delivered twice within these deliveries, the first delivery has already changed its state.
         state = State.RECEIVED if key in unseen else state_of(key)
         if state is State.UNSEEN:
             unseen.add(key)

@@ -1,4 +1,8 @@
-"""The open deliveries: which messages may be acknowledged, in which sessions, and under which tags. Pure."""
+"""The open deliveries: which messages can be acknowledged, in which sessions, and under which tags.
+
+An *open* delivery is one for which no acknowledgement is due yet. Its *handle* is its session and its delivery tag, by
+which the broker knows the delivery.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,14 @@ K = TypeVar("K", bound=Hashable)  #: identity of a message
 
 @dataclass(frozen=True, slots=True)
 class SessionAcks:
-    """Acknowledgements due in one session.
+    """Acknowledgements that are due in one session.
 
     Attributes:
-        session: the session of these tags; in any other session the tags name other messages (rule 10).
-        upto: all open deliveries up to this tag may be acknowledged at once; 0 if there are none.
-        singles: tags above `upto`, ascending, to be acknowledged one by one.
-        deliveries: number of deliveries acknowledged.
+        session: number of the session. In any other session the same tags mean other messages (rule 10).
+        upto: all deliveries of the session up to this tag are to be acknowledged, so one cumulative acknowledgement is
+            enough for them; 0 if there are none.
+        singles: tags above `upto`, in ascending order, each of which needs an acknowledgement of its own.
+        deliveries: number of deliveries that are acknowledged in all.
     """
 
     session: int
@@ -38,7 +43,12 @@ class SessionAcks:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgements:
-    """Acknowledgements that are due, by session, and the number under which they will be confirmed."""
+    """Acknowledgements that are due in one or more sessions.
+
+    Attributes:
+        number: identifies these acknowledgements when the broker confirms them.
+        parts: the acknowledgements of each session.
+    """
 
     number: int
     parts: tuple[SessionAcks, ...]
@@ -47,8 +57,8 @@ class Acknowledgements:
 class Handles(Generic[K]):
     """The open deliveries of one session, in the order of their tags.
 
-    Tags and keys are two parallel lists with a start index, not a dict. Epochs are cut from the front, and Python would
-    scan a dict that has lost its front entries from the beginning, again for each epoch.
+    Tags and keys are two parallel lists with a start index instead of a dict. Epochs take deliveries from the front.
+    After entries were removed from the front of a dict, Python would search all removed entries again for each epoch.
 
     Attributes:
         cumulative_below: only tags below this tag may be acknowledged cumulatively, because some deliveries with higher
@@ -71,12 +81,12 @@ class Handles(Generic[K]):
 
     @property
     def bound(self) -> float:
-        """The lowest tag that may not be acknowledged cumulatively; infinity for none."""
+        """The lowest tag that a cumulative acknowledgement must not include; infinity if there is none."""
         held = self._tags[self._start] if len(self) else math.inf
         return held if self.cumulative_below is None else min(held, self.cumulative_below)
 
     def hold(self, tags: Sequence[int], keys: Iterable[K]) -> None:
-        """Add deliveries in ascending order of tags. Only the last few deliveries held before may have higher tags."""
+        """Add deliveries, in ascending order of tags. A few deliveries that were added before may have higher tags."""
         at = bisect_left(self._tags, tags[0], self._start)
         if at == len(self._tags):
             self._tags.extend(tags)
@@ -88,16 +98,16 @@ class Handles(Generic[K]):
         self._keys[at:] = [key for _, key in late]
 
     def take_front(self, wanted: Collection[K], below: float) -> tuple[Sequence[K], int]:
-        """Take deliveries from the front.
+        """Remove deliveries from the front, which one cumulative acknowledgement can cover.
 
         Stop at the first delivery whose message is not wanted, or whose tag is `cumulative_below` or higher.
 
         Args:
-            wanted: the messages whose deliveries to take.
-            below: take only deliveries with a lower tag than this.
+            wanted: the messages whose deliveries are to be removed.
+            below: stop at a delivery with this tag or a higher one.
 
         Returns:
-            the messages of the deliveries taken, and the last tag; 0 for none.
+            the messages of the removed deliveries, and the highest of their tags; 0 if there are none.
         """
         end = self._start + len(wanted)
         if self._keys[self._start : end] != list(wanted):  # nearly always equal
@@ -118,7 +128,7 @@ class Handles(Generic[K]):
         return taken, last
 
     def take(self, wanted: Collection[K]) -> tuple[list[K], tuple[int, ...]]:
-        """Take the deliveries of these messages, wherever they are; return the messages and the tags."""
+        """Remove all deliveries of these messages. Return the messages that had a delivery, and the tags."""
         tags, keys = self._tags[self._start :], self._keys[self._start :]
         stay = [key not in wanted for key in keys]
         if all(stay):
@@ -128,25 +138,28 @@ class Handles(Generic[K]):
         return list(compress(keys, goes)), tuple(compress(tags, goes))
 
     def split(self, tags: Sequence[int], below: float = math.inf) -> tuple[int, tuple[int, ...]]:
-        """Split tags that are not held into the tags below a bound and the tags from the bound on.
+        """Split tags into those that one cumulative acknowledgement can cover, and those that need one each.
 
-        The bound is the lowest of the first held tag, `cumulative_below` and `below`. Returns the last tag below the
-        bound (0 if there is none), and a tuple of the tags after that tag.
+        A cumulative acknowledgement must not reach the first open delivery, `cumulative_below`, or `below`.
 
         Args:
-            tags: ascending.
+            tags: tags of deliveries that are not in this object, in ascending order.
+            below: a further tag that a cumulative acknowledgement must not reach.
+
+        Returns:
+            the highest tag for the cumulative acknowledgement (0 if there is none), and the tags after it.
         """
         at = bisect_left(tags, min(below, self.bound))
         return (tags[at - 1] if at else 0), tuple(tags[at:])
 
 
 class OpenDeliveries(Generic[K]):
-    """Open deliveries of all live sessions."""
+    """The open deliveries of all sessions that have not ended."""
 
     def __init__(self) -> None:
         self._sessions: dict[int, Handles[K]] = {}
-        #: Message -> the most handles that it can have in addition to its first handle. This upper bound lets a commit
-        #: stop searching early.
+        #: Message -> upper bound on its handles after the first one. With this bound a commit can stop searching for
+        #: handles early.
         self._more: Counter[K] = Counter()
 
     def __len__(self) -> int:
@@ -166,24 +179,28 @@ class OpenDeliveries(Generic[K]):
         self._more.update(keys)
 
     def held(self, except_session: int | None = None) -> set[K]:
-        """Return the messages with a handle, in all sessions or in all but one."""
+        """Return the messages that have a handle in a session other than `except_session` (None for any session)."""
         return {key for number, held in self._sessions.items() if number != except_session for key in held.messages()}
 
     def close(self, session: int) -> int:
-        """Forget a session; return the number of handles that the session still had."""
+        """Forget a session that has ended. Return the number of handles that it still had."""
         left = len(self._sessions.pop(session))
         counts = Counter(key for held in self._sessions.values() for key in held.messages())
         self._more = Counter({key: count - 1 for key, count in counts.items() if count > 1})
         return left
 
     def take(self, keys: dict[K, object], below: Mapping[int, int]) -> list[tuple[SessionAcks, Collection[K]]]:
-        """Take every handle of these messages, in each session at the lowest cost (rule 3).
+        """Remove every handle of these messages, and return the acknowledgements that are due for them.
+
+        Each session acknowledges cumulatively as far as rule 3 allows.
 
         Args:
-            below: session -> the lowest tag of the session's open deliveries that are in runs.
+            keys: the messages; the values do not matter.
+            below: session -> the lowest tag of its open deliveries in runs, which a cumulative acknowledgement must not
+                reach.
 
         Returns:
-            the acknowledgements due in each session, each with the messages that it acknowledges.
+            the acknowledgements that are due in each session, with the messages that they acknowledge.
         """
         more = self._more.keys() & keys.keys() if self._more else ()
         expected = len(keys) + sum(map(self._more.pop, more))
@@ -202,10 +219,12 @@ class OpenDeliveries(Generic[K]):
     def take_runs(
         self, runs: Iterable[MessageRun[K, Any]], below: Mapping[int, int]
     ) -> list[tuple[SessionAcks, Collection[K]]]:
-        """Take the handles of runs, as :meth:`take` does. Each message of a run has one handle.
+        """Return the acknowledgements that are due for all messages of these runs, like :meth:`take`.
+
+        The handles of runs are not in this object, but in the runs. Each message of a run has one handle.
 
         Args:
-            below: session -> the lowest tag of the session's other runs.
+            below: session -> the lowest tag of its other runs, which a cumulative acknowledgement must not reach.
         """
         by_session: dict[int, list[tuple[Sequence[int], Sequence[K]]]] = {}
         for run in runs:

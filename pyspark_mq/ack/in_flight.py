@@ -1,14 +1,17 @@
-"""The in-flight table: the messages of this process, their handles, and what may be acknowledged.
+"""The in-flight table: the messages of one queue that this process holds, their handles, and their acknowledgements.
 
-Pure bookkeeping: time is a number passed in, payloads are opaque, and nothing is sent from here. A method that makes
-acknowledgements due returns them as :class:`Acknowledgements`.
+This module only keeps records: it sends nothing, receives the time as a number, and does not look into payloads. If a
+method makes acknowledgements due, it returns them as :class:`Acknowledgements`.
 
-The table of :mod:`.table` decides, and this module executes it. Nearly every message is new, and is planned and
-committed with thousands of others, so each state is a container: the buffer (RECEIVED), the planned epochs (PLANNED),
-the memory (COMMITTED). Messages of one state that meet an event form a group: the transition is looked up once, its
-action is done, and the group moves into the container of the target state. New messages that arrive together stay
-together as a *run* (:mod:`.buffer`). When a delivery repeats a known ID, all runs are spread, and the messages of that
-delivery's block are sorted by state. Rules are cited by their number in docs/how-it-works.md#the-rules.
+:mod:`.table` has the table of states and events, which decides what an event does to a message. This module applies
+it. Each state is a container: the buffer (RECEIVED), the planned epochs (PLANNED), the memory (COMMITTED). Nearly every
+message is new, and is planned and committed together with thousands of others. So messages of one state to which an
+event applies form a group: the transition is looked up once, its action is done, and the group moves to the container
+of the target state. New messages that arrive together stay together as a *run* (:mod:`.buffer`). If a delivery has an
+ID that is known already, all runs are spread into single messages, and the messages that arrived with this delivery are
+sorted into groups by their states.
+
+A docstring that says "rule 9" means the rule with this number in docs/how-it-works.md#the-rules.
 """
 
 from __future__ import annotations
@@ -35,27 +38,29 @@ K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: payload: the object that the caller gets back when the message is emitted
 
 
-#: Actions that move a message into another container even if its state stays the same.
+#: Actions that take a message out of its container even if its state stays the same.
 _REPLACING = frozenset({Action.FORGET})
 
 
 class InFlightTable(Generic[K, P]):
-    """Deliveries of one queue, and the two phases of their commit. Called by one thread.
+    """The messages of one queue, and the two phases of their commit. All methods are called by one thread.
 
     Args:
-        grace_s: seconds that must pass after a confirmation before an answer settles (`settleGrace`).
-        memory: knows committed messages. None for the lower guarantees: keys are then serial numbers of deliveries, and
-            committed epochs are not remembered.
-        matcher: identifies messages without an ID by keys of its own; None if there are no such messages.
-        size_of: computes the bytes of payloads.
-        run_min: this many new messages, or more, become a run. Fewer become a run only if many messages are buffered;
-            if few are buffered, single messages cost less.
+        grace_s: value of option `settleGrace`, see :mod:`.settling`.
+        memory: the committed messages of the queue. None for the guarantees `at-least-once` and `none`: keys are then
+            serial numbers of deliveries, and committed messages are not remembered.
+        matcher: identifies messages without an ID; None if all messages have IDs.
+        size_of: returns the size in bytes of payloads.
+        run_min: number of new messages that become a run if they arrive together. Fewer messages become a run only if
+            many messages are buffered; otherwise single messages cost less.
 
     Attributes:
-        received: messages not planned yet, oldest first. Read-only for other code, like the next three.
-        planned: epochs planned but not committed.
-        settling: acknowledgements that are not settled. The caller reports requests and their times.
-        recalled: number of messages that the former process may have left open; 0 from the first commit on.
+        received: messages that are not planned yet, oldest first. Other code must not change this or the next
+            attributes.
+        planned: epochs that are planned but not committed.
+        settling: acknowledgements that are not settled. The caller reports requests to the broker here.
+        recalled: number of messages whose acknowledgements the end of the former process may have cut off; 0 from the
+            first commit on.
     """
 
     def __init__(
@@ -78,7 +83,7 @@ class InFlightTable(Generic[K, P]):
         self.recalled = 0
         self._numbers = 0
         self._count: Counter[str] = Counter()
-        #: Action -> the class of group that the action needs, and the method that executes the action.
+        #: Action -> the class of group that has the data for it, and the method that performs it.
         self._act: Mapping[Action, tuple[type[Group[K]], Callable[[Any], None]]] = {
             Action.NOTHING: (Group, lambda _: None),
             Action.KEEP: (DeliveredGroup, self._hold),
@@ -115,7 +120,7 @@ class InFlightTable(Generic[K, P]):
 
     @property
     def unacked(self) -> int:
-        """Deliveries of open sessions for which no acknowledgement is due yet."""
+        """Number of deliveries of open sessions for which no acknowledgement is due yet."""
         return len(self._open) + sum(map(len, self._runs))
 
     @property
@@ -124,7 +129,7 @@ class InFlightTable(Generic[K, P]):
         return self._open.sessions
 
     def unacked_in(self, session: int) -> int:
-        """Count the deliveries of an open session for which no acknowledgement is due yet."""
+        """Return the number of deliveries of an open session for which no acknowledgement is due yet."""
         in_runs = (len(tags) for run in self._runs for number, tags in run.parts if number == session)
         return len(self._open[session]) + sum(in_runs)
 
@@ -133,7 +138,10 @@ class InFlightTable(Generic[K, P]):
         yield from (key for key in keys if state_of(key) is State.UNSEEN)
 
     def all_unseen(self, keys: set[K]) -> bool:
-        """Whether none of these keys is known. Runs are not searched."""
+        """Whether all of these keys are unknown.
+
+        Runs are not searched. The callers have spread them before, or ask about contents, which are never in runs.
+        """
         here = self.received.knows_none_of(keys) and self.planned.knows_none_of(keys)
         return here and not (self._memory is not None and self._memory.among(keys))
 
@@ -143,28 +151,25 @@ class InFlightTable(Generic[K, P]):
     def in_other_sessions(self, session: int, keys: Collection[K]) -> set[K]:
         others = self._open.held(except_session=session).intersection(keys)
         others |= self.settling.among(keys, lambda number: number != session)
-        # A broker does not deliver a message again to the session that holds it.
+        # Leave out messages that this session holds, because a broker does not redeliver a message within a session.
         return others.difference(self._open[session].messages()) - self.settling.among(
             others, lambda number: number == session
         )
 
     @property
     def expected(self) -> int:
-        """Number of messages that are planned, or acknowledged but not settled.
-
-        A new session may receive these messages again.
-        """
+        """Number of messages that are planned, or acknowledged but not settled, and so may be redelivered."""
         return len(self.planned) + len(self.settling)
 
     @property
     def settles_contents(self) -> bool:
-        """Whether acknowledgements of messages without an ID are under way."""
+        """Whether messages without an ID are acknowledged but not settled."""
         return self._memory is not None and self._memory.has_contents(self.settling.epochs)
 
     # -- receiving -------------------------------------------------------------------------
 
     def open_session(self, session: int) -> None:
-        """Open a session under a number never used before."""
+        """Record that a session has begun. Its number must not have been used before."""
         self._open.open(session)
 
     def deliver(
@@ -178,21 +183,24 @@ class InFlightTable(Generic[K, P]):
         """Process deliveries of one session, in the order of arrival.
 
         Args:
-            tags: ascending, above all earlier tags of the session.
+            session: number of the session.
+            tags: the deliveries' tags in ascending order, higher than all earlier tags of the session.
+            keys: the deliveries' keys.
+            payloads: the deliveries' payloads.
             committed_elsewhere: keys that this table does not know but another query has committed.
 
         Returns:
-            acknowledgements of duplicates that are due at once (rule 4), or None.
+            acknowledgements of duplicates, which are due at once (rule 4); None if there are no duplicates.
         """
         if not len(tags) == len(keys) == len(payloads):
-            raise InternalError(f"{len(keys)} messages came with {len(tags)} tags and {len(payloads)} payloads")
+            raise InternalError(f"{len(keys)} messages arrived with {len(tags)} tags and {len(payloads)} payloads")
         if not keys:
             return None
         if not committed_elsewhere and self.deliver_new([(session, tags)], keys, payloads):
             return None
         self._count["received"] += len(keys)
         self._spread()
-        keys = [*keys]  # one shared object per key from now on
+        keys = [*keys]  # from now on each key is one object, which all containers share
         state_of = self.states(set(keys))
         met = sorted_by_state(
             session, tags, keys, payloads, lambda key: State.COMMITTED if key in committed_elsewhere else state_of(key)
@@ -200,18 +208,18 @@ class InFlightTable(Generic[K, P]):
         return self._meet(Event.DELIVER, met)
 
     def deliver_new(self, parts: Parts, keys: Sequence[K], payloads: Sequence[P]) -> bool:
-        """Process deliveries of any sessions if all of them are new messages. Otherwise do nothing.
+        """Process deliveries of one or more sessions, provided that all of them are new messages. Otherwise do nothing.
 
         Args:
-            parts: the deliveries, each session's tags as for :meth:`deliver`.
+            parts: the deliveries. The tags of each session are in the order that :meth:`deliver` requires.
 
         Returns:
-            whether the deliveries were processed.
+            whether all messages are new, so that the deliveries were processed.
         """
         run = self._as_run(parts, keys, payloads)
         if run is None:
             self._spread()
-            keys = [*keys]  # one shared object per key from now on
+            keys = [*keys]  # from now on each key is one object, which all containers share
             distinct = set(keys)
             if len(distinct) < len(keys) or not self.all_unseen(distinct):
                 return False
@@ -220,11 +228,11 @@ class InFlightTable(Generic[K, P]):
         return True
 
     def held(self, keys: Sequence[K], payloads: Sequence[P]) -> list[int]:
-        """Return the positions of the payloads that the last :meth:`deliver` kept."""
+        """Return the indexes of the payloads that the last :meth:`deliver` kept, which were not duplicates."""
         return [place for place, key in enumerate(keys) if self._payload(key) == payloads[place]]
 
     def exchange(self, keys: Iterable[K], payloads: Iterable[P]) -> None:
-        """Replace the payloads of these messages by other payloads of the same size."""
+        """Replace the payloads of these single messages by other payloads of the same size."""
         for key, payload in zip(keys, payloads, strict=True):
             (self.received if key in self.received else self.planned).exchange(key, payload)
 
@@ -233,19 +241,19 @@ class InFlightTable(Generic[K, P]):
         return self.received.get(key) if epoch is None else epoch.payloads[key]
 
     def pass_over(self, session: int, tag: int) -> None:
-        """Leave a delivery open until the session ends.
+        """Record that a delivery is not processed, but stays unacknowledged until its session ends.
 
-        This delivery and later deliveries of the session are never acknowledged cumulatively.
+        From now on cumulative acknowledgements of this session must not reach this delivery or later ones.
         """
         handles = self._open[session]
         bound = handles.cumulative_below
         handles.cumulative_below = tag if bound is None else min(tag, bound)
 
     def lose(self, session: int) -> int:
-        """Void every handle of a session that has ended (rule 6).
+        """Process the end of a session, after which its handles are no longer valid (rule 6).
 
         Returns:
-            the number of planned or committed messages that may be redelivered.
+            the number of planned or committed messages that the broker may redeliver because of this end.
         """
         self._spread()
         open_deliveries = self.unacked_in(session)
@@ -259,7 +267,7 @@ class InFlightTable(Generic[K, P]):
             self._matcher.give_back(only_here)
             self._matcher.wait(key for key in planned if key not in elsewhere)
             self._matcher.end(session)
-        # Messages that another session holds, too, only lose a handle.
+        # A message that another session holds, too, is not returned: it only loses one of its handles.
         self._unbind(Ended([key for key in received if key in elsewhere], session))
         self._meet(
             Event.LOSE,
@@ -272,16 +280,18 @@ class InFlightTable(Generic[K, P]):
         self._count["returned"] += len(only_here)
         left = self._open.close(session)
         if left:
-            raise InternalError(f"session {session} is gone, but {left} of its handles are still held")
+            raise InternalError(f"session {session} has ended, but {left} of its handles are still recorded")
         return open_deliveries - len(only_here) + len(set(cut_off))
 
     # -- phase one -------------------------------------------------------------------------
 
     def plan(self, epoch: int, count: int) -> Sequence[K]:
-        """Cut the oldest `count` buffered messages into an epoch; return the IDs of those that it emits, in order.
+        """Assign the `count` oldest buffered messages to a new epoch. Return the keys of those that it emits, in order.
+
+        The epoch does not emit echoes (:mod:`.content_matcher`).
 
         Args:
-            epoch: number of the epoch, above all earlier numbers.
+            epoch: number of the epoch, higher than all earlier numbers.
         """
         planned: Epoch[K, P] = Epoch(epoch)
         runs: Sequence[MessageRun[K, P]] = ()
@@ -304,10 +314,12 @@ class InFlightTable(Generic[K, P]):
         return [key for key in keys if key not in echoes]
 
     def begin(self, epoch: int) -> Acknowledgements | None:
-        """Process the beginning of an epoch: the file that has its echoes is the one that a restart reads.
+        """Process the beginning of an epoch: Spark's log now names the epoch's file, which records its echoes.
+
+        So the echoes (:mod:`.content_matcher`) can be acknowledged. They no longer belong to the epoch.
 
         Returns:
-            the acknowledgements of the echoes, which leave the epoch, or None.
+            the acknowledgements of the echoes; None if the epoch has no echoes.
         """
         begun = self.planned.epochs.get(epoch)
         if begun is None or not begun.echoes:
@@ -319,7 +331,12 @@ class InFlightTable(Generic[K, P]):
         return self._meet(Event.BEGIN, {State.PLANNED: Group(echoes)}, epoch)
 
     def restore_planned(self, epoch: int, keys: Sequence[K]) -> None:
-        """Expect the messages of an epoch that a former process planned but Spark did not commit."""
+        """Add an epoch that a former process planned and Spark did not commit. Its messages are not redelivered yet.
+
+        Args:
+            epoch: number of the epoch.
+            keys: the keys of its messages, as the epoch's file has them.
+        """
         planned: Epoch[K, P] = Epoch(epoch)
         if self._matcher is not None:
             keys = self._matcher.restore(keys, self)
@@ -330,7 +347,7 @@ class InFlightTable(Generic[K, P]):
             self._matcher.wait(self.planned.missing(epoch))
 
     def abandon(self, epoch: int) -> None:
-        """Abandon the missing messages of an epoch (rule 9)."""
+        """Give up the messages of an epoch that were not redelivered (rule 9), so that it is emitted without them."""
         abandoned = self.planned.missing(epoch)
         self._meet(Event.ABANDON, {State.PLANNED: Group(abandoned)})
         self._count["lost"] += len(abandoned)
@@ -338,17 +355,17 @@ class InFlightTable(Generic[K, P]):
     # -- phase two -------------------------------------------------------------------------
 
     def commit(self, epoch: int) -> Acknowledgements | None:
-        """Process the commit of this epoch alone. The caller commits lower epochs by calls of their own.
+        """Process the commit of one epoch. The caller must have committed all earlier epochs before.
 
         Returns:
-            the acknowledgements that are due now, or None if there are no handles.
+            the acknowledgements that are due now; None if no message of the epoch has a handle.
         """
         self.recalled = 0
         ready = self.planned.epochs.pop(epoch, None)
         if ready is None:
             return None
         keys = joined([run.keys for run in ready.runs]) if ready.runs else ready.payloads
-        if self._memory is not None:  # first, because messages without a handle are then left
+        if self._memory is not None:  # do this first, because the next step records messages without a handle there
             self._memory.committed(epoch, keys, [run.digests for run in ready.runs])
         due = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, epoch)
         if ready.runs:
@@ -356,7 +373,12 @@ class InFlightTable(Generic[K, P]):
         return due
 
     def confirm(self, number: int, session: int, now_s: float) -> None:
-        """Process a session's answer to the request with that number."""
+        """Process a session's answer to a request, and so the confirmation of acknowledgements with this number.
+
+        Args:
+            number: number of the request, which is that of the acknowledgements if it was sent with them.
+            now_s: time of the answer.
+        """
         self._count["settled"] += self.settling.confirm(number, session, now_s)
 
     # -- runs ------------------------------------------------------------------------------
@@ -366,11 +388,11 @@ class InFlightTable(Generic[K, P]):
         return [*self.planned.runs, *self.received.runs]
 
     def _as_run(self, parts: Parts, keys: Sequence[K], payloads: Sequence[P]) -> MessageRun[K, P] | None:
-        """Return deliveries as a run if they are new messages and a run is worth its cost; otherwise None."""
+        """Make a run of deliveries; None if some may not be new messages, or if there are too few for a run."""
         if len(keys) < self._run_min and len(self.received) < SPREAD_MAX * self._run_min:
             return None
         if self._memory is None:
-            if not isinstance(keys, range):  # serial numbers, which repeat nothing
+            if not isinstance(keys, range):  # only a range of serial numbers is certain to have new messages only
                 return None
             return MessageRun(parts, cast("Sequence[K]", keys), payloads, self._size_of(payloads), None)
         if self.received.order or self.planned.has_single:
@@ -385,14 +407,14 @@ class InFlightTable(Generic[K, P]):
         self._by_themselves(self.planned.spread() + self.received.spread(len(self.received)))
 
     def _by_themselves(self, spread: Sequence[MessageRun[K, P]]) -> None:
-        """Add the handles of runs that were spread to the open deliveries, as handles of single messages."""
+        """Add the handles of runs to the open deliveries. The runs were spread, so their messages are single now."""
         for run in spread:
             self._hold_parts(run.parts, run.keys)
         if spread:
             self._hold_runs()
 
     def _hold_runs(self) -> None:
-        """Tell the memory which IDs are in runs."""
+        """Tell the memory which IDs are in runs, so that it finds a delivery that repeats one of them."""
         if self._memory is not None:
             self._memory.hold_only([run.digests for run in self._runs])
 
@@ -401,10 +423,14 @@ class InFlightTable(Generic[K, P]):
     def _meet(
         self, event: Event, groups: Mapping[State, Group[K]], epoch: int | None = None
     ) -> Acknowledgements | None:
-        """Apply an event to groups of messages, each in one state.
+        """Apply an event to groups of messages. All messages of a group are in the same state.
 
         Args:
-            epoch: the epoch with which the event acknowledges messages; None if there is none.
+            groups: state -> the messages in this state.
+            epoch: the epoch to which acknowledged messages belong; None if the event does not belong to an epoch.
+
+        Returns:
+            the acknowledgements that are due now; None if there are none.
         """
         # Look up all transitions first, so that an illegal event changes nothing.
         rows = [(state, group, *step(state, event)) for state, group in groups.items() if group.keys]
@@ -420,7 +446,7 @@ class InFlightTable(Generic[K, P]):
             needs, act = self._act[action]
             if not isinstance(group, needs):
                 raise InternalError(
-                    f"event '{event.value}' has no data for action '{action.value}' in state '{state.value}'"
+                    f"event '{event.value}' lacks the data for action '{action.value}' in state '{state.value}'"
                 )
             act(group)
             if moves:
@@ -430,7 +456,7 @@ class InFlightTable(Generic[K, P]):
         return self._acknowledge(due, epoch) if due else None
 
     def _hold(self, group: DeliveredGroup[K, P]) -> None:
-        if group.run is None:  # a run itself has the handles
+        if group.run is None:  # the handles of a run stay in the run
             self._hold_parts(group.parts, group.keys)
 
     def _hold_parts(self, parts: Parts, keys: Collection[K]) -> None:
@@ -458,9 +484,9 @@ class InFlightTable(Generic[K, P]):
             self._memory.leave(group.keys)
 
     def _acknowledge(self, due: Sequence[tuple[Group[K], Taken[P]]], epoch: int | None) -> Acknowledgements | None:
-        """Make acknowledgements of every handle of these messages due.
+        """Return the acknowledgements for every handle of these messages, and record them as unsettled.
 
-        Handles are acknowledged cumulatively as far as rule 3 allows, and one by one beyond that.
+        Handles are acknowledged cumulatively as far as rule 3 allows, and otherwise one by one.
         """
         group = due[0][0]
         keys: Collection[K]
@@ -483,7 +509,10 @@ class InFlightTable(Generic[K, P]):
     def _take_handles(
         self, due: Sequence[tuple[Group[K], Taken[P]]]
     ) -> tuple[Collection[K], list[tuple[SessionAcks, Collection[K]]]]:
-        """Take every handle of these messages. Record messages without a handle as left open."""
+        """Remove every handle of these messages, and return the acknowledgements for them.
+
+        Messages without a handle cannot be acknowledged now. Record that the broker will redeliver them.
+        """
         group = due[0][0]
         if isinstance(group, Whole) and group.epoch.runs:
             return group.keys, self._open.take_runs(group.epoch.runs, lowest_tags(self._runs))
@@ -492,7 +521,7 @@ class InFlightTable(Generic[K, P]):
             if isinstance(group, Whole)
             else dict.fromkeys(key for one, _ in due for key in one.keys)
         )
-        if any(taken.unbound for _, taken in due):  # search anyway: these messages may have been redelivered since
+        if any(taken.unbound for _, taken in due):  # some messages lost a handle, but may have got another one since
             held = self._open.held()
             unheld = [key for key in keys if key not in held]
             self._leave(Group(unheld))

@@ -1,4 +1,4 @@
-"""Epochs planned but not committed: their messages, and the payloads received so far. Pure."""
+"""The epochs that are planned but not committed: their messages, and the payloads that were received so far."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ P = TypeVar("P")  #: payload: the object that the caller gets back when the mess
 
 @dataclass(slots=True)
 class Epoch(Generic[K, P]):
-    """A planned epoch. Its messages are all single, or all in runs.
+    """A planned epoch. Its messages are either all single messages, or all in runs.
 
     Attributes:
-        payloads: payloads in planned order; None for a missing payload. Empty if the epoch has runs.
-        runs: runs in planned order.
-        size_bytes: bytes of the payloads received so far.
-        unbound: whether some handles are gone with their session.
-        echoes: messages that leave the epoch when it begins (:mod:`.content_matcher`).
+        number: number of the epoch.
+        payloads: key of a single message -> its payload, in planned order; None for a message that was not redelivered
+            yet. Empty if the messages are in runs.
+        missing: number of messages without a payload.
+        size_bytes: size of the payloads that were received so far.
+        unbound: whether some messages have lost a handle because its session ended.
+        runs: the runs, in planned order.
+        echoes: messages that the epoch does not emit: they are acknowledged when it begins (:mod:`.content_matcher`).
     """
 
     number: int
@@ -40,13 +43,13 @@ class Epoch(Generic[K, P]):
 
 @dataclass(slots=True)
 class Taken(Generic[P]):
-    """Payloads that leave a container with their messages.
+    """The payloads of messages that were removed from a container.
 
     Attributes:
-        payloads: the payloads; None for each missing payload.
-        size_bytes: bytes of the payloads that are not missing.
-        missing: number of missing payloads.
-        unbound: whether some messages may have no handle.
+        payloads: the payloads; None for each message whose payload was not received yet.
+        size_bytes: size of the payloads that were received.
+        missing: number of payloads that were not received yet.
+        unbound: whether some of the messages may have no handle.
     """
 
     payloads: Sequence[P | None] = ()
@@ -56,7 +59,7 @@ class Taken(Generic[P]):
 
 
 class Planned(Generic[K, P]):
-    """Planned epochs, by number and by message."""
+    """All planned epochs, which can be looked up by number and by message."""
 
     def __init__(self, size_of: Callable[[Sequence[P]], int]) -> None:
         self._size_of = size_of
@@ -80,19 +83,19 @@ class Planned(Generic[K, P]):
         return sum(epoch.size_bytes for epoch in self.epochs.values())
 
     def keys(self, epoch: int) -> Sequence[K]:
-        """Return the messages of an epoch in order; none if the epoch is committed or unknown."""
+        """Return the keys of an epoch's messages, in order; empty if the epoch is committed or unknown."""
         found = self.epochs.get(epoch)
         if found is None:
             return ()
         return joined([run.keys for run in found.runs]) if found.runs else tuple(found.payloads)
 
     def echoes(self, epoch: int) -> Collection[K]:
-        """Return the echoes among the messages of an epoch."""
+        """Return the keys of those messages of an epoch that it does not emit (:mod:`.content_matcher`)."""
         found = self.epochs.get(epoch)
         return () if found is None else found.echoes
 
     def parts(self, epoch: int) -> list[Sequence[P]]:
-        """Return the payloads that an epoch emits, in planned order: one part for each run, or one part in all."""
+        """Return the payloads that an epoch emits, in planned order. There is a part for each run, or else one part."""
         found = self.epochs[epoch]
         if found.runs:
             return [run.payloads for run in found.runs]
@@ -100,11 +103,11 @@ class Planned(Generic[K, P]):
 
     @property
     def has_single(self) -> bool:
-        """Whether there are single messages."""
+        """Whether an epoch has single messages, which are not in runs."""
         return bool(self._epoch_of)
 
     def spread(self) -> list[MessageRun[K, P]]:
-        """Turn all runs into single messages; return the former runs, with keys as lists."""
+        """Turn all runs into single messages. Return these runs, each of which now has its keys in a list."""
         spread = self.runs
         for epoch in self.epochs.values():
             for run in epoch.runs:
@@ -116,11 +119,11 @@ class Planned(Generic[K, P]):
 
     @property
     def runs(self) -> list[MessageRun[K, P]]:
-        """Runs of all epochs."""
+        """The runs of all epochs."""
         return [run for epoch in self.epochs.values() for run in epoch.runs]
 
     def missing(self, epoch: int) -> list[K]:
-        """Return the messages of an epoch that have no payload yet, in planned order."""
+        """Return the keys of an epoch's messages whose payloads were not received yet, in planned order."""
         return [key for key, payload in self.epochs[epoch].payloads.items() if payload is None]
 
     def put(
@@ -157,7 +160,11 @@ class Planned(Generic[K, P]):
             del self._epoch_of[key]
 
     def fill(self, keys: Iterable[K], payloads: Iterable[P]) -> list[K]:
-        """Add the payloads that planned messages lack; return the keys that were not planned or had a payload."""
+        """Add payloads to planned messages that have none.
+
+        Returns:
+            the keys of the other messages: they have a payload already, or are not planned.
+        """
         filled: dict[int, list[P]] = {}
         others: list[K] = []
         for key, payload in zip(keys, payloads, strict=True):
@@ -173,10 +180,10 @@ class Planned(Generic[K, P]):
         return others
 
     def exchange(self, key: K, payload: P) -> None:
-        """Replace a payload by another of the same size."""
+        """Replace the payload of a single message by another payload of the same size."""
         self._epoch_of[key].payloads[key] = payload
 
     def unbind(self, keys: Collection[K]) -> None:
-        """Record that handles of these messages are gone."""
+        """Record that these messages have lost a handle."""
         for key in self._epoch_of.keys() & keys:
             self._epoch_of[key].unbound = True

@@ -1,4 +1,4 @@
-"""The interface through which an in-flight table uses the memory of a query."""
+"""The interface through which an in-flight table uses the memory of committed messages (:mod:`pyspark_mq.dedup`)."""
 
 from __future__ import annotations
 
@@ -14,41 +14,51 @@ class Remembered(Protocol[K]):
     """The committed messages of one queue."""
 
     def among(self, keys: Collection[K]) -> set[K]:
-        """Return the keys that are known."""
+        """Return those of these keys whose messages are known to be committed."""
 
     def left_among(self, keys: Collection[K]) -> set[K]:
-        """Return the keys whose messages were left open when a session or process ended."""
+        """Return the keys of messages that were left open.
+
+        This means that the end of a session or a process has cut off their acknowledgement.
+        """
 
     def hold(self, keys: Collection[K]) -> Any:
-        """Hold the IDs of received messages, so that a later delivery with one of these IDs is noticed.
+        """Note the IDs of the messages in a run, so that a later delivery with one of these IDs is noticed.
 
         Returns:
-            the digests of the IDs; None if any ID was already known or held.
+            the digests of the IDs. None, and no ID is noted, if one of them is known or noted already.
         """
 
     def hold_only(self, digests: Sequence[Any]) -> None:
-        """Hold only the IDs with these digests from now on."""
+        """Forget all IDs that :meth:`hold` has noted, except those with these digests."""
 
     def committed(self, epoch: int, keys: Collection[K], digests: Sequence[Any] = ()) -> None:
-        """Record that messages of an epoch are committed; `digests` has the digests of all keys, if known."""
+        """Record that messages of an epoch are committed.
+
+        Args:
+            digests: arrays with the digests of all keys, as :meth:`hold` returned them; empty if they are unknown.
+        """
 
     def leave(self, keys: Collection[K]) -> None:
-        """Record that committed messages were left open and may be redelivered."""
+        """Record that committed messages were left open: their acknowledgements were cut off by an end of a session."""
 
     # -- messages without an ID
 
     def contents_among(self, keys: Collection[Any]) -> tuple[set[Any], set[Any], set[Any]]:
-        """Return three sets: the keys whose content is known, was left open, and repeats, respectively."""
+        """Return three sets of keys, by what is known about their contents.
+
+        A message with the content is committed; such a message was left open; two messages have had the content.
+        """
 
     def repeat(self, key: Any) -> None:
-        """Record that the content of a message repeats."""
+        """Record that a content repeats: two messages have had the content of the message with this key."""
 
     def emit_again(self, key: Any) -> bool:
-        """Record that a message is emitted although it may have been left open before.
+        """Record that a message is emitted, although it may be the redelivery of a message that was left open.
 
         Returns:
-            whether a message with this content was left open.
+            whether there was a message with this content that was left open and not redelivered since.
         """
 
     def has_contents(self, epochs: Collection[int]) -> bool:
-        """Whether messages without an ID are in one of these epochs, which are committed and not settled."""
+        """Whether one of these epochs, which are committed but not settled, has messages without an ID."""

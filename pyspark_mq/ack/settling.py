@@ -1,10 +1,13 @@
-"""Acknowledgements under way, until their messages cannot be redelivered. Pure.
+"""Keeps track of acknowledgements from the moment they are due until their messages cannot be redelivered any more.
 
-An acknowledgement is *settled* in a session once the broker has confirmed it and has then answered a request sent
-`settleGrace` later in the same session: a killed broker may forget acknowledgements that it has confirmed, but a broker
-that answers later has survived. Elapsed time alone proves nothing, because a paused receiver may read bytes that were
-written before the broker died. Acknowledgements cut off by the end of a session are *left*: their messages may be
-redelivered, however late.
+An acknowledgement is *settled* if the broker has confirmed it, and has then answered a request that was sent in the
+same session at least `settleGrace` after the confirmation. A broker that is killed may forget acknowledgements that it
+has confirmed shortly before. But if the broker answers a later request, it was not killed in this time. Waiting without
+a request would not be enough: after this process was paused, it may read bytes that the broker sent before it was
+killed.
+
+If a session ends before an acknowledgement is settled, its message may be redelivered at any later time. Such a message
+is called *left open*.
 """
 
 from __future__ import annotations
@@ -23,12 +26,14 @@ K = TypeVar("K", bound=Hashable)  #: identity of a message
 
 @dataclass(slots=True)
 class _Batch(Generic[K]):
-    """Acknowledged messages of one session.
+    """Messages that were acknowledged together in one session.
 
     Attributes:
-        epoch: the epoch that committed the messages; None for redeliveries.
-        answer_s: an answer to a request sent at this time or later settles the messages; infinity until the broker
-            confirms.
+        keys: the messages.
+        deliveries: number of their deliveries that were acknowledged.
+        epoch: the committed epoch to which the messages belong; None if duplicates are acknowledged.
+        answer_s: the messages are settled by an answer to a request that was sent at this time or later; infinity
+            until the broker has confirmed the acknowledgements.
     """
 
     keys: Collection[K]
@@ -38,10 +43,10 @@ class _Batch(Generic[K]):
 
 
 class Settling(Generic[K]):
-    """All unsettled acknowledgements, by number and session.
+    """All acknowledgements that are not settled, identified by their number and session.
 
     Args:
-        grace_s: `settleGrace`; None if a confirmation alone settles an acknowledgement.
+        grace_s: value of option `settleGrace`; None if a confirmation is enough to settle an acknowledgement.
     """
 
     def __init__(self, grace_s: float | None) -> None:
@@ -51,13 +56,13 @@ class Settling(Generic[K]):
         self._asked: dict[tuple[int, int], float] = {}
 
     def __len__(self) -> int:
-        """Number of acknowledged messages that are not settled."""
+        """Return the number of messages that are acknowledged but not settled."""
         return sum(len(batch.keys) for batch in self._batches.values())
 
     # -- queries
 
     def unconfirmed(self, number: int | None = None) -> bool:
-        """Whether acknowledgements with this number are unconfirmed. None means acknowledgements with any number."""
+        """Whether the broker has not confirmed acknowledgements with this number yet, or with any number if None."""
         return any(
             batch.answer_s == math.inf
             for (asked, _), batch in self._batches.items()
@@ -66,11 +71,11 @@ class Settling(Generic[K]):
 
     @property
     def epochs(self) -> set[int]:
-        """Epochs with unsettled acknowledgements."""
+        """The numbers of the epochs that have acknowledgements which are not settled."""
         return {batch.epoch for batch in self._batches.values() if batch.epoch is not None}
 
     def among(self, keys: Collection[K], sessions: Callable[[int], bool]) -> set[K]:
-        """Return the messages that have an unsettled acknowledgement in one of these sessions."""
+        """Return those of these messages that are acknowledged but not settled in a session that `sessions` accepts."""
         wanted = set(keys)
         return {
             key
@@ -80,7 +85,7 @@ class Settling(Generic[K]):
         }
 
     def asks(self, now_s: float) -> bool:
-        """Whether to send the broker a request just to get an answer."""
+        """Whether to send the broker a request only for its answer, which settles acknowledgements."""
         asked_s: dict[int, float] = {}
         for (_, session), at_s in self._asked.items():
             asked_s[session] = max(at_s, asked_s.get(session, at_s))
@@ -92,17 +97,21 @@ class Settling(Generic[K]):
     # -- events
 
     def put(self, number: int, parts: Iterable[tuple[SessionAcks, Collection[K]]], epoch: int | None) -> None:
-        """Add acknowledgements that are due, each with the messages that it acknowledges."""
+        """Add acknowledgements that are due in several sessions, each with the messages that it acknowledges."""
         for acks, keys in parts:
             self._batches[number, acks.session] = _Batch(keys, acks.deliveries, epoch)
 
     def asked(self, number: int, sessions: Iterable[int], now_s: float) -> None:
-        """Record that a request was sent in these sessions. A session answers requests in the order of sending."""
+        """Record that a request with this number was sent in these sessions. A session answers requests in order."""
         for session in sessions:
             self._asked[number, session] = now_s
 
     def confirm(self, number: int, session: int, now_s: float) -> int:
-        """Process a session's answer to a request; return the number of deliveries that the answer confirms."""
+        """Process a session's answer to the request with this number.
+
+        Returns:
+            the number of deliveries whose acknowledgement the answer confirms.
+        """
         asked_s = self._asked.pop((number, session), None)
         batch = self._batches.get((number, session))
         confirmed = 0
@@ -117,7 +126,7 @@ class Settling(Generic[K]):
         return confirmed
 
     def lose(self, session: int) -> list[K]:
-        """Process the end of a session; return the messages whose acknowledgements were cut off by this end."""
+        """Process the end of a session. Return the messages whose acknowledgements were not settled in it."""
         for place in [place for place in self._asked if place[1] == session]:
             del self._asked[place]
         ended = [place for place in self._batches if place[1] == session]

@@ -1,12 +1,13 @@
-"""The life of a delivery: one table, state x event.
+"""The life of a message: a table that says what each event does to a message in each state.
 
-Two rules for this file: only ``TRANSITIONS`` decides what an event does to a message, and nothing here knows about
-brokers, Spark, threads or time.
+Two rules apply to this file. Only ``TRANSITIONS`` decides what an event does to a message. And the file does not know
+about brokers, Spark, threads or time.
 
-The in-flight table holds the messages of one state in one container. For each event, it looks up the transition once
-for each container concerned, performs the action, and moves the messages into the container of the target state. It has
-no other way to move a message, so a wrong row here makes the in-flight table wrong:
-``tests/unit/test_table_mutations.py`` changes every row in every way and checks that each change is noticed.
+The in-flight table (:mod:`.in_flight`) applies this table. It keeps the messages of one state in one container. For an
+event, it looks up the transition once for each container with messages to which the event applies, performs the
+action, and moves the messages into the container of the target state. It cannot move messages in any other way, so a
+wrong row in this table makes the in-flight table wrong. ``tests/unit/test_table_mutations.py`` changes each row in
+every possible way, and checks that a test notices the change.
 
 Theory
 ------
@@ -16,24 +17,25 @@ section 4.7 "message redelivery"; not all brokers set the redelivered flag, so n
 
 The coordinator of the two-phase commit is Spark's checkpoint:
 
-* phase one is PLAN. The ID is in a file that the offset log names, so from here on the message belongs to exactly one
-  epoch, forever;
-* COMMIT is Spark's proof that the epoch is in the commit log. Only now may the broker forget the message;
-* phase two is the acknowledgement that COMMIT causes. The broker may lose it, or forget that it has processed it, so
-  every delivery with the ID of a committed message is acknowledged again.
+* phase one is PLAN. The message's ID is now in a file that Spark's offset log names, so from now on the message belongs
+  to exactly one epoch, forever;
+* COMMIT means that Spark has proved that the epoch is in its commit log. Only now may the broker forget the message;
+* phase two is the acknowledgement that follows COMMIT. The broker may not receive the acknowledgement, or may forget
+  that it has processed it. So every later delivery with the ID of a committed message is acknowledged again.
 
-A crash is not an event. The next process finds the IDs of committed epochs in files: their messages are COMMITTED from
-the beginning, and those of the open epoch meet RESTORE_PLANNED. The loss of a session (LOSE) voids handles and leaves
-PLANNED and COMMITTED messages as they are. A message that is only RECEIVED is forgotten, because the broker redelivers
-it, perhaps to another consumer.
+A crash of the process is not an event. The next process reads the IDs from files: messages of committed epochs are
+COMMITTED from the beginning, and RESTORE_PLANNED is applied to messages of the epoch that is not committed. The end of
+a session (LOSE) makes handles invalid, but does not change PLANNED and COMMITTED messages. A message that is only
+RECEIVED is forgotten, because the broker redelivers it, perhaps to another consumer.
 
-The memory decides for many IDs at once how long they are remembered (:mod:`pyspark_mq.dedup.memory`); events of single
-messages do not decide this.
+How long the ID of a COMMITTED message is remembered is not decided by events of single messages, but by the memory,
+for many IDs at once (:mod:`pyspark_mq.dedup.memory`).
 
-Only one action acknowledges, and every row with this action leads to COMMITTED (rule 1). ``tests/unit/test_table.py``
-checks every row of the table for this, and the in-flight table refuses a row that breaks the rule.
+Only the action ACKNOWLEDGE acknowledges messages, and every row with this action leads to the state COMMITTED (rule 1).
+``tests/unit/test_table.py`` checks this for every row of the table, and the in-flight table refuses a row that breaks
+the rule.
 
-Rules are cited by their number in docs/how-it-works.md#the-rules.
+"Rule 1" means the rule with this number in docs/how-it-works.md#the-rules.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ __all__ = ["TRANSITIONS", "Action", "Event", "IllegalEventError", "State", "step
 
 
 class State(Enum):
-    """State of a message in this process."""
+    """The state of a message in this process."""
 
     UNSEEN = "unseen"  #: never seen, or forgotten
     RECEIVED = "received"  #: in the buffer, unacknowledged
@@ -60,33 +62,33 @@ class Event(Enum):
     """An event in the life of a message."""
 
     DELIVER = "deliver"  #: a delivery with the message's ID arrives, the first or a later one
-    PLAN = "plan"  #: the message is cut into an epoch
-    BEGIN = "begin"  #: Spark has logged its epoch. Only for an echo, which the epoch does not emit
-    COMMIT = "commit"  #: Spark proves that the message's epoch is committed
-    LOSE = "lose"  #: a handle is gone with its session; a message that is only received has no other handle
+    PLAN = "plan"  #: the message is assigned to an epoch
+    BEGIN = "begin"  #: Spark has logged the epoch. Applies only to an echo, a redelivery that the epoch does not emit
+    COMMIT = "commit"  #: Spark has proved that the message's epoch is committed
+    LOSE = "lose"  #: a handle's session has ended; applied to a received message only if this was its last handle
     ABANDON = "abandon"  #: the message was not redelivered for a replay (rule 9); the query continues without it
     RESTORE_PLANNED = "restore planned"  #: the file of an open epoch names the message as planned
 
 
 class Action(Enum):
-    """An action that the in-flight table takes in a transition."""
+    """What the in-flight table does with a message in a transition."""
 
     NOTHING = "nothing"
-    KEEP = "keep"  #: hold payload and handle
-    BIND = "bind"  #: hold one more handle, and the payload if none is held yet
+    KEEP = "keep"  #: record the payload and the handle
+    BIND = "bind"  #: record another handle, and the payload if there is none yet
     ACKNOWLEDGE = "acknowledge"  #: acknowledge every handle of the message
     UNBIND = "unbind"  #: drop the handle; keep the rest
-    LEAVE = "leave"  #: record that the acknowledgement was cut off, so that the message may be redelivered
+    LEAVE = "leave"  #: record that the end of the session cut off the acknowledgement; the message may be redelivered
     FORGET = "forget"  #: drop everything known about the message
 
 
 class IllegalEventError(InternalError):
-    """The event cannot happen in this state. The in-flight table is unchanged."""
+    """The table has no row for this event in this state. The in-flight table is unchanged."""
 
     def __init__(self, state: State, event: Event) -> None:
         self.state = state
         self.event = event
-        super().__init__(f"a message in state '{state.value}' cannot meet event '{event.value}'")
+        super().__init__(f"a message in state '{state.value}' cannot receive event '{event.value}'")
 
 
 _S, _E, _A = State, Event, Action
@@ -95,19 +97,19 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, Action]] = MappingProxyTy
     {
         (_S.UNSEEN, _E.DELIVER): (_S.RECEIVED, _A.KEEP),
         (_S.UNSEEN, _E.RESTORE_PLANNED): (_S.PLANNED, _A.NOTHING),
-        # A second delivery while the first is open is a producer's duplicate, or the same message after the end of
-        # another connection, which was not noticed here yet. Either way both handles are acknowledged together
-        # (rule 7).
+        # There is a second delivery while the first is open. Either a producer has sent a duplicate, or the broker
+        # redelivers the message because another connection has ended, which this process has not noticed yet. In both
+        # cases the two handles are acknowledged together (rule 7).
         (_S.RECEIVED, _E.DELIVER): (_S.RECEIVED, _A.BIND),
         (_S.RECEIVED, _E.PLAN): (_S.PLANNED, _A.NOTHING),
         (_S.RECEIVED, _E.LOSE): (_S.UNSEEN, _A.FORGET),
         (_S.PLANNED, _E.DELIVER): (_S.PLANNED, _A.BIND),
-        # An earlier epoch has emitted it, and is committed.
+        # The message is an echo: an earlier epoch has emitted it, and is committed.
         (_S.PLANNED, _E.BEGIN): (_S.COMMITTED, _A.ACKNOWLEDGE),
         (_S.PLANNED, _E.COMMIT): (_S.COMMITTED, _A.ACKNOWLEDGE),
         (_S.PLANNED, _E.LOSE): (_S.PLANNED, _A.UNBIND),
-        # The epoch never emits an abandoned message, so the message counts as new if it is redelivered after all:
-        # otherwise a message that was only late would really be lost.
+        # The epoch never emits an abandoned message. If the message is redelivered later after all, it counts as new;
+        # otherwise it would be lost although it was only late.
         (_S.PLANNED, _E.ABANDON): (_S.UNSEEN, _A.FORGET),
         # Rule 4: a dropped duplicate is acknowledged, or it would fill the prefetch window.
         (_S.COMMITTED, _E.DELIVER): (_S.COMMITTED, _A.ACKNOWLEDGE),
@@ -117,10 +119,10 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, Action]] = MappingProxyTy
 
 
 def step(state: State, event: Event) -> tuple[State, Action]:
-    """Return the state after `event`, and the action to take.
+    """Return the state that a message has after `event`, and the action to perform.
 
     Raises:
-        IllegalEventError: the table has no such pair.
+        IllegalEventError: the table has no row for this state and event.
     """
     try:
         return TRANSITIONS[state, event]

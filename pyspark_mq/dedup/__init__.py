@@ -1,4 +1,4 @@
-"""Seen messages: their keys, the memory of committed messages, and stores that share the keys."""
+"""Remembers committed messages, so that a redelivery of such a message is recognised and not emitted again."""
 
 from pyspark_mq.dedup.epoch_file import ByQueue, EpochFile
 from pyspark_mq.dedup.identity import (

@@ -1,11 +1,11 @@
-"""Digests: arrays with 16 bytes for each ID of a committed message. Pure.
+"""Digests, by which the memory keeps the IDs of committed messages: arrays with 16 bytes for each ID.
 
-A digest covers the queue, the kind of the key, and the key itself, so the same ID in two queues has two digests. An
-ID's digest is the same in every process of a query, because files keep remembered IDs as digests.
+A digest depends on the queue, on the kind of the key, and on the key itself, so the same ID in two queues has two
+digests. The digest of an ID is the same in every process of a query, because files, too, keep IDs as digests.
 
-Digests are in numbered *batches*, such as one for an epoch or an ended session. A batch is a sorted array. A Bloom
-filter (Bloom, 1970; two places per ID, one byte per place) rules out most unknown digests before the batches are
-searched.
+Digests are in numbered *batches*: for example, an epoch's digests are a batch. A batch is a sorted array. Before the
+batches are searched for a digest, a Bloom filter (Bloom, 1970; two places for each digest, one byte for each place)
+tells for most unknown digests that no batch has them.
 """
 
 from __future__ import annotations
@@ -21,31 +21,33 @@ from pyspark_mq.dedup.identity import ID_CHARS_MAX, Key, as_text_keys
 
 __all__ = ["DIGEST_BYTES", "Batches", "Digester", "from_bytes"]
 
-#: Bytes of a digest. With 128 bits, the probability that two of 10**12 messages collide is below 10**-14.
+#: Number of bytes in a digest. With 128 bits, the probability that two of 10**12 messages have the same digest is below
+#: 10**-14.
 DIGEST_BYTES = 16
 _HALF, _WORD = np.dtype("<u8"), np.dtype("<u4")
 _SUMS, _UPPER = 4, np.uint64(32)
-#: Words of a queue's name, and the most words of an input. An input consists of the queue's words, one word for kind
-#: and length, and the words of the key, which are at most one word (four bytes) per character.
+#: Number of words (four bytes each) that stand for a queue's name, and maximum number of words that are hashed for a
+#: key. These are the words for the queue, one word for the key's kind and length, and the key itself, with at most one
+#: word for each character.
 _QUEUE_WORDS = 4
 _WORDS_MAX = _QUEUE_WORDS + 1 + ID_CHARS_MAX
 _TEXT, _BYTES = 0, 1
-#: Fewest places of the filter per digest; the filter grows by doubling. With 8 to 16 places per digest, batches are
-#: searched for 2 to 6 % of unknown digests.
+#: Minimum number of places in the Bloom filter for each digest. The filter grows by doubling, so there are 8 to 16
+#: places. Then 2 to 6 % of the unknown digests pass the filter, and have to be searched for in the batches.
 _PLACES = 8
-#: The second place of a digest in the filter uses other bits of the digest.
+#: The second place of a digest in the filter depends on the bits of the digest from this one on.
 _SHIFT = np.uint64(31)
 
 
 class Digester:
-    """Makes digests of keys with a secret of the query. A digest consists of four multilinear hashes.
+    """Computes the digests of keys with a secret of the query. A digest consists of four multilinear hashes.
 
     Each hash is the upper half of `c + sum(m[i] * word[i])` modulo 2**64, over 32-bit words of the queue, of the kind
-    and length of the key, and of the key. With secret random multipliers, two different inputs share a hash with a
-    probability of 2**-32, whoever chose the inputs (D. Lemire and O. Kaser, "Strongly universal string hashing is
-    fast", The Computer Journal 57, 2014), and share a digest with a probability of 2**-128. Anybody who knows the
-    secret can construct collisions. The secret is in the checkpoint, like the IDs, and producers do not need access to
-    the checkpoint.
+    and length of the key, and of the key. The constant and the multipliers are derived from the secret. So two
+    different keys have the same hash with a probability of 2**-32, even if a producer chooses them (D. Lemire and O.
+    Kaser, "Strongly universal string hashing is fast", The Computer Journal 57, 2014), and the same digest with a
+    probability of 2**-128. A producer who knows the secret could construct keys with the same digest. But the secret is
+    in the checkpoint, to which producers do not need access.
 
     Args:
         secret: random bytes. Every file of the journal has the secret, so that digests are the same in every process.
@@ -58,15 +60,15 @@ class Digester:
         self._constants, self._multipliers = table[0], table[1:]
 
     def begin(self, queue: str) -> Any:
-        """Return the initial sums for the keys of a queue."""
+        """Return the part of the four sums that depends only on the queue. All keys of the queue share it."""
         name = blake2b(queue.encode("utf-8", "surrogatepass"), digest_size=_WORD.itemsize * _QUEUE_WORDS).digest()
         return self._constants + np.frombuffer(name, _WORD).astype(_HALF) @ self._multipliers[:_QUEUE_WORDS]
 
     def digests(self, begin: Any, keys: Collection[Key]) -> Any:
-        """Return an array with the digest of each key, in order. A row has the two halves of a digest.
+        """Return an array with a row for each key, in order. A row has the two halves of the key's digest.
 
         Args:
-            begin: the queue's initial sums.
+            begin: the result of :meth:`begin` for the queue.
         """
         texts = as_text_keys(keys)
         if texts is not None:
@@ -79,7 +81,13 @@ class Digester:
         return found
 
     def _hashed(self, begin: Any, kind: int, array: pa.Array) -> Any:
-        """Return the digests of an array of texts or bytes."""
+        """Return the digests of keys of one kind.
+
+        Args:
+            begin: the result of :meth:`begin` for the queue.
+            kind: whether the keys are text or bytes.
+            array: the keys, as an Arrow array of strings or bytes.
+        """
         found = np.empty((len(array), 2), _HALF)
         if not len(array):
             return found
@@ -104,36 +112,40 @@ class Digester:
 
 
 def from_bytes(data: bytes) -> Any:
-    """Return concatenated digests as an array."""
+    """Return an array of digests from their bytes, one digest after the other."""
     return np.frombuffer(data, _HALF).reshape(-1, 2)
 
 
 class Batches:
-    """Batches of digests, by number. A missing batch counts as empty."""
+    """Numbered batches of digests, and a filter for all of them. A batch that does not exist counts as empty."""
 
     def __init__(self) -> None:
         #: Number -> batch, sorted by the first halves of the digests.
         self._sorted: dict[int, Any] = {}
-        #: Number of a batch -> digests not sorted into the batch yet. The digests of an epoch are added queue by queue.
+        #: Number of a batch -> digests that were added but are not sorted into the batch yet. (The digests of an epoch
+        #: are added for one queue after the other.)
         self._added: dict[int, list[Any]] = {}
         self._filter: Any = np.zeros(1, bool)
-        #: Number of digests in the filter.
+        #: Number of digests for which the filter has places.
         self._marked = 0
 
     def __len__(self) -> int:
-        """Number of digests; a digest in two batches counts twice."""
+        """Return the number of digests. A digest that is in two batches counts twice."""
         return sum(map(len, self._batches.values()))
 
     def size(self, number: int) -> int:
         return len(self._batches.get(number, ()))
 
     def put(self, number: int, digests: Any) -> None:
-        """Add distinct digests to a batch, new or existing."""
+        """Add digests to a batch, which may be new. No digest may occur twice."""
         if len(digests):
             self._added.setdefault(number, []).append(digests)
 
     def pile(self, digests: Any) -> None:
-        """Add digests to a pile of batches, in which each batch is at least twice as large as the next."""
+        """Add digests as a new batch, and join batches so that each one is at least twice as large as the next.
+
+        So the number of batches stays small. Only for an object in which this is the only method that adds digests.
+        """
         top = len(self._batches)
         self.put(top, digests)
         while top and self.size(top - 1) < 2 * self.size(top):
@@ -141,12 +153,12 @@ class Batches:
             top -= 1
 
     def get(self, numbers: Iterable[int]) -> Any:
-        """Return the digests of several batches."""
+        """Return the digests of these batches in one array."""
         batches = self._batches
         return np.concatenate([from_bytes(b""), *(batches[number] for number in numbers if number in batches)])
 
     def join(self, numbers: Sequence[int], into: int) -> Any:
-        """Join batches into one batch; return the digests of the joined batch."""
+        """Join batches into one batch with the number `into`. Return the digests of this batch."""
         digests = self.get(numbers)
         for number in numbers:
             self._sorted.pop(number, None)
@@ -155,16 +167,16 @@ class Batches:
         return digests
 
     def forget(self, number: int) -> Any:
-        """Remove a batch; return the digests of the batch."""
+        """Remove a batch, and return its digests."""
         digests = self._batches.pop(number, from_bytes(b""))
         if self._marked > 2 * len(self):
             self._make_filter()
         return digests
 
     def find(self, digests: Any, numbers: Collection[int] | None = None) -> Iterator[int]:
-        """Yield the position in `digests` of each digest that is in one of the batches `numbers`, or in any batch.
+        """Yield the index of each of these digests that is in one of the batches `numbers`, or in any batch if None.
 
-        The position of a digest is yielded once for each batch that has the digest.
+        If several batches have a digest, its index is yielded several times.
         """
         batches = self._batches
         if not batches or not len(digests):
@@ -190,7 +202,7 @@ class Batches:
 
     @property
     def _batches(self) -> dict[int, Any]:
-        """All batches, sorted."""
+        """Number of each batch -> its digests, sorted. Digests that were added before are sorted in first."""
         if self._added:
             added, self._added = self._added, {}
             for number, parts in added.items():
@@ -204,7 +216,7 @@ class Batches:
         return self._sorted
 
     def _put(self, number: int, digests: Any) -> None:
-        # Column by column: a search touches neighbouring halves.
+        # Store the array column by column, so that a search reads the first halves from neighbouring memory.
         self._sorted[number] = np.asfortranarray(digests[digests[:, 0].argsort()])
 
     def _make_filter(self) -> None:

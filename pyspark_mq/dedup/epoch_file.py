@@ -1,4 +1,7 @@
-"""The content of an epoch's file, which is written before the epoch's offset is returned. Pure; encoded elsewhere."""
+"""The content of an epoch's file in the ID log. The file is written before the epoch's offset is returned to Spark.
+
+:mod:`pyspark_mq.spark_source.id_file` encodes this content as bytes. :mod:`.memory` says what is remembered and why.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,16 @@ ByQueue: TypeAlias = "Mapping[str, Sequence[Key]]"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A committed, unsettled epoch, or contents that were left open together.
+    """The messages of an epoch that is committed but not settled, or messages that were left open at the same time.
+
+    A message is *left open* if the end of a session or a process has cut off its acknowledgement.
 
     Attributes:
-        number: number of the epoch; for contents, the value of `connected_s` when the contents were left open.
-        contents: digests of contents.
-        digests: digests of IDs.
-        queues: number of messages of each queue.
-        so_far: number of messages that were left open before these contents.
+        number: number of the epoch; for messages left open, the value of `connected_s` at that time.
+        contents: digests of the contents of messages without an ID.
+        digests: digests of the IDs of the other messages.
+        queues: name of a queue -> number of its messages in the epoch.
+        so_far: number of messages that had been left open before these messages.
     """
 
     number: int
@@ -36,30 +41,38 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class EpochFile:
-    """The content of an epoch's file. A file refers to itself by an empty name.
+    """The content of an epoch's file: the epoch's messages, and what the memory must know after a restart.
+
+    The memory is spread over several files (:mod:`.memory`), which refer to each other by name. A file refers to itself
+    by an empty name. A message is *left open* if the end of a session or a process has cut off its acknowledgement. A
+    content *repeats* if two messages have had it.
 
     Attributes:
         epoch: number of the epoch.
-        queues: names of the queues that were read.
-        planned: keys of the messages that the epoch emits, in order.
-        echoes: contents that the epoch acknowledges and does not emit, because an earlier one has emitted them.
+        queues: names of the queues that the query read.
+        planned: name of a queue -> keys of the messages that the epoch emits, in order.
+        echoes: name of a queue -> contents of messages that the epoch acknowledges but does not emit, because they are
+            redeliveries of messages that an earlier epoch has emitted.
         connected_s: seconds for which every connection of the query was up, over all its processes.
-        left_so_far: number of messages left open so far, over all processes.
-        settled: epochs settled since the previous file.
-        left: digests of the IDs left open since the previous file.
-        left_contents: contents left open since the previous file.
-        repeating: contents found to repeat since the previous file.
-        base: name of the newest file that has `unsettled` and `contents`; `after` lists the files that follow the base.
-        left_after: files that follow the newest of `left_parts` and have IDs in `left`.
-        window_parts, left_parts: files that have a part of the window, and files that have a part of the IDs left open.
-            Both lists begin with the oldest file.
-        window_part, left_part: the part of the window and the part of the IDs left open that this file has, if any.
-        unsettled: epochs not settled when this file was written, oldest first.
-        contents: contents that counted as left open when this file was written.
-        repeats: contents known to repeat when this file was written.
-        gone: files no longer named, grouped by the last plan that named them, oldest first.
-        state: state of Spark's log, in the first file of a process.
-        secret: secret of all digests (:class:`.Digester`), in hexadecimal. Files that name each other have one secret.
+        left_so_far: number of messages that were left open so far, over all processes.
+        settled: numbers of the epochs that were settled since the previous file was written.
+        left: digests of the IDs that were left open since the previous file was written.
+        left_contents: digests of the contents that were left open since the previous file was written.
+        repeating: digests of the contents that were found to repeat since the previous file was written.
+        base: name of the newest file that has `unsettled` and `contents`, the *base*.
+        after: names of the files that were written after the base, oldest first.
+        left_after: names of the files with IDs in `left` that were written after the newest of `left_parts`.
+        window_parts, left_parts: names of the files that have a part of the window, and of the files that have a part
+            of the IDs left open, oldest first.
+        window_part, left_part: the part of the window, and the part of the IDs left open, that this file has; empty if
+            it has none.
+        unsettled: if this file is a base, the epochs that were not settled when it was written, oldest first.
+        contents: if this file is a base, the contents that counted as left open when it was written.
+        repeats: if this file is a base, the contents that were known to repeat when it was written.
+        gone: names of files that no longer belong to the memory, grouped by the epoch that dropped them, oldest first.
+        state: state of Spark's log when the file was written, if it is the first file of a process; otherwise empty.
+        secret: secret of all digests (:class:`.Digester`), in hexadecimal. Files that refer to each other have the same
+            secret.
         start: number of the epoch after which this epoch was planned; -1 if that number is unknown.
     """
 
@@ -90,6 +103,6 @@ class EpochFile:
 
     @property
     def names(self) -> set[str]:
-        """Names of the other files that are read when this file is loaded."""
+        """The names of the other files that have to be read to load the memory from this file."""
         every = {self.base or "", *self.after, *self.left_after, *self.window_parts, *self.left_parts}
         return every - {""}

@@ -1,12 +1,12 @@
-"""Identity of messages: from a delivered value to one hashable key.
+"""The keys that identify messages: hashable values that are made from IDs, or from the contents of messages.
 
-A key is the ID itself if the ID is a short string, and otherwise a digest (``bytes``), because files should not hold an
-ID of a megabyte, and cannot hold an ID that is not text. A string never equals a digest, so a producer cannot choose a
-string that is taken for the digest of another ID.
+The key of a message is its ID if this is a string of at most :data:`ID_CHARS_MAX` characters. Otherwise the key is a
+digest of the ID (``bytes``), because files should not contain IDs of a megabyte, and cannot contain IDs that are not
+text. A string never equals a digest, so a producer cannot choose an ID that is taken for the digest of another ID.
 
 A message without an ID is identified by its content. In files, its key is a digest of the content, which has
-:data:`CONTENT_DIGEST_BYTES` bytes. Within a process, :mod:`pyspark_mq.ack.content_matcher` appends an ordinal of eight
-bytes, which tells equal messages apart. No other keys have these lengths.
+:data:`CONTENT_DIGEST_BYTES` bytes. Within a process, :mod:`pyspark_mq.ack.content_matcher` appends an ordinal number of
+eight bytes, which tells messages with equal contents apart. Keys of other messages do not have these lengths.
 """
 
 from __future__ import annotations
@@ -39,22 +39,23 @@ __all__ = [
 
 Key: TypeAlias = "str | bytes"
 
-#: Longest ID that is its own key. AMQP 0-9-1 has room for 255 bytes in `message_id` (section 4.2.5.3, short strings);
-#: JMS providers use 40 to 120 characters. Longer IDs come from properties and are replaced by digests.
+#: Longer IDs are replaced by digests. AMQP 0-9-1 allows 255 bytes in `message_id` (section 4.2.5.3, short strings), and
+#: the IDs of JMS providers have 40 to 120 characters, so only IDs that are taken from properties can be longer.
 ID_CHARS_MAX = 255
 
-#: With 160 bits, the probability that two of 10**12 messages collide is below 10**-24.
+#: Number of bytes in the digest of an ID. With 160 bits, the probability that two of 10**12 messages have the same
+#: digest is below 10**-24.
 DIGEST_BYTES = 20
 
-#: Bytes of a content's digest, and bytes of the key of a message without an ID, which is that digest and an ordinal.
+#: Number of bytes in the digest of a content, and in the key of a message without an ID: this digest and an ordinal.
 CONTENT_DIGEST_BYTES = 16
 CONTENT_BYTES = 24
 
 
 class OnMissing(Enum):
-    """What to do with a message without an ID (option `onMissingMessageId`)."""
+    """Values of option `onMissingMessageId`: what the source does with a message without an ID."""
 
-    CONTENT = "content"  #: identified by its content; equal messages are counted
+    CONTENT = "content"  #: identified by its content; messages with equal contents are counted
     FAIL = "fail"
     REJECT = "reject"
     ROW = "row"  #: emitted each time it is delivered
@@ -62,11 +63,11 @@ class OnMissing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class IdSource:
-    """Where a message's ID is found (option `messageIdFrom`).
+    """The parsed value of option `messageIdFrom`: from where the ID of a message is taken.
 
     Attributes:
         kind: `message-id`, `correlation-id`, `property`, `json` or `content`.
-        name: the property's name for `property`, the path for `json`, otherwise empty.
+        name: for `property` the property's name, for `json` the path in the body; otherwise empty.
     """
 
     kind: str
@@ -77,10 +78,10 @@ class IdSource:
 
 
 class TextKeys(Sequence[str]):
-    """A sequence of IDs that are all strings.
+    """A sequence of keys that are all strings, kept in Arrow arrays instead of Python objects.
 
     Args:
-        chunks: arrays of strings without nulls; slices of the sequence share the arrays' memory.
+        chunks: arrays of strings without nulls. Slices of the sequence share the memory of these arrays.
     """
 
     __slots__ = ("_bounds", "_length", "chunks")
@@ -91,14 +92,14 @@ class TextKeys(Sequence[str]):
         self._bounds: tuple[int, int] | None = None
 
     def __eq__(self, other: object) -> bool:
-        """Whether another sequence has the same keys."""
+        """Whether another sequence has the same keys in the same order."""
         return isinstance(other, Sequence) and [*self] == [*other]
 
     __hash__ = None  # type: ignore[assignment]
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Byte lengths of the shortest and the longest key. They are cached, because a block needs them twice."""
+        """The lengths in bytes of the shortest and the longest key. They are computed only once."""
         if self._bounds is None:
             every = [pc.min_max(pc.binary_length(chunk)).values() for chunk in self.chunks if len(chunk)]
             sizes = [size.as_py() for some in every for size in some]
@@ -107,7 +108,7 @@ class TextKeys(Sequence[str]):
 
     @property
     def array(self) -> pa.Array:
-        """All keys."""
+        """All keys in one array."""
         return self.chunks[0] if len(self.chunks) == 1 else pa.concat_arrays([pa.array([], pa.string()), *self.chunks])
 
     @staticmethod
@@ -142,7 +143,7 @@ class TextKeys(Sequence[str]):
 
 
 def as_text_keys(keys: Iterable[Any]) -> TextKeys | None:
-    """Return keys as arrays of strings; None if a key is not a string or has no UTF-8 encoding."""
+    """Put keys into Arrow arrays of strings. Return None if a key is not a string, or cannot be encoded in UTF-8."""
     if isinstance(keys, TextKeys):
         return keys
     every = [*keys]
@@ -155,10 +156,11 @@ def as_text_keys(keys: Iterable[Any]) -> TextKeys | None:
 
 
 def id_keys(values: Sequence[object] | TextKeys) -> Sequence[Key | None]:
-    """Return the key of each delivered ID; None for a missing or empty ID.
+    """Return the key for each ID, as it was delivered; None for an ID that is missing or empty.
 
-    Text is used as is, including newlines and NUL; bytes that are not text and text longer than :data:`ID_CHARS_MAX`
-    are digested; numbers become decimal text. If every ID is text that can be its own key, the keys are an array.
+    The key of a text is the text itself, including newlines and NUL, or a digest if the text is longer than
+    :data:`ID_CHARS_MAX`. The key of bytes is a digest. The key of a number is its decimal text. If all keys are text,
+    they are returned as :class:`TextKeys`.
     """
     texts = as_text_keys(values)
     if texts is not None:
@@ -180,32 +182,32 @@ def _id_key(value: object) -> Key | None:
 
 
 def id_text(value: object) -> str | None:
-    """Return a delivered ID as text, in full; None for a missing or empty ID."""
+    """Return an ID as text, as column `messageId` shows it; None for an ID that is missing or empty."""
     if value is None or value in ("", b""):
         return None
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def content_digest(named: bytes, body: bytes) -> bytes:
-    """Return the digest of a content (SHA-256, cut); equal contents have equal digests.
+    """Return the digest of a message's content: the first bytes of its SHA-256.
 
     Args:
-        named: properties and headers of the message, in a form that is the same for each delivery.
-        body: body of the message.
+        named: the message's properties and headers, encoded in a form that is the same for each delivery.
+        body: the message's body.
     """
     return sha256(len(named).to_bytes(4, "big") + named + body).digest()[:CONTENT_DIGEST_BYTES]
 
 
 def is_content(key: object) -> bool:
-    """Whether a key stands for a content and not for an ID."""
+    """Whether a key was made from the content of a message, and not from an ID."""
     return type(key) is bytes and len(key) in {CONTENT_DIGEST_BYTES, CONTENT_BYTES}
 
 
 def filed(keys: Collection[Key]) -> Sequence[Key]:
-    """Return keys as files hold them: contents without ordinals."""
+    """Return keys in the form in which files have them: keys that were made from contents lose their ordinals."""
     if isinstance(keys, TextKeys):
         return keys
-    if bytes not in set(map(type, keys)):  # the usual case; comparing types takes a tenth of the time
+    if bytes not in set(map(type, keys)):  # the usual case: this check takes a tenth of the time of the last line
         return [*keys]
     return [key[:CONTENT_DIGEST_BYTES] if type(key) is bytes and len(key) == CONTENT_BYTES else key for key in keys]
 
@@ -215,5 +217,5 @@ def _digest(data: bytes, person: bytes) -> bytes:
 
 
 def key_text(key: Key) -> str:
-    """Return the key in readable form."""
+    """Return a key as people can read it: a text, or the bytes of a digest in hexadecimal."""
     return key if isinstance(key, str) else key.hex()

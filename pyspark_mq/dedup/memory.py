@@ -1,32 +1,38 @@
-"""The memory of a query: IDs and contents of committed messages, and which of these may be redelivered. Pure.
+"""The memory of a query: IDs and contents of committed messages, and which of these messages may be redelivered.
 
-The oldest IDs are forgotten first, and only contents expire by time:
+An acknowledgement is *settled* if the broker cannot redeliver its message any more (:mod:`pyspark_mq.ack.settling`). A
+message is *left open*, or *left* for short, if the end of a session or a process has cut off its acknowledgement. The
+memory has five sections. In each of them the oldest entries are forgotten first, and only contents expire by time:
 
 =============  =======================================================================================================
 *unsettled*    committed epochs with an acknowledgement that is not settled
-*window*       the newest settled epochs, enough to hold `dedupWindow` IDs
-*left*         the newest `remember_left` distinct IDs whose acknowledgement was cut off by the end of a session or
-               process, in the order in which they were first left. An ID that is left again keeps its place
-*contents*     the same for messages without an ID, by digest. A content is removed once an epoch with this content is
-               settled. Otherwise it is removed after half a million other messages were left, or after an hour of
-               being connected, because the broker may have processed the acknowledgement, and an equal message must
-               not be dropped for ever. Settled contents are in the window
-*repeats*      the newest contents seen in two messages. A message with such a content is never taken for a left one
+*window*       the newest settled epochs, as many as needed for `dedupWindow` IDs
+*left*         the newest `remember_left` different IDs of messages that were left open, in the order in which they were
+               first left open. If a message is left open again, its ID keeps its place
+*contents*     digests of the contents of messages without an ID that were left open. A content is removed if an epoch
+               with this content is settled. Otherwise it is removed after half a million other messages were left open,
+               or after an hour of being connected: the broker may have processed the acknowledgement, and in that case
+               an equal message must not be dropped for ever. Contents that are settled are in the window
+*repeats*      the newest contents that two messages have had. A message with such a content is never taken for the
+               redelivery of a message that was left open
 =============  =======================================================================================================
 
-The file of an epoch has the changes since the previous file, and names the files that a load reads: *parts* of the
-window and of the left IDs, a *base* with unsettled epochs, and the files that follow. When :data:`FOLLOWING_MAX` files
-follow, the next file has a new base and part. A part absorbs the parts before it that are not much larger, up to an
-eighth of the IDs remembered. So a file names a bounded number of other files, and an epoch writes little, however many
-IDs are remembered. If two million IDs were in one base, each epoch of a trickle would write half a megabyte. A base has
-all contents, at most 8 MB.
+The memory is stored in the files of epochs. A file has the changes since the previous file, and the names of the files
+that a restart has to read besides it. These are *parts* of the window and of the left IDs, a *base* with the unsettled
+epochs and all contents (at most 8 MB), and the files that were written after the base. After :data:`FOLLOWING_MAX`
+such files, the next file is a new base and has a new part. A new part replaces older parts that are not much larger, as
+long as it has at most an eighth of the IDs. So a file names a limited number of other files, and the file of an epoch
+is small, however many IDs are remembered. (If all of two million IDs were in each base, a query with few messages would
+write half a megabyte for each epoch.)
 
-When a process ends, its unsettled epochs are left, in order. The next file records this.
+When a process ends, the messages of its unsettled epochs are left open, in order. The next process records this in its
+first file.
 
-The promise: an ID is recognised until `remember_left` distinct others have been left since it was *first* left, or, if
-it was settled, until `dedupWindow` newer IDs have been settled. (The promise cannot count from when the ID was *last*
-left. If a repeated acknowledgement was under way when a process was killed, no file records this acknowledgement.) IDs
-are forgotten in batches, such as the batch of one plan, so they may be remembered for longer.
+What is guaranteed: the ID of a message that was left open is recognised until `remember_left` different IDs were left
+open after it was *first* left open. A settled ID is recognised until `dedupWindow` newer IDs are settled. (The first
+guarantee cannot count from when a message was *last* left open: if a process is killed while it acknowledges a
+redelivery, no file records this.) IDs are forgotten in batches, such as all IDs of a plan, so they may be remembered
+for longer.
 """
 
 from __future__ import annotations
@@ -47,29 +53,30 @@ from pyspark_mq.dedup.shelf import Shelf
 
 __all__ = ["KEPT_EPOCHS", "Memory", "parted"]
 
-#: Number of plans for which a file is kept after the last plan that names the file. Spark keeps a hundred offsets by
-#: default (`spark.sql.streaming.minBatchesToRetain`).
+#: A file is kept until this number of epochs was planned without it. Spark keeps the offsets of a hundred batches by
+#: default (`spark.sql.streaming.minBatchesToRetain`), so the file of each of these offsets still exists.
 KEPT_EPOCHS = 120
-#: Most files that follow a base or a part, and most messages in the files that follow a base.
+#: Maximum number of files that are written after a base or a part before the next one, and maximum number of messages
+#: in the files after a base.
 FOLLOWING_MAX, _FOLLOWING_MESSAGES_MAX = 32, 500_000
-#: Left contents are forgotten after `_CONTENTS_LEFT_S` connected seconds, or when more than `_CONTENTS_LEFT` further
-#: messages have been left.
+#: A content that was left open is forgotten after this many seconds of being connected, or after this number of other
+#: messages were left open.
 _CONTENTS_LEFT_S = 3_600.0
 _CONTENTS_LEFT = 500_000
-#: How many of the newest repeating contents are remembered.
+#: Maximum number of repeating contents that are remembered.
 _REPEATS_MAX = 65_536
 _NOTHING = from_bytes(b"")
-#: Stands for the content digest of messages without an identity.
+#: Key of messages that have no identity (`onMissingMessageId=row`), in place of the digest of a content.
 _NAMELESS = bytes(CONTENT_DIGEST_BYTES)
 
 
 @dataclass(slots=True)
 class _Unsettled:
-    """A committed, unsettled epoch.
+    """An epoch that is committed but not settled.
 
     Attributes:
-        ids, contents: numbers of the batches that have the epoch's IDs and contents.
-        queues: queue -> number of the epoch's messages.
+        ids, contents: numbers of the batches of digests that have the epoch's IDs and contents.
+        queues: name of a queue -> number of its messages in the epoch.
     """
 
     ids: int
@@ -78,20 +85,23 @@ class _Unsettled:
 
 
 class Memory:
-    """The memory over all queues of a query.
+    """The memory of a query, over all its queues.
 
     Args:
-        window: `dedupWindow`.
+        window: value of option `dedupWindow`.
         most_left: `remember_left` of :class:`.Settings`.
-        secret: random bytes for digests, see :class:`.Digester`. A load replaces them by the secret of the files.
+        secret: random bytes for digests, see :class:`.Digester`. :meth:`load` replaces them by the secret in the files.
 
     Attributes:
-        digester: makes digests of keys. A load replaces the digester, because the secret changes.
+        digester: computes the digests of keys. :meth:`load` replaces it, because the secret changes.
+        ids: all digests, in numbered batches.
+        window, left: which batches are in the sections *window* and *left*.
         connected_s: seconds for which every connection of the query was up, over all its processes.
-        forgotten: number of IDs forgotten although their messages may be redelivered.
-        contents: batches of left contents; for each, the connected second at which its contents were left, and the
-            number of messages left by then.
-        repeats: contents known to repeat, and how many messages with each content were left and not redelivered since.
+        forgotten: number of IDs that were forgotten although their messages may be redelivered.
+        contents: number of a batch of contents that were left open -> the value of `connected_s` at that time, and the
+            number of messages that had been left open before.
+        repeats: digest of a content that repeats -> number of messages with this content that were left open and not
+            redelivered since.
     """
 
     def __init__(self, window: int, most_left: int, secret: bytes) -> None:
@@ -99,29 +109,30 @@ class Memory:
         self.digester = Digester(secret)
         self.ids = Batches()
         self.window, self.left = Shelf(window), Shelf(most_left)
-        #: Epoch -> its batches, in the order of commits.
+        #: Number of a committed epoch that is not settled -> its batches of digests, in the order of commits.
         self._unsettled: dict[int, _Unsettled] = {}
-        #: The newest batch of contents that was joined from several batches.
+        #: Number of the newest batch into which several batches of contents were joined.
         self._joined = 0
-        #: Number of messages left so far.
+        #: Number of messages that were left open so far.
         self._left_so_far = 0
-        #: Batches of left IDs that are not in a file yet.
+        #: Numbers of the batches of left IDs that are not in a file yet.
         self._new: list[int] = []
         self._new_contents: Any = _NOTHING
         self._new_repeats: list[bytes] = []
-        #: Epochs settled by notes since the last file, and how many of the above are in a note.
+        #: Numbers of the epochs that were settled by notes (:meth:`note`) since the last file; and how many entries of
+        #: `_new`, `_new_contents` and `_new_repeats` are already in a note.
         self._settled: list[int] = []
         self._noted = (0, 0, 0)
-        #: Repeating contents found before the first file. They are kept by queue and key, not by digest, because a load
-        #: changes the secret of digests.
+        #: Contents that were found to repeat, and messages that were left open, before the first file was written. They
+        #: are kept as keys instead of digests, because `load` changes the secret of digests.
         self._repeated: dict[tuple[str, Key], None] | None = {}
         self._left: dict[str, dict[Key, None]] | None = {}
         self._base: str | None = None
-        #: File that follows the base -> number of messages in the file.
+        #: Name of a file that was written after the base -> number of messages in this file.
         self._after: dict[str, int] = {}
         self._left_after: list[str] = []
         self._gone: deque[Sequence[str]] = deque()
-        #: Whether the next file needs a new base, because the former process's unsettled epochs are left now.
+        #: Whether the next file has to be a base, because the unsettled epochs of the former process are left open now.
         self._loaded = False
         self.connected_s = 0.0
         self.forgotten = 0
@@ -129,7 +140,7 @@ class Memory:
         self.repeats: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        """Number of known digests."""
+        """Return the number of digests in the memory."""
         return len(self.ids)
 
     @property
@@ -142,7 +153,8 @@ class Memory:
         """Record that messages of an epoch are committed.
 
         Args:
-            digests: the digests of `keys`, in any order, if the caller has them and all keys are IDs; None otherwise.
+            digests: the digests of all keys, in any order, if all keys are IDs and the caller has computed their
+                digests before; otherwise None.
         """
         if not keys:
             return
@@ -161,7 +173,7 @@ class Memory:
         return self.digester.digests(begin, ids), self.digester.digests(begin, contents)
 
     def settle(self, epochs: Iterable[int]) -> list[int]:
-        """Record that epochs are settled; return the epochs that were not settled before."""
+        """Record that epochs are settled. Return the numbers of those that were unsettled until now."""
         settled = [epoch for epoch in epochs if epoch in self._unsettled]
         for epoch in settled:
             its = self._unsettled.pop(epoch)
@@ -176,7 +188,7 @@ class Memory:
         return settled
 
     def leave(self, keys: Mapping[str, Collection[Key]]) -> None:
-        """Record that committed messages were left open. A message left earlier keeps its place in the order."""
+        """Record that committed messages were left open. If a message was left open before, it keeps its place."""
         for queue, some in keys.items():
             if self._left is not None:
                 self._left.setdefault(queue, {}).update(dict.fromkeys(some))
@@ -197,7 +209,8 @@ class Memory:
 
     def _leave_contents(self, digests: Any, connected_s: int) -> None:
         if len(digests):
-            # A content is either in an unsettled epoch or left, so that the epoch settles only what was not cut off.
+            # Remove the contents from unsettled epochs. Otherwise the settlement of an epoch would also count for
+            # messages whose acknowledgement was cut off.
             self._remove(digests, [its.contents for its in self._unsettled.values()])
             self._remove(digests, self.contents)
             number = next(self._numbers)
@@ -209,18 +222,18 @@ class Memory:
                     self.repeats[text] += 1
 
     def _remove(self, contents: Any, batches: Collection[int]) -> None:
-        """Remove contents from these batches."""
+        """Remove contents from the batches with these numbers."""
         for number in batches if batches and any(True for _ in self.ids.find(contents, batches)) else ():
             there = self.ids.forget(number)
             self.ids.put(number, there[~np.isin(_texts(there), _texts(contents))])
 
     def has_contents(self, epochs: Collection[int]) -> bool:
-        """Whether messages without an ID are in one of these epochs, which are committed and not settled."""
+        """Whether one of these epochs, which are committed but not settled, has messages without an ID."""
         unsettled = (self._unsettled.get(epoch) for epoch in epochs)
         return any(its is not None and self.ids.size(its.contents) for its in unsettled)
 
     def holds(self, epoch: int, keys: ByQueue) -> bool:
-        """Whether all these contents are in an unsettled epoch, so that none of them was left open."""
+        """Whether an epoch is unsettled and has all of these contents, so that none of these messages was left open."""
         its = self._unsettled.get(epoch)
         if its is None:
             return False
@@ -228,13 +241,15 @@ class Memory:
         return all(len({*self.ids.find(some, [its.contents])}) == len(some) for some in contents)
 
     def note(self, held: Collection[int]) -> EpochFile | None:
-        """Settle epochs, and return what changed since the last file or note.
+        """Settle epochs, and return a note of what has changed since the last file or note.
+
+        :meth:`load` needs the note if no further file is written.
 
         Args:
-            held: epochs with an unsettled acknowledgement.
+            held: numbers of the epochs that have an acknowledgement which is not settled.
 
         Returns:
-            the note, for :meth:`load`; None unless it is in no file that contents are settled or repeat.
+            the note. None, and nothing is settled, if no contents were settled or found to repeat since the last file.
         """
         settled = [epoch for epoch in self._unsettled if epoch not in held]
         left, contents, repeats = self._noted
@@ -252,13 +267,16 @@ class Memory:
         )
 
     def note_repeat(self, queue: str, key: Key) -> None:
-        """Record that a content repeats. Record the content's key, too, because a load may change the secret."""
+        """Record that a content repeats: two messages have had it.
+
+        Until the first file is written, also keep the key, because :meth:`load` changes the secret of digests.
+        """
         if self._repeated is not None and len(self._repeated) < _REPEATS_MAX:
             self._repeated[queue, key] = None
         self.repeat(self._digests(queue, [key])[1])
 
     def repeat(self, digests: Any) -> None:
-        """Record that contents repeat."""
+        """Record that the contents with these digests repeat: two messages have had each of them."""
         left = {*self.ids.find(digests, self.contents)}
         self._new_repeats += map(bytes, digests)
         for place, text in enumerate(map(bytes, digests)):
@@ -267,7 +285,7 @@ class Memory:
                 del self.repeats[next(iter(self.repeats))]
 
     def forget_contents(self) -> None:
-        """Forget contents that have expired."""
+        """Forget contents that were left open too long ago (:data:`_CONTENTS_LEFT_S`, :data:`_CONTENTS_LEFT`)."""
         late_s, far = self.connected_s - _CONTENTS_LEFT_S, self._left_so_far - _CONTENTS_LEFT
         while self.contents:
             oldest = next(iter(self.contents))
@@ -278,7 +296,7 @@ class Memory:
             self.ids.forget(oldest)
 
     def _join_contents(self) -> None:
-        """Join contents left since the last base into one batch, so that few batches are searched."""
+        """Join contents that were left open since the last base into one batch, so that few batches are searched."""
         fresh = [number for number in self.contents if number > self._joined]
         self._joined = next(self._numbers)
         if fresh:
@@ -296,13 +314,17 @@ class Memory:
         held: Collection[int],
         echoes: ByQueue = MappingProxyType({}),
     ) -> EpochFile:
-        """Settle epochs, forget IDs, and return the content of an epoch's file.
+        """Settle epochs, forget old IDs, and return the content for the file of a new epoch.
 
-        Call :meth:`written` once the file exists.
+        After the file was written, the caller has to call :meth:`written`.
 
         Args:
-            held: epochs with an unsettled acknowledgement.
-            echoes: messages of the epoch that it does not emit.
+            epoch: number of the new epoch.
+            queues: names of the queues that the query reads.
+            planned: keys of the messages that the epoch emits.
+            held: numbers of the epochs that have an acknowledgement which is not settled.
+            echoes: keys of messages that belong to the epoch but are not emitted, because they are redeliveries
+                (:mod:`pyspark_mq.ack.content_matcher`).
         """
         self._repeated = self._left = None
         settled = [*self._settled, *self.settle([one for one in self._unsettled if one not in held])]
@@ -376,7 +398,7 @@ class Memory:
         return sum(over.values())
 
     def written(self, name: str, file: EpochFile) -> None:
-        """Record the name of a composed file."""
+        """Record that the file which :meth:`compose` has returned was written under this name."""
         self._base = name if self._base == "" else self._base
         for shelf in (self.window, self.left):
             shelf.parts = [(part or name, number) for part, number in shelf.parts]
@@ -386,14 +408,15 @@ class Memory:
             self._left_after.append(name)
 
     def forget_files(self, before: Iterable[str], kept: Collection[str]) -> tuple[list[str], list[list[str]]]:
-        """Record that a plan names only the files `kept`, and find the files that are no longer needed.
+        """Record which files the newest epoch's file names, and return the files that are no longer needed.
 
         Args:
-            before: files that were named until now and are not removed yet.
-            kept: files that are named from now on.
+            before: names of the files that earlier files named, and that were not removed yet.
+            kept: names of the files that are needed from now on.
 
         Returns:
-            the files to remove now; and the files to remove later, by plan.
+            the names of the files to remove now; and the names of the files to remove later, grouped by the epoch that
+            dropped them.
         """
         self._gone.append(sorted(set(before).difference(kept)))
         files = [file for _ in range(len(self._gone) - KEPT_EPOCHS) for file in self._gone.popleft()]
@@ -410,17 +433,17 @@ class Memory:
         notes: Sequence[EpochFile] = (),
         begun: bool = False,
     ) -> Counter[str]:
-        """Load the memory of a former process. This memory must be empty.
+        """Load the memory of a former process from its files. This memory must not have committed messages.
 
         Args:
             name: name of the newest file.
-            read: reads a file, without the abandoned messages of its epoch.
-            committed: whether the epoch of that file is committed.
-            notes: what :meth:`note` returned after that commit, oldest first; none before it.
-            begun: whether the echoes of that epoch are settled.
+            read: returns the content of the file with a name, without messages that its epoch has abandoned.
+            committed: whether the epoch of the newest file is committed.
+            notes: the notes that :meth:`note` returned after that commit, oldest first; empty if it is not committed.
+            begun: whether the echoes of that epoch are settled, although the epoch may not be committed.
 
         Returns:
-            the number of messages in each queue that were left when the former process ended.
+            name of each queue -> number of its messages that the end of the former process has left open.
         """
         own, repeated, left = read(name), self._repeated or {}, self._left or {}
         self.digester, self.repeats = Digester(bytes.fromhex(own.secret)), {}
@@ -469,7 +492,7 @@ class Memory:
         self.forget_contents()
         self._forget_left()
         self._new, self.forgotten, self._loaded = [], 0, True
-        # The next file has what notes have.
+        # The next file has to repeat what the notes record.
         noted = [bytes(content) for note in notes for content in note.repeating]
         self._new_contents, self._new_repeats, self._noted = _NOTHING, [*noted, *new_repeats], (0, 0, len(noted))
         for note in notes:
@@ -490,7 +513,8 @@ class Memory:
             self._left_so_far = one.so_far
             self._leave_contents(one.contents, one.number)
         self._joined = next(self._numbers)
-        # After the left contents: the echo of a left content is in an unsettled epoch, too.
+        # Do this after the contents that were left open, because that removes contents from unsettled epochs. If a
+        # message was left open and redelivered since, its content belongs to both.
         for one in file.unsettled:
             its = self._unsettled[one.number] = _Unsettled(
                 next(self._numbers), next(self._numbers), Counter(one.queues)
@@ -499,14 +523,14 @@ class Memory:
             self.ids.put(its.contents, one.contents)
 
     def _apply(self, file: EpochFile) -> None:
-        """Apply the changes that a file records."""
+        """Apply the changes that a file or a note records."""
         self._left_so_far = file.left_so_far - len(file.left_contents)
         self._leave_contents(file.left_contents, int(file.connected_s))
-        self.settle(file.settled)  # after that, because epochs settle only what was not left
+        self.settle(file.settled)  # do this last, so that it does not settle contents that were left open
         self.repeat(file.repeating)
 
     def _plan(self, file: EpochFile) -> None:
-        """Commit the epoch of a file."""
+        """Record that the messages of a file's epoch are committed, with its echoes."""
         self._commit_all(file.epoch, file.planned)
         self._commit_all(file.epoch, file.echoes)
 
@@ -527,10 +551,13 @@ class Memory:
 
 
 def parted(keys: Collection[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
-    """Split keys into IDs and contents. Return the contents as files hold them, without ordinals."""
+    """Split keys into those of messages with an ID, and those of messages without one.
+
+    The latter are digests of contents, which are returned without ordinals, as files have them.
+    """
     if isinstance(keys, TextKeys):  # the usual case
         return keys, ()
-    if bytes not in set(map(type, keys)):  # comparing types takes a tenth of the time
+    if bytes not in set(map(type, keys)):  # this check takes a tenth of the time of the lines below
         return [*keys], []
     every = filed(keys)
     contents = [key for key in every if len(key) == CONTENT_DIGEST_BYTES and type(key) is bytes]
@@ -542,5 +569,5 @@ def parted(keys: Collection[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
 
 
 def _texts(digests: Any) -> Any:
-    """Return digests as an array with one value for each digest."""
+    """Return the digests as a one-dimensional array that has one value of 16 bytes for each digest."""
     return np.ascontiguousarray(digests).view(f"V{DIGEST_BYTES}").ravel()

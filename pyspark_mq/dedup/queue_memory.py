@@ -1,4 +1,4 @@
-"""The memory of a query as seen by one queue: takes and returns keys of that queue."""
+"""The part of a query's memory that belongs to one queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ __all__ = ["QueueMemory"]
 
 
 class QueueMemory:
-    """The memory as seen by the in-flight table of one queue."""
+    """Gives the in-flight table of one queue access to the query's memory. The methods take and return keys.
+
+    This class implements :class:`pyspark_mq.ack.remembered.Remembered`, which has more to say about each method.
+    """
 
     def __init__(self, memory: Memory, queue: str) -> None:
         self._memory = memory
@@ -25,15 +28,15 @@ class QueueMemory:
         self._held = Batches()
 
     def among(self, keys: Collection[Key]) -> set[Key]:
-        """Return the IDs that are known."""
+        """Return those of these IDs whose messages are known to be committed."""
         return self._found(keys, self._memory.ids.find)
 
     def left_among(self, keys: Collection[Key]) -> set[Key]:
-        """Return the IDs that were left open when a session or process ended."""
+        """Return those of these IDs whose messages were left open: the end of a session cut off the acknowledgement."""
         return self._found(keys, lambda digests: self._memory.ids.find(digests, self._memory.left.sizes.keys()))
 
     def contents_among(self, keys: Collection[Key]) -> tuple[set[Key], set[Key], set[Key]]:
-        """Return three sets: the contents that are known, that were left open, and that repeat, respectively."""
+        """Return three sets of contents: those that are known, those that were left open, and those that repeat."""
         memory, every = self._memory, [*keys]
         if not every or not (len(memory) or memory.repeats):
             return set(), set(), set()
@@ -43,7 +46,7 @@ class QueueMemory:
         return known, left, {*self._repeating(every, digests)}
 
     def repeating(self, keys: Sequence[Key], but: Collection[bytes]) -> list[Key]:
-        """Select the contents that are known to repeat, except contents whose digest is in `but`."""
+        """Return those of these contents that are known to repeat, except contents whose digest is in `but`."""
         return self._repeating(keys, self._digests(keys), but)
 
     def _repeating(self, keys: Sequence[Key], digests: Any, but: Collection[bytes] = ()) -> list[Key]:
@@ -52,14 +55,14 @@ class QueueMemory:
         return [key for key, text in zip(keys, texts, strict=False) if text in repeats and text not in but]
 
     def repeat(self, key: Key) -> None:
-        """Record that a content repeats."""
+        """Record that a content repeats: two messages have had it."""
         self._memory.note_repeat(self._queue, key)
 
     def emit_again(self, key: Key) -> bool:
-        """Record that a message is emitted although it may have been left open before.
+        """Record that a message is emitted, although it may be the redelivery of a message that was left open.
 
         Returns:
-            whether a message with this content was left open.
+            whether there was a message with this content that was left open and not redelivered since.
         """
         (text,) = map(bytes, self._digests([key]))
         repeats = self._memory.repeats
@@ -69,14 +72,14 @@ class QueueMemory:
         return True
 
     def has_contents(self, epochs: Collection[int]) -> bool:
-        """Whether messages without an ID are in one of these epochs, which are committed and not settled."""
+        """Whether one of these epochs, which are committed but not settled, has messages without an ID."""
         return self._memory.has_contents(epochs)
 
     def hold(self, keys: Collection[Key]) -> Any:
-        """Hold the IDs of received messages.
+        """Note the IDs of the messages in a run, so that a later delivery with one of these IDs is noticed.
 
         Returns:
-            the digests of the IDs. None, and nothing is held, if a key is known or held already, is not an ID, or
+            the digests of the IDs. None, and no ID is noted, if a key is known or noted already, is not an ID, or
             occurs twice.
         """
         if parted(keys)[1]:
@@ -90,7 +93,7 @@ class QueueMemory:
         return digests
 
     def hold_only(self, digests: Sequence[Any]) -> None:
-        """Hold only the IDs with these digests from now on."""
+        """Forget all IDs that :meth:`hold` has noted, except those with these digests."""
         self._held = Batches()
         self._held.pile(np.concatenate([from_bytes(b""), *digests]))
 
@@ -98,12 +101,12 @@ class QueueMemory:
         """Record that messages of an epoch are committed.
 
         Args:
-            digests: the keys' digests, if all were held; they stay held until :meth:`hold_only`.
+            digests: arrays with the digests of all keys, if :meth:`hold` has returned them; otherwise empty.
         """
         self._memory.commit(epoch, self._queue, keys, np.concatenate(digests) if digests else None)
 
     def leave(self, keys: Collection[Key]) -> None:
-        """Record that the end of a session left committed messages open."""
+        """Record that the end of a session has cut off the acknowledgements of these committed messages."""
         self._memory.leave({self._queue: keys})
 
     def _digests(self, keys: Collection[Key]) -> Any:

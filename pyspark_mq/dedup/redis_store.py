@@ -1,8 +1,9 @@
-"""Committed IDs in Redis: shared by queries, and not lost with a checkpoint.
+"""The store of committed IDs in Redis (option `dedupStore`), which queries can share, and which outlives a checkpoint.
 
-Each queue or topic has a sorted set. The members of the set are keys, and their scores give the order of commits. A set
-keeps `window` members. A look-up takes one round trip for each chunk of an epoch's keys, and a write two. A member is a
-type byte and the key, so that a string never equals a digest.
+Each queue or topic has a sorted set. Its members are the keys of committed messages, and their scores are the times of
+the commits. The set keeps the newest `window` members. The keys of an epoch are processed in chunks: a look-up takes
+one round trip for each chunk, and a write takes two. A member consists of a type byte and the key, so that a key that
+is text never equals a key that is a digest.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ T = TypeVar("T")
 
 _TIMEOUT_S = 5.0
 _RETRIES = 3
-#: Most members in one command. This limits a request to a few hundred kilobytes.
+#: Maximum number of members in one command. So a request has at most a few hundred kilobytes.
 _CHUNK = 10_000
 
 
 class RedisStore(SeenStore):
-    """Committed IDs in one sorted set, which several queries may share.
+    """A store of committed IDs in a sorted set in Redis, which several queries may share.
 
     Args:
         url: ``redis://user:password@host:port/db`` or ``rediss://…``.
-        source: name of the queue or topic; stores with the same source share one set.
-        window: members kept (`dedupWindow`), at least one.
-        hide: removes the password from the server's messages.
-        secret: returns the password, for each connection; None if the URL has all of the login.
+        source: identifies the queue or topic. Stores with the same `source` share one set.
+        window: number of members that are kept (option `dedupWindow`), at least one.
+        hide: takes a message of the server, and returns it without the password.
+        secret: returns the password; called for each connection. None if the URL has the login.
 
     Raises:
-        BrokerUnavailableError: from any method, if Redis does not answer. Nothing is lost: unacknowledged messages stay
-            in the queue.
+        BrokerUnavailableError: from any method, if Redis does not answer. No message is lost, because unacknowledged
+            messages stay in the queue.
     """
 
     def __init__(
@@ -100,12 +101,13 @@ class RedisStore(SeenStore):
         try:
             return command()
         except redis.RedisError as error:
-            # The client's own errors name host and port, never the password. But a server that lacks the commands HELLO
-            # or AUTH (renamed, older than 6, or a proxy) quotes their arguments.
+            # The errors of the client library never contain the password. But if a server does not know the commands
+            # HELLO or AUTH (because they were renamed, or it is older than 6, or a proxy), its error quotes their
+            # arguments.
             reason = self._hide(str(error).partition(", with args")[0])
             raise BrokerUnavailableError(
-                f"option 'dedupStore': Redis failed: {type(error).__name__}: {reason}. Nothing is lost; "
-                "restart the query when Redis is back, or set 'dedupStore' to 'checkpoint'"
+                f"option 'dedupStore': Redis failed: {type(error).__name__}: {reason}. No message is lost. "
+                "Restart the query when Redis is available again, or set 'dedupStore' to 'checkpoint'"
             ) from None
 
     def close(self) -> None:
@@ -113,7 +115,7 @@ class RedisStore(SeenStore):
 
 
 class _Login(redis.CredentialProvider):
-    """The login of each connection, so that a password can be replaced while the query runs."""
+    """Provides the login for each connection. The password is read each time, so it may change while the query runs."""
 
     def __init__(self, user: str | None, secret: Callable[[], str]) -> None:
         self._user, self._secret = user, secret
@@ -123,7 +125,7 @@ class _Login(redis.CredentialProvider):
 
 
 def _without_user(url: str) -> tuple[str, str | None]:
-    """Split a URL into the URL without its user, and the user; None if there is none."""
+    """Return the URL without user and password, and the user; None if the URL names no user."""
     parts = urlsplit(url)
     user = unquote(parts.username) if parts.username else None
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])), user

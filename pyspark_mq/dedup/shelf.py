@@ -1,4 +1,7 @@
-"""Batches in order of arrival, with the rules by which batches are forgotten and joined into parts. Pure."""
+"""The order of the batches in one section of the memory, and the rules by which they are forgotten and joined.
+
+A section is the *window* or the *left* IDs (:mod:`.memory`). A *part* is a batch that is stored in a file.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,18 @@ from collections.abc import Iterable
 
 __all__ = ["Shelf"]
 
-#: A part absorbs earlier parts as long as it has at most an eighth of the maximum, and at most `_PART_MAX` digests. The
-#: size is limited because a single plan writes the part.
+#: A new part replaces earlier parts as long as it then has at most an eighth of the section's maximum, and at most
+#: `_PART_MAX` digests. Its size is limited because the file of a single epoch contains it.
 _SHARE, _PART_MAX = 8, 262_144
 
 
 class Shelf:
-    """Batches in order of arrival, and their files.
+    """The batches of one section of the memory, in order of arrival, and the files that have them.
 
     Attributes:
-        maximum: a batch is forgotten once there are more newer digests than this.
+        maximum: a batch is forgotten if the newer batches have more digests than this.
         sizes: number of a batch -> number of its digests, oldest first.
-        parts: each part's file and number of batch, oldest first.
+        parts: name of a part's file and number of its batch, oldest first.
     """
 
     def __init__(self, maximum: int) -> None:
@@ -27,7 +30,7 @@ class Shelf:
         self._total = 0
 
     def __len__(self) -> int:
-        """Number of digests."""
+        """Return the number of digests in all batches."""
         return self._total
 
     def add(self, number: int, size: int) -> None:
@@ -36,15 +39,16 @@ class Shelf:
             self._total += size
 
     def remove(self, number: int) -> int:
-        """Remove a batch; return its size."""
+        """Remove a batch, and return the number of its digests."""
         size = self.sizes.pop(number)
         self._total -= size
         return size
 
     def take_over(self) -> dict[int, int]:
-        """Remove the oldest batch as long as more than `maximum` digests remain without this batch.
+        """Remove the oldest batches, as long as the remaining ones have more than `maximum` digests.
 
-        Return the sizes of the removed batches, by number.
+        Returns:
+            number of each removed batch -> number of its digests.
         """
         over: dict[int, int] = {}
         while self.sizes:
@@ -56,9 +60,9 @@ class Shelf:
         return over
 
     def to_join(self) -> list[int]:
-        """Return the batches to join into a new part: all batches after the last part, and small parts before them.
+        """Return the numbers of the batches to join into a new part. Remove those that are parts from `parts`.
 
-        Remove these small parts from `parts`.
+        These are all batches that are not a part yet, and the newest parts that are not much larger than the new part.
         """
         there = {number for _, number in self.parts}
         joined = [number for number in self.sizes if number not in there]
@@ -73,5 +77,5 @@ class Shelf:
         return joined
 
     def join(self, numbers: Iterable[int], into: int) -> None:
-        """Record that the newest batches were joined into one."""
+        """Record that these batches, which are the newest, were joined into one batch with the number `into`."""
         self.sizes[into] = sum(self.sizes.pop(number) for number in numbers)

@@ -1,7 +1,7 @@
-"""Contract of a store of committed IDs in addition to the checkpoint.
+"""The interface of a store that has committed IDs in addition to the checkpoint (option `dedupStore`).
 
-The checkpoint alone makes a query exactly-once. A shared store adds IDs that a checkpoint cannot know: those committed
-by another query on the same queue, or by this query before its checkpoint was lost.
+The checkpoint alone makes a query exactly-once. A store adds IDs that the checkpoint cannot have: IDs that another
+query on the same queue has committed, or this query before its checkpoint was lost.
 """
 
 from __future__ import annotations
@@ -15,30 +15,29 @@ __all__ = ["CheckpointOnly", "SeenStore"]
 
 
 class SeenStore(ABC):
-    """IDs of committed messages, shared by all users of the store.
+    """A store of the IDs of committed messages, which several queries may share.
 
-    One thread calls the methods, once per epoch and never per message. An ID is remembered after the commit of its
-    epoch and before the acknowledgement of its message, so the store never knows an ID whose message could still be
-    lost.
+    One thread calls the methods, for all messages of an epoch or a block at a time. The IDs of an epoch are added after
+    its commit, and before its messages are acknowledged. So a message whose ID is in the store is certainly emitted.
     """
 
     @abstractmethod
     def known(self, keys: Iterable[Key]) -> set[Key]:
-        """Return the keys that were remembered and are still in the store."""
+        """Return those of these keys that the store has."""
 
     @abstractmethod
     def remember(self, keys: Iterable[Key]) -> None:
-        """Add committed IDs; drop the oldest ones beyond the store's limit."""
+        """Add the keys of committed messages. If the store has more than its limit, remove the oldest keys."""
 
     def close(self) -> None:  # noqa: B027 - most stores have nothing to do
-        """Close the store. Not guaranteed to be called."""
+        """Close the store. This may never be called, for example if the process is killed."""
 
 
 class CheckpointOnly(SeenStore):
-    """`dedupStore=checkpoint`: no store beyond the checkpoint."""
+    """The store for `dedupStore=checkpoint`, which is always empty, because the checkpoint has the IDs."""
 
     def known(self, keys: Iterable[Key]) -> set[Key]:  # noqa: ARG002
-        """Return an empty set, without consuming `keys`."""
+        """Return an empty set. Do not iterate over the keys."""
         return set()
 
     def remember(self, keys: Iterable[Key]) -> None:
