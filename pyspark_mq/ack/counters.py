@@ -22,8 +22,7 @@ class Counters:
     Attributes:
         received: deliveries received. First deliveries and redeliveries count, but rejected messages do not.
         redelivered: deliveries that the broker flagged as redelivered.
-        duplicates_dropped: redeliveries and producers' duplicates that were dropped because their ID or content was
-            known.
+        duplicates_dropped: redeliveries and producers' duplicates that were dropped: their ID or content was known.
         reused_ids: dropped duplicates that were not flagged as redelivered, which means that a producer reused an ID.
         rebound: planned messages for which a replay waited, and which the broker then redelivered.
         planned: messages that this process has assigned to epochs.
@@ -35,14 +34,12 @@ class Counters:
         reconnects: sessions that ended.
         replays: epochs that an earlier process planned and that Spark requested again.
         lost: planned messages without which an epoch was emitted (`failOnDataLoss=false`, or a release).
-        forgotten: committed IDs that were forgotten although their messages may be redelivered, because the ends of
-            sessions had cut off the acknowledgements of more than two million messages.
+        forgotten: IDs forgotten, as more than two million acknowledgements were cut off; messages may be redelivered.
         unacked: now: deliveries for which no acknowledgement is due yet.
         buffered: now: messages received but not planned.
         carried: now: messages that are planned, or acknowledged but not settled; a new session may receive them again.
         remembered: now: remembered IDs of committed messages, whether settled or not.
-        backlog: now: messages that wait in the queue, as the broker last reported; null if the broker does not report
-            their number.
+        backlog: now: messages that wait in the queue, as the broker last reported; null if it does not report them.
     """
 
     received: int = 0

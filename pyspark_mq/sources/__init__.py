@@ -1,4 +1,7 @@
-"""Receiving without Spark: epochs over the queues of a query, and the connections to their broker."""
+"""Receives messages: plans epochs over the queues of a query, and keeps the connections to their broker.
+
+The modules of this folder do not use Spark.
+"""
 
 from pyspark_mq.logs import escape_log_lines
 

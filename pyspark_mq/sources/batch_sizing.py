@@ -1,16 +1,20 @@
-"""Batch sizing: how long to wait for messages, and how many the next epoch takes.
+"""Batch sizing: decides how long to wait for messages, and how many messages the next epoch takes.
 
-An epoch takes what arrived while the epoch before ran, like Spark's Kafka source. Every trigger has a fixed cost, so
-while a backlog flows in at full speed an epoch may grow up to half of the window; a trickle is not delayed. After a
-short silence the epoch is planned as it is: brokers pause while they process the acknowledgement of an epoch, and
-waiting longer for half of a window cost 20 % of throughput on quorum queues. The first epoch of a process always waits:
-if a process keeps dying after its first epoch, a small epoch would leave many messages of the window to be returned,
-each with one more delivery. A bounded run (`Trigger.AvailableNow`) also has an end for each queue, and gives no empty
-answer before all ends are reached, because an empty answer ends the query.
+The *window* is the number of unacknowledged messages that the broker may have delivered. An epoch takes the messages
+that arrived while the epoch before ran, as with Spark's Kafka source. But each trigger has a fixed cost. So while a
+backlog arrives at full speed, the source waits until the epoch has up to half of the window. If messages arrive slowly,
+they are not delayed.
 
-A window is cut into equal epochs: alternating large and small epochs cost 10 % of throughput, because the broker
-processes the acknowledgement of the large epoch while the small epoch runs. Several queues share an epoch; room that
-one queue does not need is left to the others.
+* After a short silence the epoch is planned as it is. Brokers pause while they process the acknowledgement of an epoch,
+  and waiting longer for half of the window cost 20 % of throughput on quorum queues.
+* The first epoch of a process always waits. If processes kept dying after a small first epoch, the broker would return
+  the many other messages of the window each time, and count each return as a delivery.
+* In a bounded run (`Trigger.AvailableNow`) each queue has an end. The source does not report that there are no new
+  messages before all queues have reached their ends, because Spark would then end the query.
+
+A window is divided into epochs of equal size. Alternating large and small epochs cost 10 % of throughput, because the
+broker is still processing the acknowledgement of the large epoch while the small epoch runs. Several queues share an
+epoch. If a queue does not need its share, the other queues get it.
 """
 
 from __future__ import annotations
@@ -30,14 +34,14 @@ from pyspark_mq.sources.settings import Settings
 
 __all__ = ["BatchSizing", "fair_shares"]
 
-#: One epoch takes half of a window; the other half fills while the epoch runs.
+#: An epoch takes half of the window. Meanwhile the broker delivers messages for the other half.
 _EPOCHS_IN_WINDOW = 2
-#: Rows measured at a time while an epoch of limited bytes is sized.
+#: Number of rows whose sizes are added up at a time, to find out how many rows fit into a number of bytes.
 _SIZING_ROWS = 1_000
 
 
 class BatchSizing:
-    """Waits for messages and sizes epochs. Called by the query's thread alone."""
+    """Waits for messages, and decides the size of each epoch. Only the query's thread calls the methods."""
 
     def __init__(self, settings: Settings, queues: QueueGroup, runtime: Runtime) -> None:
         self._settings = settings
@@ -47,11 +51,12 @@ class BatchSizing:
         self._ends: dict[QueueReader, EndOfRun] | None = None
         self._awaited = False
         self._planned_s = -math.inf
-        #: Number by which the queues are rotated, so that other queues come first if an epoch has no room for all.
+        #: Number of planned epochs. The order of the queues is rotated by it, so that another queue comes first each
+        #: time if an epoch cannot take messages of all queues.
         self._turn = 0
 
     def planned(self) -> None:
-        """Record that an epoch is planned and its trigger begins."""
+        """Record that an epoch was planned, so that Spark runs it now."""
         self._turn += 1
         self._planned_s = self._runtime.monotonic_s()
 
@@ -59,12 +64,12 @@ class BatchSizing:
         """Wait for the messages of the next epoch.
 
         Args:
-            limit: most messages the epoch may take; None for all.
+            limit: maximum number of messages in the epoch; None for no limit.
             once: whether this may be the only epoch of a run (`Trigger.Once`; before Spark 4.2 also
                 `Trigger.AvailableNow`).
 
         Returns:
-            number of messages to take from each queue; empty if there is nothing to plan now.
+            queue -> number of messages that the epoch takes from it; empty if there is nothing to plan now.
         """
         if limit is not None and not once:
             limit = self._equal(limit)
@@ -90,13 +95,13 @@ class BatchSizing:
             self._wait(self._timing.idle_s if step_s is None else step_s)
 
     def await_sessions(self) -> None:
-        """Wait until every supervisor is connected. If a supervisor gives up, raise its error."""
+        """Wait until every connection is open. If a connection cannot be opened in time, its error is raised."""
         self._wait_while(lambda: not self._queues.complete, math.inf)
 
     def await_first_messages(self) -> None:
-        """Wait for messages for the first batch of a new query, which Spark runs even if it is empty.
+        """Wait a moment for the first messages, because Spark runs the first batch of a new query even if it is empty.
 
-        This also shows whether the broker accepts login and queue. Only the first call waits.
+        Waiting also shows whether the broker accepts the login and the queue. Only the first call waits.
         """
         if self._awaited:
             return
@@ -115,13 +120,13 @@ class BatchSizing:
         return self._ends is not None
 
     def bound(self) -> None:
-        """From now on, take only what the queues hold at this moment."""
+        """Make this a bounded run: from now on, take only the messages that the queues hold at this moment."""
         self.await_sessions()
         deadline = self._runtime.monotonic_s() + self._timing.leader_s
         while (
             empty := [queue for queue in self._queues if queue.view.ready_at_first == 0]
         ) and self._runtime.monotonic_s() < deadline:
-            # A quorum queue without a leader reports itself empty.
+            # Check the queues that report to be empty again, because a quorum queue without a leader does so, too.
             for queue in empty:
                 queue.refresh_depth()
             self._wait(self._timing.idle_s)
@@ -136,8 +141,8 @@ class BatchSizing:
             self._queues.drain_events()
             views = {queue: queue.view for queue in ends}
             for queue in ends.keys() - unread:
-                # Producers may never stop. Messages held past a queue's end take room from other queues, and are
-                # returned when the run ends.
+                # Disconnect from a queue that has reached its end, because producers may continue to send to it. The
+                # messages after the end would only take memory that other queues need. They return to the queue.
                 if views[queue].received and not views[queue].has_open_epochs and not ends[queue].awaits_confirmation():
                     queue.disconnect()
                     ends[queue].finish()
@@ -156,15 +161,15 @@ class BatchSizing:
         return {}
 
     def await_contents(self) -> None:
-        """Wait until messages without an ID are settled.
+        """Wait until acknowledged messages without an ID are settled.
 
-        Otherwise the next run would take an equal message for one of these.
+        Otherwise the next run would take a new message with equal contents for a redelivery of one of them.
         """
 
         def unsettled() -> bool:
             return any(queue.view.settles_contents for queue in self._queues)
 
-        # The confirmation, the grace, and the answer after it.
+        # The time for the confirmation, for `settleGrace`, and for the answer to the request after that.
         self._wait_while(unsettled, self._settings.settle_grace_s + 2 * self._timing.confirm_s)
         if unsettled():
             warn_of_unconfirmed(self._settings.destination)
@@ -172,27 +177,28 @@ class BatchSizing:
     # -- waiting
 
     def _await_more(self, limit: int | None, *, left: float | None = None, once: bool = False) -> None:
-        """Wait while messages arrive and the epoch is smaller than it should be.
+        """Wait while more messages arrive, until the epoch is as large as it should be.
 
         Args:
-            limit: most messages the epoch may take; None for all.
-            left: messages a bounded run may still take; infinity if unknown.
+            limit: maximum number of messages in the epoch; None for no limit.
+            left: number of messages that a bounded run still has to take; infinity if unknown. None if the run is not
+                bounded.
             once: whether this is the only epoch of a run.
         """
         timing, queues = self._timing, self._queues
         now_s = came_s = self._runtime.monotonic_s()
         windows = sum(queue.view.window for queue in queues)
-        # The rest of the window fills while the epoch runs.
+        # The broker delivers messages for the rest of the window while the epoch runs.
         enough = windows // (1 if once or self._settings.guarantee.acknowledges_first else _EPOCHS_IN_WINDOW)
         flows = False
         if once:
             until_s, patient = now_s + timing.once_s, True
         elif self._planned_s == -math.inf:
-            # If the end is unknown, the buffer may already hold everything left.
+            # If it is unknown how many messages a bounded run still has to take, they may all have arrived already.
             until_s, patient = now_s + timing.first_fill_s, left != math.inf
         else:
             until_s = self._planned_s + timing.fill_s
-            # Each poll adds bytes that other queues do not need to the share of a paused queue.
+            # While a queue is paused because of its bytes, each poll gives it bytes that other queues do not need.
             patient = queues.paused
             flows = self._flows(queues.buffered, now_s - self._planned_s)
         most = min(bound for bound in (enough, limit, left) if bound is not None)
@@ -210,7 +216,12 @@ class BatchSizing:
             flows = not patient and self._flows(came, timing.fill_step_s)
 
     def _flows(self, came: int, seconds: float) -> bool:
-        """Whether a backlog flows in at full speed. A trickle does not delay an epoch."""
+        """Whether a backlog arrives at full speed, so that the epoch should wait for more messages.
+
+        Args:
+            came: number of messages that have arrived.
+            seconds: time in which they have arrived.
+        """
         if came * self._timing.fill_step_s < self._timing.fill_step_messages * seconds:
             return False
         for queue in self._queues:
@@ -220,18 +231,18 @@ class BatchSizing:
 
     @staticmethod
     def _has_more(queue: QueueReader) -> bool:
-        """Whether the broker reports more messages, and may deliver them."""
+        """Whether the broker reports more messages in the queue, and the window lets it deliver them."""
         queue.refresh_depth()
         return not queue.view.blocked and any(queue.view.depths)
 
     def _await_confirmations(self) -> None:
-        """Wait for outstanding confirmations when there is nothing new to read."""
+        """Wait a while for confirmations of acknowledgements. Called if there are no messages to read."""
         self._wait_while(self._queues.unconfirmed, self._timing.confirm_s, self._timing.confirm_step_s)
 
     # -- how many
 
     def _equal(self, limit: int) -> int:
-        """Return the size of an epoch if a window is cut into the fewest equal epochs of at most `limit` messages."""
+        """Return the size of epochs if the window is divided into equal epochs, as few as `limit` allows."""
         if self._settings.guarantee.acknowledges_first:
             return limit
         window = sum(queue.settings.window for queue in self._queues)
@@ -239,11 +250,14 @@ class BatchSizing:
         return min(limit, max(equal, self._settings.min_messages))
 
     def _sizes(self, limit: int | None, buffered: Mapping[QueueReader, int]) -> dict[QueueReader, int]:
-        """Divide the next epoch among the queues; the epoch gets at least one message if any are buffered.
+        """Decide how many messages the next epoch takes from each queue: at least one message if any is buffered.
 
         Args:
-            limit: messages over all queues; None for no limit.
-            buffered: buffered messages of each queue.
+            limit: maximum number of messages in the epoch; None for no limit.
+            buffered: queue -> number of its buffered messages.
+
+        Returns:
+            queue -> number of its messages in the epoch, without queues from which it takes none.
         """
         names = list(buffered)
         turn = self._turn % len(names) if names else 0
@@ -254,14 +268,15 @@ class BatchSizing:
         if self._queues.buffered_bytes > max_bytes:
             rooms = fair_shares(max_bytes, [queue.view.size_bytes for queue in queues])
             sizes = {queue: _fitting(queue, sizes[queue], room) for queue, room in zip(queues, rooms, strict=True)}
-            if queues:  # the first in turn, so that a message larger than any share makes progress
+            if queues:  # take at least one message, even if it is larger than the queue's share of the bytes
                 sizes[queues[0]] = max(1, sizes[queues[0]])
         return {queue: sizes[queue] for queue in names if sizes.get(queue)}
 
     def _plan_now(self, size: int, *, once: bool) -> bool:
-        """Whether to plan this epoch now, or wait a moment for more (`minMessagesPerTrigger`, `maxTriggerDelay`).
+        """Whether to plan this epoch now. Otherwise wait a moment for more messages.
 
-        The only epoch of a run does not wait, as with Spark's Kafka source (KafkaMicroBatchStream).
+        Options `minMessagesPerTrigger` and `maxTriggerDelay` decide. They do not delay the only epoch of a run, as in
+        Spark's Kafka source (KafkaMicroBatchStream).
         """
         if not size:
             self._waiting_since_s = None
@@ -271,7 +286,7 @@ class BatchSizing:
             self._waiting_since_s = now
         if (
             size >= self._settings.min_messages
-            or size < self._queues.buffered  # the epoch has as many bytes as it may have
+            or size < self._queues.buffered  # waiting would not enlarge the epoch, which `maxBytesPerTrigger` limits
             or now - self._waiting_since_s >= self._settings.max_delay_s
             or self._queues.paused
             or once
@@ -286,7 +301,7 @@ class BatchSizing:
 
 
 def _fitting(queue: QueueReader, maximum: int, max_bytes: int) -> int:
-    """Count how many of the first `maximum` buffered messages fit into `max_bytes`."""
+    """Return how many messages fit into `max_bytes`, out of the `maximum` oldest buffered messages of a queue."""
     taken = held = 0
     rows = queue.oldest(maximum)
     while chunk := list(islice(rows, _SIZING_ROWS)):
@@ -300,10 +315,11 @@ def _fitting(queue: QueueReader, maximum: int, max_bytes: int) -> int:
 
 
 def fair_shares(total: int, wants: Sequence[int]) -> list[int]:
-    """Divide `total` so that no share is above its want, and no share below its want is smaller than another share.
+    """Divide `total` fairly, where `wants` has the amount that each party wants. Return the shares.
 
-    A remainder that is too small to add one to each share below its want goes to the first of these shares. (Max-min
-    fairness: Bertsekas and Gallager, Data Networks, section 6.5.2.)
+    No share is larger than its want. A share that is smaller than its want is not smaller than any other share, except
+    by a remainder, which goes to the first of these shares. (Max-min fairness: Bertsekas and Gallager, Data Networks,
+    section 6.5.2.)
     """
     shares = [0] * len(wants)
     left = max(0, total)

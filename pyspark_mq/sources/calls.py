@@ -1,28 +1,33 @@
-"""Spark's calls: whether a call is legal now, and what it does. Two coupled tables, call x state. Pure.
+"""Spark's calls to the source: two tables that say which calls are possible in which state, and what they do.
 
-Two rules for this file: only ``SHOWING`` and ``EPOCHS`` decide what a call does, and nothing here knows about queues,
-files or time. :class:`.EpochSource` does what the tables say, and ``tests/unit/test_call_mutations.py`` checks that
-each change of a row is noticed.
+Two rules apply to this file. Only ``SHOWING`` and ``EPOCHS`` decide what a call does. And the file does not know about
+queues, files or time. :class:`.EpochSource` does what the tables say. ``tests/unit/test_call_mutations.py`` checks that
+a test notices each change of a row.
 
 Theory
 ------
-Spark never reports what it has done; its calls prove it. Two things are known at any moment, and each has a table.
+Spark never reports what it has done, but its calls prove it. The source keeps track of two things, and there is a table
+for each of them.
 
-*The committed offset.* A process starts without knowing what is committed. A call with a position shows the committed
-offset, and the source then learns what a former process left. A bounded run keeps to the queues it began with.
-``SHOWING`` says what a call does first.
+*The committed offset.* When a process starts, it does not know which offset is committed. The first call that has a
+position as its argument shows this. The source then learns which messages a former process had committed but not
+settled. A bounded run reads only the queues that exist when it begins. ``SHOWING`` has the steps that a call takes
+first.
 
-*The place of the call's epoch.* For PAYLOAD and COMMIT, the call's epoch is the epoch at the call's position. For the
-other calls, it is the last epoch here. ``EPOCHS`` says what happens to that epoch. If the epoch is elsewhere, PAYLOAD
-is a replay and COMMIT does nothing: a process acknowledges only epochs it has run (rule 16). Spark does not run an
-epoch if its optimizer removes the source from the plan, as for `limit(0)`.
+*The place of the call's epoch.* A PAYLOAD or COMMIT call concerns the epoch that ends at the call's position. Any other
+call concerns the last epoch that this process knows. ``EPOCHS`` says what a call does with its epoch. If another
+process has planned the epoch, PAYLOAD is a replay, and COMMIT does nothing: a process acknowledges only epochs that it
+has seen Spark run (rule 16). (Spark does not run an epoch if its optimizer removes the source from the plan, for
+example because of `limit(0)`.)
 
-LATEST commits its position first, because Spark writes the commit log before it asks for the next offset. ``EPOCHS``
-has three kinds of LATEST, depending on how its position relates to the last epoch here.
+A LATEST call also proves that its start is committed, because Spark writes the commit log before it asks for the next
+offset. So the source first treats it as a COMMIT call. ``EPOCHS`` has three kinds of LATEST calls, depending on whether
+the start is before, at or after the last epoch that this process knows.
 
-An epoch is planned, begun and committed before the next is planned, so LATEST meets no epoch that is planned or begun.
+An epoch is planned, begun and committed before the next one is planned. So at a LATEST call that continues from the
+last epoch, no epoch is planned or begun.
 
-Rules are cited by their number in docs/how-it-works.md#the-rules.
+"Rule 16" means the rule with this number in docs/how-it-works.md#the-rules.
 """
 
 from __future__ import annotations
@@ -49,10 +54,10 @@ __all__ = [
 
 
 class Call(Enum):
-    """A call of Spark."""
+    """A call that Spark makes to the source."""
 
     BOUND = "bound"  #: `prepareForTriggerAvailableNow`
-    LATEST = "latest"  #: `latestOffset(start)`; in ``EPOCHS``, a call that continues from the last epoch here
+    LATEST = "latest"  #: `latestOffset(start)`; in ``EPOCHS``, a call that continues from the last known epoch
     BEHIND = "latest, from an earlier epoch"
     BEYOND = "latest, from a later epoch"
     PAYLOAD = "payload"  #: `partitions(start, end)`
@@ -60,7 +65,7 @@ class Call(Enum):
 
 
 class Committed(Enum):
-    """Knowledge of what is committed."""
+    """What this process knows about the committed offset, and whether its run is bounded."""
 
     UNKNOWN = "unknown"  #: the committed offset is unknown
     BOUNDED = "bounded"  #: the committed offset is unknown, and the run is bounded
@@ -69,35 +74,35 @@ class Committed(Enum):
 
 
 class First(Flag):
-    """Steps that a call takes before anything else."""
+    """Steps that the source takes at the beginning of a call."""
 
     NOTHING = 0
-    FIND = auto()  #: look for queues
+    FIND = auto()  #: find out which queues to read
     LEARN = auto()  #: learn which messages a former process had committed (rule 5)
 
 
 class EpochPlace(Enum):
-    """The place of an epoch, as seen from this process."""
+    """The place of an epoch, as this process knows it."""
 
-    ELSEWHERE = "elsewhere"  #: the epoch is a former process's, or acknowledged, or does not exist
-    PLANNED = "planned"  #: the epoch is planned here, but Spark has not asked for its payload
+    ELSEWHERE = "elsewhere"  #: a former process has planned the epoch, or it is acknowledged, or it does not exist
+    PLANNED = "planned"  #: this process has planned the epoch, but Spark has not asked for its payload
     BEGUN = "begun"  #: Spark has asked for the payload of the epoch, and may ask again
 
 
 class Act(Enum):
-    """What to do with the epoch that a call is about."""
+    """What the source does with the epoch that a call concerns."""
 
-    NOTHING = "nothing"  #: repeat the previous answer, because an epoch stays as it was written
+    NOTHING = "nothing"  #: repeat the previous answer, because an epoch does not change once its file is written
     PLAN = "plan"  #: plan the next epoch, if there are messages for it
-    REPLAY = "replay"  #: begin the epoch as soon as its messages are here
-    BEGIN = "begin"  #: keep the rows that the epoch emits until the epoch is committed
+    REPLAY = "replay"  #: wait until the epoch's messages are redelivered, then begin the epoch
+    BEGIN = "begin"  #: keep the epoch's rows until it is committed, because Spark may ask for them again
     ACKNOWLEDGE = "acknowledge"  #: acknowledge the epoch, and all epochs before it
     REFUSE = "refuse"  #: fail the query, because Spark has ended an epoch whose messages it did not ask for
 
 
 _BOTH = First.FIND | First.LEARN
 
-#: (call, knowledge of what is committed) -> the first steps, and the knowledge after them.
+#: (call, what is known before it) -> the first steps of the call, and what is known after them.
 SHOWING: Mapping[tuple[Call, Committed], tuple[First, Committed]] = MappingProxyType(
     {
         (Call.BOUND, Committed.UNKNOWN): (First.FIND, Committed.BOUNDED),
@@ -119,7 +124,7 @@ SHOWING: Mapping[tuple[Call, Committed], tuple[First, Committed]] = MappingProxy
     }
 )
 
-#: (call, place of the call's epoch) -> the act. Pairs that are left out cannot occur.
+#: (call, place of the call's epoch) -> what the source does with the epoch. Missing pairs cannot occur.
 EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
     {
         (Call.LATEST, EpochPlace.ELSEWHERE): Act.PLAN,
@@ -130,7 +135,7 @@ EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
         (Call.PAYLOAD, EpochPlace.PLANNED): Act.BEGIN,
         (Call.PAYLOAD, EpochPlace.BEGUN): Act.NOTHING,
         (Call.COMMIT, EpochPlace.ELSEWHERE): Act.NOTHING,
-        # Committed but never begun: this process has emitted none of its rows (rule 16).
+        # Spark has committed the epoch without asking for its payload, so none of its messages was emitted (rule 16).
         (Call.COMMIT, EpochPlace.PLANNED): Act.REFUSE,
         (Call.COMMIT, EpochPlace.BEGUN): Act.ACKNOWLEDGE,
     }
@@ -138,24 +143,24 @@ EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
 
 
 class IllegalCallError(InternalError):
-    """The table has no entry for this call with its epoch in this place."""
+    """``EPOCHS`` has no entry for a call whose epoch is in this place."""
 
 
 def latest_at(start: int, last: int) -> Call:
-    """Return the kind of a LATEST call that continues from epoch `start`, while `last` is the last epoch here."""
+    """Return the kind of a LATEST call that continues from epoch `start`. `last` is the last known epoch."""
     return Call.LATEST if start == last else Call.BEHIND if start < last else Call.BEYOND
 
 
 def show(call: Call, shown: Committed) -> tuple[First, Committed]:
-    """Return the first steps of a call, and what is known about the committed offset after these steps."""
+    """Look up the first steps of a call, and what is known about the committed offset after these steps."""
     return SHOWING[call, shown]
 
 
 def step(call: Call, epoch: EpochPlace) -> Act:
-    """Return what a call does with its epoch.
+    """Look up what the source does with the epoch that a call concerns.
 
     Raises:
-        IllegalCallError: the table has no such pair.
+        IllegalCallError: the table has no entry for this call and place.
     """
     try:
         return EPOCHS[call, epoch]

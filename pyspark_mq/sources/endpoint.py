@@ -1,4 +1,4 @@
-"""The endpoint of a query: its broker, queue or topic, login and TLS, as set by options."""
+"""The endpoint of a query, from its options: the broker, the queue or topic, the login and TLS."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from pyspark_mq.sources.url import CONTROL, BrokerUrl, hide
 
 __all__ = ["FILES", "Endpoint", "Tls", "exclusive_error", "tls_error"]
 
-#: Options that name files read at each connection. A file may be missing for a moment while it is replaced.
+#: Options that name files which are read for each connection. If such a file cannot be read, a later attempt may
+#: succeed, because a file may be missing for a moment while it is replaced.
 FILES = frozenset({"passwordFile", "tls.caFile", "tls.certFile"})
-#: How many recent secrets to keep out of errors: brokers quote secrets, and tokens are replaced frequently.
+#: Number of recent secrets from a password file that are removed from errors. Brokers may quote secrets in errors, and
+#: tokens are replaced often.
 SECRETS_KEPT = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Options `tls.*`.
+    """The values of the options `tls.*`.
 
     Attributes:
         ca_file: PEM file of trusted authorities; None for the system's authorities.
-        cert_file, key_file: PEM files of the client's own certificate and key.
+        cert_file, key_file: PEM files of the client's own certificate and key; None if not set.
         verify: whether to check the server's certificate and host name.
     """
 
@@ -38,7 +40,7 @@ class Tls:
     verify: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """Return an SSL context for clients with these settings.
+        """Return an SSL context for connections to the broker with these settings.
 
         Raises:
             OptionError: a file is missing or has the wrong content.
@@ -52,7 +54,7 @@ class Tls:
             context.verify_mode = ssl.CERT_NONE
         if self.cert_file is not None:
             try:
-                # The callback keeps OpenSSL from asking for a key's passphrase on the terminal.
+                # Without this callback OpenSSL would ask for the passphrase of an encrypted key on the terminal.
                 context.load_cert_chain(self.cert_file, self.key_file, password=lambda: b"")
             except (OSError, ssl.SSLError) as wrong:
                 text = f"{self.cert_file!r} with tls.keyFile {self.key_file!r} cannot be used: {wrong}"
@@ -60,15 +62,15 @@ class Tls:
         return context
 
 
-#: OpenSSL's errors for a peer that answers in plain text, or closes the connection on a greeting that it cannot read.
+#: OpenSSL's errors if the other side does not speak TLS: it answers in plain text, or closes the connection.
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "RECORD_LAYER_FAILURE"})
 
 
 def tls_error(error: ssl.SSLError | str, url: BrokerUrl) -> RefusedError:
-    """Return this package's error for a failed handshake.
+    """Return this package's error for a TLS handshake that has failed.
 
     Args:
-        error: Python's exception, or OpenSSL's name of the reason.
+        error: Python's exception, or OpenSSL's name for the reason.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return RefusedError(
@@ -86,10 +88,15 @@ def tls_error(error: ssl.SSLError | str, url: BrokerUrl) -> RefusedError:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The queue or topic and how to reach it, shared by all sessions of a query.
+    """A queue or topic, and how to connect to its broker. All sessions of a query share this object.
 
-    Times are seconds. `password_file` is read at each connection. `password` stays out of the repr. `shared` tells
-    whether several sessions share the messages of one subscription.
+    Times are in seconds. The repr does not show passwords.
+
+    Attributes:
+        protocol: the protocol of the connections.
+        urls: the brokers of option `url`, which are tried one after the other.
+        password_file: path of the file with the password, which is read for each connection; None if not set.
+        shared: whether several sessions share the messages of one subscription.
     """
 
     broker: Broker
@@ -109,18 +116,22 @@ class Endpoint:
     shared: bool = False
     #: The newest secrets read from `password_file` in this process.
     secrets_read: deque[str] = field(default_factory=lambda: deque(maxlen=SECRETS_KEPT), compare=False, repr=False)
-    #: Users for whom a broker's management refused to answer over the protocol. They are kept so as not to ask again.
+    #: Users whose queries the broker's management address has refused. They are remembered, so that sessions do not
+    #: send such queries again.
     refused: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @property
     def clustered(self) -> bool:
-        """Whether the broker may have several nodes. With a single address, this is known only for hosted brokers."""
+        """Whether the broker may have several nodes: `url` has several addresses, or a cloud provider hosts the broker.
+
+        A cluster behind any other single address is not recognised.
+        """
         return len(self.urls) > 1 or any(hosted_by(url.host) for url in self.urls)
 
     def credentials(self, url: BrokerUrl) -> tuple[str | None, str | None]:
-        """Return user and password for a candidate, each None if not set. Options take precedence over the URL.
+        """Return the user and the password for a broker, each None if not set. Options take precedence over the URL.
 
-        A file is read each time, so that a secret can be replaced while the query runs.
+        A password file is read each time, so that the password can be replaced while the query runs.
 
         Raises:
             OptionError: the file of option `passwordFile` cannot be read, or is empty.
@@ -133,13 +144,13 @@ class Endpoint:
         return self.user(url), self.password if self.password is not None else url.password
 
     def user(self, url: BrokerUrl) -> str | None:
-        """Return the user for a candidate; None if neither option nor URL names one."""
+        """Return the user for a broker; None if neither option `username` nor the URL names a user."""
         return self.username if self.username is not None else url.username
 
     def hide(self, text: str) -> str:
-        """Remove the query's passwords from the text of a broker's or library's error.
+        """Remove the query's passwords from a text that comes from a broker or a library.
 
-        A password equal to the user name is not a secret, because errors name the user.
+        A password that equals the user name is not removed, because errors name the user.
         """
         users = {self.username, *(url.username for url in self.urls)}
         passwords = filter(None, (self.password, *(url.password for url in self.urls)))
@@ -147,7 +158,7 @@ class Endpoint:
 
     @contextmanager
     def hiding(self) -> Iterator[None]:
-        """Remove passwords from errors, because brokers may quote passwords."""
+        """Remove passwords from errors that are raised in this context, because brokers may quote passwords."""
         try:
             yield
         except Exception as error:
@@ -155,7 +166,9 @@ class Endpoint:
             raise
 
     def check_product(self, url: BrokerUrl, product: str) -> None:
-        """Check a broker's product name against option `broker`. An unknown product may be compatible.
+        """Check that the broker at a URL is the one that option `broker` names, by its product name.
+
+        A product that this package does not know is accepted, because it may be compatible.
 
         Raises:
             OptionError: the product is another broker that this package supports.
@@ -168,7 +181,7 @@ class Endpoint:
 
     @property
     def destination(self) -> str:
-        """The queue or topic, as named in errors."""
+        """The queue or topic, as errors name it."""
         if self.queue is not None:
             return f"queue '{self.queue}'"
         if self.topic is None:
@@ -179,15 +192,18 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """The bare name of the queue or topic, for column `destination`."""
+        """The name of the queue or topic without its kind, as column `destination` shows it."""
         return self.queue if self.queue is not None else str(self.topic)
 
 
 def secret_in(file: str, option: str) -> str:
-    """Return the content of a file without the line end.
+    """Read the password, or the token, from a file that has one line.
+
+    Args:
+        option: the option that names the file.
 
     Raises:
-        OptionError: the file of this option cannot be read, is empty, or has several lines.
+        OptionError: the file cannot be read, is empty, or has several lines.
     """
     try:
         secret = Path(file).read_text("utf-8").rstrip("\r\n")
@@ -201,10 +217,10 @@ def secret_in(file: str, option: str) -> str:
 
 
 def exclusive_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> DestinationError | None:
-    """Return the error for a queue in exclusive use elsewhere; None if `reason` does not say so.
+    """Return the error for a queue that another program uses exclusively; None if RabbitMQ's reason is another one.
 
-    Sessions of this package are never exclusive, so the queue is held by another program, and waiting is useless.
-    RabbitMQ uses the same words over every protocol (3.10, 4.3).
+    Sessions of this package are never exclusive, so waiting for the end of another session would not help. RabbitMQ
+    states the reason in the same words over each protocol (3.10, 4.3).
     """
     if "exclusive use" in reason:
         what = "has an exclusive consumer elsewhere, and delivers nothing to others; end that consumer"

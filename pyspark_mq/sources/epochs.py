@@ -1,19 +1,19 @@
-"""Epochs: the protocol between Spark's checkpoint and the broker, without Spark.
+"""Epochs: the two-phase commit between Spark's checkpoint and the broker. This module does not use Spark itself.
 
-One micro-batch is one epoch of a two-phase commit. :class:`EpochSource` maps Spark's calls to three acts, plan, replay
-and acknowledge, by the tables of :mod:`.calls`. Each queue has a :class:`.QueueReader`, which processes the events of
-its sessions and owns an in-flight table. An epoch spans all queues, and :class:`.BatchSizing` decides its size. All
-these run on Spark's thread. Supervisors work in the background, so receiving and heartbeats continue while Spark is
-busy.
+A micro-batch is one epoch of the two-phase commit. :class:`EpochSource` answers Spark's calls by planning, replaying or
+acknowledging an epoch, as the tables of :mod:`.calls` say. Each queue has a :class:`.QueueReader`, which processes the
+events of its sessions and has an in-flight table. An epoch has messages of all queues, and :class:`.BatchSizing`
+decides its size. These objects run on the thread of Spark's calls. Connections work in the background, so receiving and
+heartbeats continue while Spark is busy.
 
-Guarantee: with `exactly-once`, every message is in exactly one committed epoch, and an epoch that Spark asks for again
+Guarantee: with `exactly-once`, each message is in exactly one committed epoch, and an epoch that Spark asks for again
 after a crash has the same messages in the same order.
 
-The queues of a query may change over a restart. A new queue starts without committed IDs. The IDs of a removed queue
-stay in the journal: if the queue is read again, nothing is emitted twice. An open epoch with messages of a removed
-queue cannot be replayed, so the source refuses it (rule 9).
+A user may change the queues of a query at a restart. A new queue starts without committed IDs. The IDs of a removed
+queue stay in the journal, so if the queue is read again later, no message is emitted twice. If an uncommitted epoch has
+messages of a removed queue, it cannot be replayed, so the source refuses it (rule 9).
 
-Rules cited by number are in docs/how-it-works.md#the-rules.
+"Rule 9" means the rule with this number in docs/how-it-works.md#the-rules.
 """
 
 from __future__ import annotations
@@ -47,7 +47,12 @@ __all__ = ["EpochSource", "Position", "Run"]
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The arguments of a call, such as the start and end of the epoch that the call is about."""
+    """The arguments of a call.
+
+    Attributes:
+        start, end: the start and the end of the epoch that the call concerns.
+        limit, alone: see :meth:`EpochSource.latest`.
+    """
 
     start: Position
     end: Position
@@ -56,15 +61,18 @@ class _Asked:
 
 
 class EpochSource:
-    """Plans, replays and acknowledges epochs for one query. Not thread-safe.
+    """Plans, replays and acknowledges the epochs of one query. Not thread-safe.
 
     Args:
-        make_store: creates the store that shares a queue's committed IDs beyond the checkpoint.
-        list_queues: lists the broker's queues, for option `queuePattern`.
-        ask_depth: asks how many messages wait in a queue, for queues whose depth no session learns; None without
-            management.
-        files: files of the journal; required if the guarantee uses IDs.
-        check: finds warnings about a queue, for the log.
+        settings: the settings of the query.
+        worker: runs the query's connections.
+        make_store: creates the store for committed IDs of a queue (option `dedupStore`).
+        runtime: clock and threads; None for those of the machine.
+        list_queues: returns the names of the broker's queues, for option `queuePattern`.
+        ask_depth: returns how many messages wait in a queue, for queues whose sessions do not report this; None without
+            `managementUrl`.
+        files: the files of the journal; required with guarantee `exactly-once`.
+        check: returns warnings about the settings of a queue, for the log.
     """
 
     def __init__(
@@ -101,11 +109,11 @@ class EpochSource:
         self._timings = Timings(self._runtime)
         self._replay = Replay(settings, self._queues, self._runtime, self._memory)
         self._committed_offset = Committed.UNKNOWN
-        #: The end of the last known epoch.
+        #: The end of the last epoch that this process knows.
         self._last = Position(0)
         #: The highest epoch number so far.
         self._highest = 0
-        #: Uncommitted epoch whose payload Spark has asked for -> names of the epoch's queues, in order.
+        #: Number of an uncommitted epoch whose payload Spark has asked for -> names of its queues, in order.
         self._begun: dict[int, list[str]] = {}
         #: Whether the planned epoch may be the only one of the run.
         self._alone = False
@@ -123,28 +131,28 @@ class EpochSource:
     # -- Spark's calls, in its order -----------------------------------------------------------
 
     def initial(self) -> Position:
-        """Return the position of a new query.
+        """Return the position at which a new query starts.
 
-        This call opens nothing and proves nothing, because Spark makes it after restarts, too.
+        The call opens no connection, and does not prove that the query is new: Spark makes it after restarts, too.
         """
         return Position(0)
 
     def bound(self) -> None:
-        """From now on, take only what the queues hold at this moment (`Trigger.AvailableNow`)."""
+        """Make the run bounded (`Trigger.AvailableNow`): take only the messages that the queues hold at this moment."""
         self._show(Call.BOUND, Position(0))
         self._queues.start()
         self._batch_sizing.bound()
 
     def latest(self, start: Position, limit: int | None, *, alone: bool = False) -> Position:
-        """Run phase two of the epoch that ends at `start`, then phase one of the next epoch.
+        """Acknowledge the epoch that ends at `start` (phase two), then plan the next epoch (phase one).
 
         Args:
             start: the last committed position.
-            limit: the most messages to take; None for all available now.
+            limit: maximum number of messages in the epoch; None for all that are available now.
             alone: whether this may be the only epoch of the run, as before Spark 4.2 with `Trigger.AvailableNow`.
 
         Returns:
-            The end of a new epoch, or the last position if there is nothing new.
+            the end of the new epoch, or the last position if there are no new messages.
         """
         self._timings.asked()
         self._show(Call.LATEST, start)
@@ -155,13 +163,14 @@ class EpochSource:
         return self._last
 
     def payload(self, start: Position, end: Position) -> list[Run]:
-        """Return the deliveries of the epoch from `start` to `end`, in planned order.
+        """Return the rows of the epoch from `start` to `end`, in planned order.
 
-        For an epoch of a former process, this waits until the broker has redelivered exactly the planned messages.
+        If a former process has planned the epoch, wait until the broker has redelivered the planned messages.
 
         Raises:
             CheckpointError: the epoch has messages of a queue that the query does not read.
-            DataLossError: not all its messages are redelivered within `replayTimeout`, and `failOnDataLoss` is on.
+            DataLossError: not all planned messages were redelivered within `replayTimeout`, and `failOnDataLoss` is
+                true.
         """
         former = step(Call.PAYLOAD, self._where(end)) is Act.REPLAY
         self._memory.check_start(start, end)
@@ -171,12 +180,12 @@ class EpochSource:
         return [Run(queue.name, rows) for queue in queues if (rows := queue.emitted(end.epoch))]
 
     def commit(self, end: Position) -> None:
-        """Run phase two of all epochs up to `end`, which Spark has committed."""
+        """Acknowledge all epochs up to `end` (phase two), which Spark has committed."""
         self._show(Call.COMMIT, end)
         self._do(Call.COMMIT, _Asked(end, end))
 
     def stop(self) -> None:
-        """Close the connections. Spark usually ends the process before this is called."""
+        """Close the connections. Spark usually ends the process without calling this."""
         if self._backlog is not None:
             self._backlog.stop()
         self._queues.stop()
@@ -184,11 +193,11 @@ class EpochSource:
     # -- first steps ----------------------------------------------------------------------
 
     def _show(self, call: Call, *known: Position, open_: Position | None = None) -> None:
-        """Take the first steps of a call.
+        """Take the first steps of a call, which shows positions of the checkpoint.
 
         Args:
-            known: positions of the checkpoint; the first of them is committed.
-            open_: the end of an epoch that a former process planned but did not see committed.
+            known: the positions. The first of them is committed.
+            open_: the end of an epoch that a former process planned, and that is not committed; None if there is none.
         """
         first, shown = show(call, self._committed_offset)
         if First.FIND in first:
@@ -202,13 +211,14 @@ class EpochSource:
             self._learn(known[0], open_)
 
     def _learn(self, start: Position, open_: Position | None) -> None:
-        self._sync(start)  # a former process may have reported data that is not on disk yet
+        self._sync(start)  # what a former process has written may not be on disk yet
         self._highest = max(self._highest, start.epoch)
         if self._last.epoch == 0:
             self._last = start
         names = self._memory.queues(start)
         if names and self._settings.pattern is None and not any(map(self._queues.get, names)):
-            # Single queues may be removed, but if all of them are, the checkpoint is another query's.
+            # The user may remove queues from the options. But if none of them is read any more, the checkpoint
+            # belongs to another query.
             raise CheckpointError(
                 f"{self._destination}: the checkpoint was written for queues {', '.join(map(repr, names))}, but the "
                 "query now reads none of them. Give each queue a checkpointLocation of its own, or correct the options"
@@ -216,10 +226,12 @@ class EpochSource:
         self._queues.adopt(self._memory.adopt(start, open_), start.broker_id)
 
     def _check_power(self, newest: Position) -> None:
-        """Check for a loss of power. After it, Spark's log may have an entry for a batch but none for an earlier batch.
+        """Raise an error if the machine may have lost power, with option `settleAfter=synced`.
+
+        After that, Spark's log may lack the entry of a batch although it has the entry of a later batch.
 
         Args:
-            newest: the last position that Spark has committed or logged.
+            newest: the last position in Spark's commit log or offset log.
         """
         if self._files is None:
             return
@@ -234,10 +246,10 @@ class EpochSource:
             )
 
     def _sync(self, committed: Position) -> None:
-        """Sync the disks (option `settleAfter=synced`), so that no loss of power removes logs that later steps rely on.
+        """Write everything to the disks (option `settleAfter=synced`), before a step that relies on it.
 
         Args:
-            committed: the newest position whose commit and sink output have been written.
+            committed: the newest position for which Spark has written the commit, and the sink its output.
         """
         if not self._settings.syncs:
             return
@@ -254,17 +266,17 @@ class EpochSource:
         return EpochPlace.PLANNED if self._queues.is_open(end.epoch) else EpochPlace.ELSEWHERE
 
     def _do(self, call: Call, asked: _Asked) -> None:
-        """Carry out a call on its epoch.
+        """Do what the table ``EPOCHS`` says for a call and its epoch.
 
         Raises:
-            InternalError: the call is not possible now.
+            InternalError: the table has no entry for them.
         """
         try:
             act = step(call, self._where(asked.end))
         except IllegalCallError:
             raise InternalError(
-                f"{self._destination}: Spark continues from epoch {asked.start.epoch}, but the last epoch here is "
-                f"{self._last.epoch}"
+                f"{self._destination}: Spark continues from epoch {asked.start.epoch}, but the last epoch that the "
+                f"source knows is {self._last.epoch}"
             ) from None
         self._act[act](asked)
 
@@ -276,13 +288,13 @@ class EpochSource:
         """Plan the next epoch (phase one), if there are messages for it."""
         noted = asked.alone and self._memory.begin_alone(asked.start)
         once = asked.limit is None or noted
-        if once:  # everything before it is committed
+        if once:  # there is no crash loop, because all earlier epochs are committed
             self._apply(Trigger.NO_CRASH_LOOP if asked.limit is None else Trigger.ONE_EPOCH)
         self._queues.start()
         self._batch_sizing.await_first_messages()
         self._queues.drain_events()
         if self._backlog is not None:
-            # Poll only queues whose depth no session learns.
+            # Query only the queues whose sessions do not report how many messages wait.
             self._backlog.begin([queue.name for queue in self._queues if not queue.view.depths])
         sizes = self._batch_sizing.gather(asked.limit, once=once)
         self._timings.gathered()
@@ -290,7 +302,7 @@ class EpochSource:
         if sizes:
             self._cut(asked.start, sizes)
             return
-        if self._batch_sizing.is_bounded or not self._queues.buffered:  # else the next epoch's file has the news
+        if self._batch_sizing.is_bounded or not self._queues.buffered:  # otherwise the next epoch's file records this
             self._memory.note_settled(asked.start, self._queues.in_flight_tables)
         if noted:
             self._memory.end_alone(asked.start)
@@ -309,15 +321,16 @@ class EpochSource:
                 queue.acknowledge(epoch)
 
     def _begin(self, asked: _Asked) -> None:
-        self._sync(asked.start)  # emit only messages that are planned durably
+        self._sync(asked.start)  # the epoch's file and offset must be on disk before its messages are emitted
         self._hold(asked.end)
-        # No later call would find the epoch's echoes settled.
+        # If this is the run's only epoch, no later call will record that its echoes (redeliveries that it acknowledges
+        # but does not emit) are settled. So wait and record it now.
         if self._alone:
             self._batch_sizing.await_contents()
             self._memory.note_begun(asked.end, self._queues.in_flight_tables)
 
     def _begin_again(self, asked: _Asked) -> None:
-        """Begin an epoch of a former process as soon as its messages are here."""
+        """Wait until the messages of an epoch that a former process planned are redelivered, then begin the epoch."""
         start, end = asked.start, asked.end
         self._sync(start)
         if end.epoch > self._last.epoch or self._last == start:
@@ -327,7 +340,7 @@ class EpochSource:
         self._hold(end)
 
     def _hold(self, end: Position) -> None:
-        """Keep an epoch's rows until the epoch is committed, because Spark may ask for the rows again."""
+        """Keep the rows of an epoch until it is committed, because Spark may ask for them again."""
         queues = self._queues.with_ended()
         self._begun[end.epoch] = list(dict.fromkeys([*self._memory.queues(end), *(queue.name for queue in queues)]))
         for queue in queues:
@@ -336,17 +349,17 @@ class EpochSource:
     def _acknowledge(self, asked: _Asked) -> None:
         """Acknowledge an epoch and all epochs before it (phase two).
 
-        Each step is done before a later step relies on it. Everything that another process has to know is recorded
-        before the broker may forget a message.
+        The order of the steps matters: everything that another process has to know about a message is recorded before
+        its acknowledgement is sent, because then the broker may forget the message.
         """
-        self._sync(asked.end)  # Spark's commit and the sink's data are on disk
+        self._sync(asked.end)  # now Spark's commit and the sink's data are on disk
         for epoch in sorted(epoch for epoch in self._begun if epoch <= asked.end.epoch):
             del self._begun[epoch]
-            self._memory.begin_commit(epoch)  # the next process knows what may be redelivered
+            self._memory.begin_commit(epoch)  # now the next process knows which messages may be redelivered
             waits = []
             for queue in self._queues.with_ended():
-                queue.remember(epoch)  # other queries know the messages
-                queue.apply_trigger(Trigger.COMMITTED)  # if this takes a new consumer, nothing is on its way yet
+                queue.remember(epoch)  # now other queries know that the messages are committed
+                queue.apply_trigger(Trigger.COMMITTED)  # before the broker delivers more messages, see `WINDOWS`
                 waits.append(queue.acknowledge(epoch))
                 queue.drop(epoch)
             self._timings.committed(epoch, waits)
@@ -370,5 +383,5 @@ class EpochSource:
         return replace(counters, backlog=self._backlog.seen(queue.name))
 
     def report(self) -> dict[str, Any]:
-        """Return counters and the times of the last epochs, under their documented names."""
+        """Return the counters and the times of the last epochs, under their documented names."""
         return {"reads": self._destination, **self.counters().report(), **self._timings.report()}

@@ -1,6 +1,7 @@
-"""Secrets that others can see because of a query's options. Uses no socket.
+"""Warnings about secrets that a query's options expose to others, for example over an unencrypted connection.
 
-A warning is not an error: in a network of trusted machines, an unencrypted connection may be what the user wants.
+These are warnings, not errors, because in a network of trusted machines an unencrypted connection may be intended. The
+functions look only at options, and open no connection.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ __all__ = ["Exposure", "exposures", "of_management", "of_store", "of_url"]
 
 
 class Exposure(NamedTuple):
-    """A secret that others can see.
+    """A warning that others can see a secret.
 
     Attributes:
         option: the option that exposes the secret.
-        what: who can see what.
-        remedy: what to change.
+        what: tells the user which secret is visible, and where.
+        remedy: tells the user what to change.
     """
 
     option: str
@@ -34,7 +35,7 @@ class Exposure(NamedTuple):
 
 
 def exposures(endpoint: Endpoint, management: str = "", store: str = "") -> Iterator[Exposure]:
-    """Yield everything that a query's options expose.
+    """Yield a warning for each secret that a query's options expose.
 
     Args:
         management: the URL of `managementUrl`, without a login; empty if the option is not set.
@@ -48,14 +49,14 @@ def exposures(endpoint: Endpoint, management: str = "", store: str = "") -> Iter
 
 
 def of_url(url: BrokerUrl) -> Iterator[Exposure]:
-    """Yield whether others on the network can read the connection to a broker."""
+    """Yield a warning if others on the network can read the connection to a broker."""
     if not url.tls and not _is_here(url.host):
         what = f"the login and all messages cross the network to {url} unencrypted"
         yield Exposure("url", what, f"use {url.partner}://, unless every machine on the way is trusted")
 
 
 def of_management(url: str) -> Iterator[Exposure]:
-    """Yield whether others on the network can read the login for the management interface."""
+    """Yield a warning if others on the network can read the login for the management interface."""
     parts = urlsplit(url)
     if parts.scheme == "http" and not _is_here(parts.hostname or ""):
         what = f"user and password cross the network to {url} unencrypted"
@@ -63,7 +64,7 @@ def of_management(url: str) -> Iterator[Exposure]:
 
 
 def of_store(store: str) -> Iterator[Exposure]:
-    """Yield whether others can read the password for Redis."""
+    """Yield a warning for each way in which others can read the password for Redis or the message IDs there."""
     if "://" not in store:
         return
     parts = urlsplit(store)
@@ -78,7 +79,7 @@ def of_store(store: str) -> Iterator[Exposure]:
 
 
 def _is_here(host: str) -> bool:
-    """Whether a host name or address certainly is this machine."""
+    """Whether a host name or address certainly means this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

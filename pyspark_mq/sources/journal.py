@@ -1,6 +1,10 @@
-"""The journal: the memory of a query, and its files. :class:`.EpochFile` describes their content.
+"""The journal: keeps the memory of a query (:mod:`pyspark_mq.dedup.memory`) in files, one for each epoch.
 
-The file of an epoch is written once, and is durable before the offset that names it is returned.
+:class:`.EpochFile` describes the content of a file. The file of an epoch is written once, and is durable before the
+epoch's offset, which has the file's name, is returned to Spark.
+
+A message is *left open* if the end of a session or a process has cut off its acknowledgement. An *echo* is a redelivery
+of a message without an ID, which an epoch acknowledges but does not emit (:mod:`pyspark_mq.ack.content_matcher`).
 """
 
 from __future__ import annotations
@@ -23,12 +27,13 @@ __all__ = ["Journal", "LeftOpen", "NoJournal", "file_of", "planned_in", "remembe
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Bytes of the secret for digests.
+#: Number of bytes in the secret for digests.
 _SECRET_BYTES = 32
-#: Parts of an epoch next to its file: a note that its process is about to acknowledge it; a note that another process
-#: expects its messages; a note that a process plans, after this epoch, what may be the only epoch of its run; a note
-#: that its echoes are settled; a note that another process replays it without its echoes; and, numbered, records of
-#: abandoned messages, and notes of what was settled since.
+#: Names of the *parts* of an epoch: small files next to the epoch's file. In this order they record that its process is
+#: about to acknowledge the epoch; that another process expects redeliveries of its messages; that a process plans an
+#: epoch after this one that may be the only epoch of its run; that the epoch's echoes are settled; that another process
+#: replays the epoch without its echoes; which messages are abandoned; and what was settled after the epoch. The last
+#: two may exist several times, with a number after the name.
 _ACKNOWLEDGED, _EXPECTED, _ALONE, _BEGUN, _REPLAYED, _ABANDONED, _SETTLED = (
     "acknowledged", "expected", "alone", "begun", "replayed", "abandoned", "settled",
 )  # fmt: skip
@@ -36,12 +41,14 @@ _TOKEN_BYTES = 4
 
 
 class LeftOpen(NamedTuple):
-    """Messages that the end of a former process has left open.
+    """What a new process has to know about messages that the end of the former process has left open.
 
     Attributes:
-        counts: queue -> number of these messages.
-        keys: queue -> keys of the last committed epoch, which the store of IDs may lack.
-        coming: queue -> contents that will certainly be redelivered, because no process has acknowledged them.
+        counts: name of a queue -> number of its messages that were left open.
+        keys: name of a queue -> keys of its messages in the last committed epoch. The former process may have ended
+            before it added them to the store of IDs (`dedupStore`).
+        coming: name of a queue -> contents of messages that will certainly be redelivered, because the former process
+            has not acknowledged them.
     """
 
     counts: Mapping[str, int]
@@ -50,7 +57,10 @@ class LeftOpen(NamedTuple):
 
 
 def file_of(files: JournalFiles, name: str) -> EpochFile:
-    """Read the file of an epoch, without its abandoned messages, and without echoes if it was replayed.
+    """Read the file of an epoch. Leave out its abandoned messages, and its echoes if the epoch was replayed.
+
+    Args:
+        name: name of the file.
 
     Raises:
         CheckpointError: the file cannot be read.
@@ -68,16 +78,20 @@ def file_of(files: JournalFiles, name: str) -> EpochFile:
 
 
 def _abandoned(files: JournalFiles, name: str, kept: Iterable[str]) -> ByQueue:
-    """Return the abandoned messages of an epoch (rule 15). The last record includes all earlier records."""
+    """Return the keys of an epoch's abandoned messages (rule 15). The last record includes all earlier records.
+
+    Args:
+        kept: names of the epoch's parts.
+    """
     records = [part for part in kept if part.startswith(_ABANDONED)]
     return files.read(name, records[-1]).planned if records else {}
 
 
 def _without(keys: Sequence[Key], gone: Mapping[Key, int]) -> list[Key]:
-    """Return `keys` without the keys in `gone`, each left out as often as `gone` counts it.
+    """Return `keys` without the keys in `gone`. Each key is removed as often as its count in `gone` says.
 
-    If a key occurs several times, its last occurrences are left out, because redelivered messages with this content
-    take the first places.
+    If a key occurs more often (messages with equal contents), its last occurrences are removed, because redelivered
+    messages with this content take the first places of the epoch.
     """
     counts = Counter(gone)
     kept: list[Key] = []
@@ -90,24 +104,30 @@ def _without(keys: Sequence[Key], gone: Mapping[Key, int]) -> list[Key]:
 
 
 def planned_in(files: JournalFiles, name: str) -> dict[str, list[Key]]:
-    """Read the keys of an epoch: queue -> keys in order, without the keys of abandoned messages.
+    """Read the keys of the messages that an epoch planned and has not abandoned.
 
     Args:
-        name: name of the epoch's file; empty for none.
+        name: name of the epoch's file; empty if the epoch has no file.
+
+    Returns:
+        name of each queue -> keys of its messages, in order.
 
     Raises:
-        CheckpointError: the keys cannot be read.
+        CheckpointError: the file cannot be read.
     """
     planned = file_of(files, name).planned if name else {}
-    # Messages without an identity are not awaited: later epochs emit them.
+    # Leave out messages without an identity (`onMissingMessageId=row`). A replay does not wait for them, and later
+    # epochs emit them.
     return {queue: [key for key in keys if type(key) is str or any(key)] for queue, keys in planned.items()}
 
 
 def remembered_in(files: JournalFiles, name: str) -> dict[str, int]:
-    """Count the IDs that an epoch's file remembers besides the IDs of the epoch itself: settled IDs, and left IDs.
+    """Count the IDs that an epoch's file remembers in addition to the IDs of the epoch itself.
+
+    The result has the number of settled IDs (`settled`), and of IDs of messages that were left open (`left`).
 
     Args:
-        name: name of the epoch's file; empty for none.
+        name: name of the epoch's file; empty if the epoch has no file.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -119,41 +139,41 @@ def remembered_in(files: JournalFiles, name: str) -> dict[str, int]:
 
 
 class Journal:
-    """The memory of one query, and its files. Called by the query's thread."""
+    """The memory of one query, and its files. Only the query's thread calls the methods."""
 
     def __init__(self, settings: Settings, files: JournalFiles) -> None:
         self._destination = settings.destination
         self._files = files
         self.memory = Memory(settings.dedup_window, settings.remember_left, secrets.token_bytes(_SECRET_BYTES))
-        #: Uncommitted epoch -> name of its file.
+        #: Number of an uncommitted epoch -> name of its file.
         self._open: dict[int, str] = {}
-        #: Files of epochs for which a note is written once the epoch is committed.
+        #: Names of the files of epochs that need the part `acknowledged` before they are acknowledged.
         self._to_note: set[str] = set()
-        #: Files that the last plan named, and the file of that plan.
+        #: Name of the newest file, and the names of the files that it names.
         self._named: set[str] = set()
         self._seen_s: float | None = None
-        #: In the names of notes, so that two processes write different ones.
+        #: Part of the names of notes, so that the notes of two processes have different names.
         self._token = secrets.token_hex(_TOKEN_BYTES)
 
     def known(self, queue: str) -> QueueMemory:
-        """Return the memory of a queue, even of a queue that is not read now."""
+        """Return the part of the memory that belongs to a queue. The query does not have to read this queue now."""
         return QueueMemory(self.memory, queue)
 
     @property
     def forgotten(self) -> int:
-        """Number of messages forgotten although they may be redelivered."""
+        """Number of messages whose IDs were forgotten, although the messages may be redelivered."""
         return self.memory.forgotten
 
     @property
     def remembered(self) -> int:
-        """Number of known committed messages."""
+        """Number of committed messages whose IDs or contents are remembered."""
         return len(self.memory)
 
     def poll(self, until_s: float, *, connected: bool) -> None:
-        """Record whether every connection is up, and forget contents that have expired.
+        """Record whether every connection of the query is up, and forget contents that have expired.
 
         Args:
-            until_s: time up to which everything received was reported.
+            until_s: time up to which the connections have reported everything that they received.
         """
         if connected and self._seen_s is not None:
             self.memory.connected_s += max(0.0, until_s - self._seen_s)
@@ -165,11 +185,12 @@ class Journal:
     def plan(
         self, epoch: int, planned: ByQueue, in_flight_tables: Mapping[str, InFlightTable[Key, Any]], start: int = -1
     ) -> str:
-        """Write the file of an epoch; return its name.
+        """Write the file of a new epoch, and return the file's name.
 
         Args:
-            planned: keys of each queue, in order.
-            in_flight_tables: tables of the queues that may have an open epoch.
+            epoch: number of the epoch.
+            planned: name of each queue -> keys of the messages that the epoch emits, in order.
+            in_flight_tables: name of each queue -> its in-flight table.
             start: number of the committed epoch that this epoch follows.
 
         Raises:
@@ -186,9 +207,10 @@ class Journal:
         return name
 
     def note_settled(self, start: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
-        """Write down what no file says yet about messages without an ID: which are settled, and which repeat.
+        """Write a note of changes about messages without an ID that no file has yet: what is settled, and what repeats.
 
-        A process that starts without this knowledge would take an equal message for a redelivery and drop it.
+        Called if no epoch is planned now. Without the note, the next process would take a new message with equal
+        contents for a redelivery, and drop it.
 
         Args:
             start: the last committed position, to whose file the note belongs.
@@ -202,7 +224,7 @@ class Journal:
             self._files.put(note, start.file, f"{_SETTLED}-{number:06d}-{self._token}")
 
     def note_begun(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
-        """Write down that the echoes of an epoch are settled, if they are, for a run that ends without another call.
+        """Write a note that the echoes of an epoch are settled, if they are. Needed if the run ends after this epoch.
 
         Raises:
             CheckpointError: the note cannot be written.
@@ -215,9 +237,9 @@ class Journal:
         """Record that this process plans an epoch that may be the only epoch of its run.
 
         Returns:
-            whether windows may be wide for this epoch. They must stay small if a former process made the same record at
-            this position, and Spark has logged nothing since. Otherwise a job that crashes again and again would use up
-            the delivery limit of its whole queue.
+            whether the prefetch windows may be wide for this epoch. They must stay small if a former process has made
+            the same record at this position: it has ended before Spark logged an epoch. Otherwise a job that crashes
+            again and again would use up the delivery limit of all messages in the queue.
         """
         if not start.file:
             return True
@@ -227,12 +249,12 @@ class Journal:
         return True
 
     def end_alone(self, start: Position) -> None:
-        """Remove the record of :meth:`begin_alone`, because there was nothing to plan."""
+        """Remove the record of :meth:`begin_alone`. Called if there were no messages to plan."""
         if start.file:
             self._files.remove([start.file], _ALONE)
 
     def check_start(self, start: Position, end: Position) -> None:
-        """Check that the position from which an epoch was planned is the start that Spark states for this epoch.
+        """Check that an epoch was planned from the position that Spark states as its start.
 
         Raises:
             CheckpointError: the epoch was planned from another position.
@@ -240,14 +262,15 @@ class Journal:
         planned = self._files.read(end.file).start if end.file else -1
         if planned not in {-1, start.epoch}:
             raise CheckpointError(
-                f"{self._destination}: epoch {end.epoch} follows epoch {planned}, but Spark runs it after epoch "
-                f"{start.epoch}. If two runs of the query share the checkpoint, end one of them. If Spark writes its "
-                "logs late, leave out 'asyncProgressTrackingEnabled'. Nothing of the epoch was emitted. If the error "
-                "happens again, delete the newest file in the folder 'offsets' of the checkpoint"
+                f"{self._destination}: epoch {end.epoch} was planned after epoch {planned}, but Spark runs it after "
+                f"epoch {start.epoch}. If two runs of the query share the checkpoint, end one of them. If the query "
+                "sets 'asyncProgressTrackingEnabled', leave it out, because it makes Spark write its logs late. No "
+                "message of the epoch was emitted. If the error happens again, delete the newest file in the folder "
+                "'offsets' of the checkpoint"
             )
 
     def _repeating(self, planned: ByQueue, but: Collection[bytes] = ()) -> dict[str, list[Key]]:
-        """Find the messages whose contents are known to repeat."""
+        """Return name of each queue -> those of its keys that were made from contents which are known to repeat."""
         found = {}
         for queue, keys in planned.items() if self.memory.repeats else ():
             contents = [key for key in filed(keys) if is_content(key)]
@@ -268,8 +291,9 @@ class Journal:
         file = memory.compose(epoch, queues, planned, _held(in_flight_tables), echoes)
         if self.forgotten > forgotten:
             _LOG.warning(
-                "%s: the IDs of %d messages are forgotten. When connections ended, these messages were left open, and "
-                "since then %s more were left open. If the forgotten messages are redelivered, they count as new",
+                "%s: the IDs of %d messages are forgotten. Ends of connections cut off the acknowledgements of these "
+                "messages, and later those of %s more messages. If the forgotten messages are redelivered, they count "
+                "as new",
                 self._destination, self.forgotten - forgotten, f"{memory.left.maximum:,}",
             )  # fmt: skip
         gone, going = memory.forget_files({*self._named, *self._files.left_by_crashes()}, file.names)
@@ -279,34 +303,38 @@ class Journal:
     # -- phase two
 
     def begin_commit(self, epoch: int) -> None:
-        """Record the commit of an epoch; its queues then record its messages and acknowledge them.
+        """Record that an epoch is committed. Called before its messages are acknowledged.
 
         Raises:
-            CheckpointError: another process of the query has taken over, and expects the messages of the epoch.
+            CheckpointError: another process of the query has taken over, and expects redeliveries of these messages.
         """
         file = self._open.pop(epoch, "")
         if file in self._to_note:
-            # The next process must know whether several equal messages may be redelivered. It writes its note before
-            # it looks for this one, and this process looks for that note now: so one of the two sees the other.
+            # The next process must know whether messages with equal contents will be redelivered. Each process first
+            # writes its own note and then looks for the note of the other. So if two processes run at the same time,
+            # at least one of them notices the other.
             self._to_note.discard(file)
             self._files.put(EpochFile(), file, _ACKNOWLEDGED)
             if self._files.has_part(file, _EXPECTED):
                 raise CheckpointError(
                     f"{self._destination}: another run of the query has continued after epoch {epoch}, so this run "
-                    "ends. It did not acknowledge the epoch. Let only one run at a time use the checkpoint"
+                    "ends. This run did not acknowledge the epoch. Let only one run at a time use the checkpoint"
                 )
 
     # -- restart
 
     def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:  # noqa: ARG002
-        """Read the keys of the epoch between two positions, by queue and in order, without abandoned messages.
+        """Read the keys of the epoch between two positions, which is about to be replayed.
+
+        Returns:
+            name of each queue -> keys of its messages, in order, without abandoned messages.
 
         Raises:
-            CheckpointError: the keys cannot be read.
+            CheckpointError: the file cannot be read.
         """
         if not end.file:
             return {}
-        if _EXPECTED in self._files.parts(end.file):  # by a process that knew of a commit which is lost
+        if _EXPECTED in self._files.parts(end.file):  # its process saw a commit that is no longer in Spark's log
             self._files.remove([end.file], _EXPECTED)
         self._open[end.epoch] = end.file
         if self._file(end.file).echoes and _BEGUN not in self._files.parts(end.file):
@@ -317,16 +345,16 @@ class Journal:
         return planned
 
     def queues(self, position: Position) -> list[str]:
-        """List the queues that were read when an epoch was planned."""
+        """Return the names of the queues that the query read when it planned the epoch that ends here."""
         return list(self._files.read(position.file).queues) if position.file else []
 
     def adopt(self, start: Position, open_: Position | None) -> LeftOpen:
-        """Load the memory of a former process.
+        """Load the memory of the former process.
 
         Args:
-            start: the first known committed position.
-            open_: end of an epoch that the former process planned but did not see committed. The epoch's file has the
-                memory as of the plan.
+            start: the last committed position.
+            open_: the end of an epoch that the former process planned, and that is not committed; None if there is
+                none. The epoch's file has the memory as it was when the epoch was planned.
 
         Raises:
             CheckpointError: a file cannot be read.
@@ -336,7 +364,13 @@ class Journal:
         return self.recall(open_.file, start, committed=False)
 
     def recall(self, name: str, start: Position, *, committed: bool) -> LeftOpen:
-        """Load the memory from a file: as of the plan of the file's epoch, or, with `committed`, as of its commit."""
+        """Load the memory from the file of an epoch.
+
+        Args:
+            name: name of the file; empty if there is none.
+            start: the last committed position.
+            committed: whether that epoch is committed. The memory then includes its messages.
+        """
         if not name:
             return LeftOpen({}, {}, {})
         parts = self._files.parts(name)
@@ -344,14 +378,15 @@ class Journal:
         begun = _BEGUN in parts
         counts = self.memory.load(name, self._file, committed=committed, notes=notes, begun=begun)
         file, keys = self._file(name), planned_in(self._files, start.file)
-        # For contents that were known to repeat when the epoch was planned, a note tells whether it is acknowledged.
-        # For contents found to repeat since then, there is no such note. The echoes of an open epoch may have been
-        # acknowledged when that epoch began, so they are not expected.
+        # Find the contents of the last committed epoch that will certainly be redelivered. If an epoch has contents
+        # that were known to repeat when it was planned, the part `acknowledged` tells whether it is acknowledged. For
+        # contents that were found to repeat later, there is no such part. Echoes of an uncommitted epoch may have been
+        # acknowledged when that epoch began, so they are left out.
         changed = notes if name == start.file else [file]
         since = frozenset(bytes(content) for one in changed for content in one.repeating)
         echoes = {} if name == start.file else file.echoes
         if any(start.epoch in note.settled for note in notes):
-            keys = {}  # nothing of the epoch is redelivered
+            keys = {}  # the last committed epoch is settled, so its messages are not redelivered
         coming = self._repeating(
             {queue: _without(some, Counter(echoes.get(queue, ()))) for queue, some in keys.items()}, since
         )
@@ -369,7 +404,7 @@ class Journal:
     # -- abandoned messages
 
     def abandon(self, end: Position, keys: ByQueue) -> None:
-        """Record abandoned messages before anything of the epoch is emitted (rule 15).
+        """Record which messages of an epoch are abandoned. Called before the epoch is emitted (rule 15).
 
         Raises:
             CheckpointError: the record cannot be written.
@@ -382,15 +417,16 @@ class Journal:
 
 
 def _held(in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> set[int]:
-    """Return the epochs with an unsettled acknowledgement."""
+    """Return the numbers of the epochs that have an acknowledgement which is not settled."""
     return {epoch for in_flight in in_flight_tables.values() for epoch in in_flight.settling.epochs}
 
 
 class NoJournal:
-    """The journal of a query without IDs, which remembers nothing.
+    """Takes the place of the journal for the guarantees `at-least-once` and `none`. It does not remember messages.
 
     Args:
-        files: files that a later query with guarantee `exactly-once` would read; None if there is no place for files.
+        files: the files that a query with guarantee `exactly-once` has written, or would read later; None if no option
+            names a folder for them.
     """
 
     forgotten = remembered = 0
@@ -401,42 +437,43 @@ class NoJournal:
         self._files = files
 
     def poll(self, until_s: float, *, connected: bool) -> None:
-        """Forget nothing."""
+        """Do nothing, because there is no memory."""
 
     def plan(self, *_: Any, **__: Any) -> str:
-        """Write nothing."""
+        """Write no file, and return an empty name."""
         return ""
 
     def note_settled(self, start: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
-        """Note nothing: no message is known."""
+        """Do nothing, because no message is remembered."""
 
     def note_begun(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
-        """Note nothing."""
+        """Do nothing, because there are no echoes."""
 
     def begin_alone(self, start: Position) -> bool:  # noqa: ARG002
-        """Return whether windows may be wide.
+        """Return whether the prefetch windows may be wide, which is so only for guarantee `none`.
 
-        Without files a crash loop cannot be recognised, so only guarantee `none` allows wide windows.
+        For other guarantees a wide window could use up delivery limits if the job crashes again and again, and without
+        files the source cannot recognise this.
         """
         return self._settings.guarantee.acknowledges_first
 
     def end_alone(self, start: Position) -> None:
-        """Remove nothing."""
+        """Do nothing, because :meth:`begin_alone` has recorded nothing."""
 
     def check_start(self, start: Position, end: Position) -> None:
-        """Check nothing."""
+        """Do nothing, because no file says from which position an epoch was planned."""
 
     def begin_commit(self, epoch: int) -> None:
-        """Note nothing."""
+        """Do nothing, because no process needs to know about the commit."""
 
     def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:
-        """Record all messages of an epoch as abandoned. The epoch is replayed without them, and later epochs emit them.
+        """Return no keys, so that the epoch is replayed without messages. Later epochs emit its messages.
 
-        Without this record, a later query with guarantee `exactly-once` would take the messages in the epoch's file for
-        committed.
+        If the epoch has a file, because the query had guarantee `exactly-once` before, record all its messages as
+        abandoned. Otherwise, if the query is set to `exactly-once` again, it would take these messages for committed.
 
         Raises:
-            CheckpointError: there is no place for the record.
+            CheckpointError: no option names a folder for the record.
         """
         if not end.file:
             return {}
@@ -444,23 +481,23 @@ class NoJournal:
             guarantee = self._settings.guarantee.value
             raise CheckpointError(
                 f"{self._destination}: epoch {end.epoch} was planned with guarantee 'exactly-once' and is not "
-                f"committed. With guarantee '{guarantee}' the epoch would be replayed without messages, but there is "
-                "no place to record that. Set 'checkpointLocation' (or 'idLog') on the source, or run the query with "
-                "'exactly-once' until the epoch is committed. Nothing was acknowledged"
+                f"committed. With guarantee '{guarantee}' the epoch would be replayed without messages, but no option "
+                "names a folder in which to record that. Set 'checkpointLocation' (or 'idLog') on the source, or run "
+                "the query with 'exactly-once' until the epoch is committed. No message was acknowledged"
             )
         journal = Journal(self._settings, self._files)
         journal.abandon(end, journal.planned(start, end))
         return {}
 
     def abandon(self, end: Position, keys: ByQueue) -> None:
-        """Write nothing, because no epoch waits for messages."""
+        """Do nothing, because no replay waits for messages."""
 
     def queues(self, position: Position) -> list[str]:  # noqa: ARG002
-        """Return an empty list, because without IDs the queues of an epoch are unknown."""
+        """Return an empty list, because no file has the names of an epoch's queues."""
         return []
 
     def adopt(self, start: Position, open_: Position | None) -> LeftOpen:  # noqa: ARG002
-        """Warn about unused IDs."""
+        """Load nothing. Log a warning if the checkpoint has IDs of a query with guarantee `exactly-once`."""
         if start.file:
             _LOG.warning(
                 "%s: the checkpoint has message IDs, but guarantee '%s' does not use them: messages that the former "

@@ -1,4 +1,4 @@
-"""The end of an epoch, as in Spark's offset, and the interface of the journal's files. Pure."""
+"""The position at which an epoch ends, which Spark's offset stores, and the interface of the journal's files."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from pyspark_mq.dedup import EpochFile
 
 __all__ = ["JournalFiles", "Position", "shortened"]
 
-#: In an offset, texts longer than `_TEXT_MAX` are shortened to `_SHOWN` characters and a digest.
+#: If a text is longer than `_TEXT_MAX`, an offset has its first `_SHOWN` characters and a digest instead.
 _TEXT_MAX, _SHOWN, _DIGEST_BYTES = 48, 12, 16
 _PLAIN = re.compile(r"[^ !#-\[\]-~]")
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The end of an epoch over all queues of a query.
+    """The position at which an epoch ends, over all queues of a query.
 
     Attributes:
         epoch: number of the epoch; 0 before the first epoch.
-        file: name of the epoch's file in the journal; empty for a guarantee without IDs, and before the first epoch.
-        broker_id: a short form of the name of the broker that has the epoch's messages; empty while unknown.
-        released: whether the epoch may be replayed without messages that are not redelivered. Set by
-            `pyspark-mq release`, never by the source.
+        file: name of the epoch's file in the journal; empty before the first epoch, and for the guarantees
+            `at-least-once` and `none`.
+        broker_id: the name by which the broker with the epoch's messages identifies itself, shortened; empty if
+            unknown.
+        released: whether the epoch may be replayed without messages that are not redelivered. Only the command
+            `pyspark-mq release` sets this.
     """
 
     epoch: int
@@ -37,49 +39,53 @@ class Position:
 
 
 class JournalFiles(Protocol):
-    """Storage of the journal's files, next to the checkpoint.
+    """Stores the files of the journal, usually in the checkpoint. :class:`.IdLog` implements this interface.
 
-    Every method raises CheckpointError on failure, with a message for the user.
+    If a method fails, it raises a CheckpointError.
     """
 
     def put(self, content: EpochFile, of: str = "", part: str = "") -> str:
-        """Durably write the file of an epoch, or, with `part`, a part of an epoch. Return the name of the written file.
+        """Durably write the file of an epoch, or a part of an epoch. Return the name of the written file.
+
+        A part is a small file next to the file of its epoch. The name of an epoch's file includes a digest of its
+        content.
 
         Args:
-            of: name of the file of the epoch to which the part belongs. File names include a digest of the content.
-            part: name of the part. An existing part stays unchanged.
+            content: the content to write.
+            of: name of the file of the epoch to which the part belongs.
+            part: name of the part; empty to write the file of an epoch. If the part exists already, it stays unchanged.
         """
 
     def read(self, file: str, part: str = "") -> EpochFile:
-        """Read the file of an epoch, or, with `part`, only this part of the epoch."""
+        """Return the content of an epoch's file; if `part` is not empty, the content of this part of the epoch."""
 
     def parts(self, file: str) -> Sequence[str]:
-        """List the names of the parts of an epoch."""
+        """Return the names of the parts that an epoch has. `file` is the name of the epoch's file."""
 
     def has_part(self, file: str, part: str) -> bool:
-        """Look again whether an epoch has this part, which another process may have written."""
+        """Whether an epoch has this part now, even if another process has just written it."""
 
     def remove(self, files: Collection[str], part: str = "") -> None:
-        """Remove files of epochs with all their parts, or, with `part`, only this part of each.
+        """Remove the files of epochs and all their parts; if `part` is not empty, remove only this part of each epoch.
 
-        A file that cannot be removed does no harm.
+        If a file cannot be removed, ignore the error, because the file does no harm.
         """
 
     def left_by_crashes(self) -> list[str]:
-        """List the files that no offset names and no process will name again. Each file is listed only once."""
+        """Return the names of files without an offset, which crashed processes have left. Return each name once."""
 
     def note_synced(self, epoch: int) -> None:
-        """Record durably that this machine's disks have everything up to the commit of an epoch."""
+        """Durably write a note that everything up to the commit of an epoch is on this machine's disks."""
 
     def forget_synced(self) -> None:
-        """Remove the record of :meth:`note_synced`, because it will not cover the epochs acknowledged from now on."""
+        """Remove the note of :meth:`note_synced`. Called if the query no longer syncs before it acknowledges epochs."""
 
     def lost_power(self, epoch: int) -> bool:
-        """Whether the machine was restarted since the last record, and that record was for another epoch."""
+        """Whether the machine was restarted since the note was written, and the note is for another epoch than this."""
 
 
 def shortened(text: str, maximum: int = _TEXT_MAX) -> str:
-    """Shorten a string to its beginning and a digest if it is too long for an offset."""
+    """Return a string that is short enough for an offset: the text, or else its beginning and a digest."""
     if len(json.dumps(text)) <= maximum + 2:
         return text
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()

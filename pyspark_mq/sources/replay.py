@@ -1,8 +1,9 @@
-"""The replay of an epoch that a former process planned but Spark did not commit.
+"""The replay of an epoch that a former process planned and Spark did not commit.
 
-Its steps, from top to bottom: check that the epoch can be replayed here, expect its messages, wait until all are
-redelivered, and abandon those that are not (rule 9). Guarantee: the epoch is emitted with exactly the planned
-messages in their order, or without messages that were recorded as abandoned before (rule 15).
+The steps are, in this order: check that the query reads the epoch's queues, tell their readers to expect its messages,
+wait until all of them are redelivered, and handle messages that are not redelivered (rule 9). Guarantee: the epoch is
+emitted with exactly the planned messages in their order, except messages that are recorded as abandoned before that
+(rule 15).
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _WAYS_ON = (
     "'pyspark-mq release' with the checkpointLocation does so for this epoch alone, and 'failOnDataLoss' set to "
     "'false' does so for all epochs"
 )
-#: Most missing IDs that an error names. Further missing IDs are only counted.
+#: Maximum number of missing IDs that an error names. Further missing IDs are only counted.
 _IDS_SHOWN = 10
 
 
 class Replay:
-    """Replays epochs for one query. Called by the query's thread, which waits here for up to `replayTimeout`."""
+    """Replays epochs of one query. Only the query's thread calls the methods, and waits for up to `replayTimeout`."""
 
     def __init__(self, settings: Settings, queues: QueueGroup, runtime: Runtime, memory: Journal | NoJournal) -> None:
         self._settings = settings
@@ -42,11 +43,12 @@ class Replay:
         self._memory = memory
 
     def run(self, start: Position, end: Position) -> None:
-        """Restore the epoch between two positions in the in-flight tables, as one planned epoch.
+        """Wait until the messages of the epoch between two positions are redelivered, and are planned again.
 
         Raises:
-            CheckpointError: the epoch has messages of a queue that is not read.
-            DataLossError: not all its messages are redelivered within `replayTimeout`, and `failOnDataLoss` is on.
+            CheckpointError: the epoch has messages of a queue that the query does not read.
+            DataLossError: not all planned messages were redelivered within `replayTimeout`, and `failOnDataLoss` is
+                true.
         """
         for queue in self._queues:
             queue.expect_broker(end.broker_id)
@@ -63,7 +65,10 @@ class Replay:
                 one.queue.end_replay()
 
     def _check_all_are_read(self, end: Position, planned: Mapping[str, Sequence[Key]]) -> None:
-        """Refuse an open epoch that has messages of a queue that is not read, unless it may run without them."""
+        """Raise an error if the epoch has messages of a queue that the query no longer reads.
+
+        If the epoch may run without these messages, abandon them instead.
+        """
         gone = {name: keys for name, keys in planned.items() if keys and self._queues.get(name) is None}
         if not gone:
             return
@@ -82,7 +87,10 @@ class Replay:
         _LOG.error("%sContinuing without them, because %s", text, why)
 
     def _await(self, end: Position, awaited: Sequence[Awaited]) -> None:
-        """Wait until every planned message is redelivered, for up to `replayTimeout` of connected time."""
+        """Wait until all planned messages are redelivered, for up to `replayTimeout`.
+
+        Only time during which every connection is up counts.
+        """
         timeout_s = self._settings.replay_timeout_s
         said = -math.inf
         while True:
@@ -109,7 +117,7 @@ class Replay:
             self._queues.wait(self._runtime.timing.idle_s)
 
     def _abandon(self, end: Position, awaited: Sequence[Awaited]) -> None:
-        """Handle missing planned messages (rule 9)."""
+        """Handle planned messages that were not redelivered (rule 9): raise an error, or abandon them if allowed."""
         epoch, settings = end.epoch, self._settings
         missing = {one: one.missing_ids() for one in awaited}
         texts = {one: list(map(key_text, keys)) for one, keys in missing.items()}
@@ -133,14 +141,14 @@ class Replay:
             )
             where = ", ".join(one.queue.destination for one in awaited)
             raise DataLossError(where, epoch, [key for keys in texts.values() for key in keys], text + advice)
-        # Before anything of the epoch is emitted: these messages count as new from now on (rule 15).
+        # Record this before the epoch is emitted. From now on these messages count as new (rule 15).
         self._memory.abandon(end, {one.queue.name: keys for one, keys in missing.items()})
         for one in awaited:
             one.abandon()
         _LOG.error("%sContinuing without them, because %s", text, why)
 
     def _may_go_on(self, end: Position) -> str | None:
-        """Return the reason why an epoch may run without its missing messages; None if it may not."""
+        """Return why the epoch may run without its missing messages, for the log; None if it may not."""
         if end.released:
             return "the epoch was released"
         return None if self._settings.fail_on_data_loss else "'failOnDataLoss' is 'false'"

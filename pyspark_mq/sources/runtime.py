@@ -1,6 +1,6 @@
-"""Time, waiting and threads: everything that receiving needs from the machine it runs on.
+"""Clock, waiting and threads: what the source needs from the machine on which it runs.
 
-Epochs, queues, supervisors and workers use a :class:`Runtime` for these, so tests can run a whole source through hours
+Epochs, queues, supervisors and workers use a :class:`Runtime` for these. So tests can run a whole source through hours
 of faults in a moment, on one thread and in a repeatable order. Only code that talks to the operating system uses the
 machine's own clock and threads: sessions, which wait for sockets, and the watch on the parent process.
 """
@@ -22,13 +22,15 @@ __all__ = ["Runtime", "Task", "Threads", "begin_thread"]
 
 
 def begin_thread(name: str, work: Callable[[], None], died: Callable[[BaseException], None]) -> threading.Thread:
-    """Run a function in the background, for as long as the process lives.
+    """Run a function on a new thread, which does not keep the process from ending.
 
-    Every thread of this package starts here, so that no thread dies silently, or only with a message on standard error.
-    The thread's error reaches code that raises it in the query.
+    Every thread of this package is started here, so that no thread fails unnoticed: `died` receives the thread's error,
+    so that the query can raise it.
 
     Args:
-        died: called on the thread with the error that ended the thread.
+        name: name of the thread.
+        work: the function.
+        died: called on the thread with the error that has ended it.
     """
 
     def live() -> None:
@@ -43,26 +45,26 @@ def begin_thread(name: str, work: Callable[[], None], died: Callable[[BaseExcept
 
 
 class Task(ABC):
-    """A background task.
+    """A task that runs in the background.
 
     Attributes:
-        died: the error that ended the task; None if the task is running or has finished.
+        died: the error that has ended the task; None if the task is running, or has ended without an error.
     """
 
     died: BaseException | None = None
 
     @abstractmethod
     def join(self, timeout_s: float) -> None:
-        """Wait for the task to end, at most `timeout_s`."""
+        """Wait until the task has ended, but at most `timeout_s` seconds."""
 
     def check(self, where: str = "") -> None:
-        """Check the task.
+        """Raise an error if the task has ended with an error.
 
         Args:
-            where: prefix of the error, such as the task's queue.
+            where: beginning of the error's text, for example the queue to which the task belongs.
 
         Raises:
-            MqError: the task has died.
+            MqError: the task has ended with an error.
         """
         if isinstance(self.died, MqError):
             raise self.died
@@ -72,25 +74,25 @@ class Task(ABC):
 
 
 class Runtime(ABC):
-    """A clock, waits, and background tasks.
+    """Provides clocks, waiting, and background tasks.
 
     Attributes:
-        timing: the source's waits.
+        timing: how long the source waits in each case.
     """
 
     timing: Timing = Timing()
 
     @abstractmethod
     def monotonic_s(self) -> float:
-        """Return the seconds for which this process has run; the value never decreases.
+        """Return the seconds for which this process has run. The value never decreases.
 
-        The clock stands still while the process is stopped or frozen, or the machine is paused. In that time the broker
-        could not deliver anything, so the time must not count towards any wait (rule 18).
+        The clock stands still while the process is stopped or frozen, or the machine is paused. During this time the
+        process could not receive anything, so this time must not count towards any wait (rule 18).
         """
 
     @abstractmethod
     def machine_s(self) -> float:
-        """Return the seconds on the clock that all processes of the machine share; the value never decreases."""
+        """Return the seconds on a clock that all processes of the machine share. The value never decreases."""
 
     @abstractmethod
     def utc_us(self) -> int:
@@ -98,44 +100,45 @@ class Runtime(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """Wait until everything written on this machine, by any process, is on its disks."""
+        """Wait until everything that processes of this machine have written is on the machine's disks."""
 
     @abstractmethod
     def sleep(self, seconds: float) -> None:
-        """Sleep while tasks continue."""
+        """Wait for this time. Background tasks continue."""
 
     @abstractmethod
     def wait(self, event: threading.Event, seconds: float) -> None:
-        """Wait until the event is set or the time is over, while tasks continue."""
+        """Wait until the event is set, but at most for this time. Background tasks continue."""
 
     @abstractmethod
     def jitter(self) -> float:
-        """Return a random factor from 0.5 to 1.0, so that not all clients return to a restarted broker at once."""
+        """Return a random factor from 0.5 to 1.0 for a pause, so that not all clients reconnect to a broker at once."""
 
     @abstractmethod
     def spawn(self, name: str, life: Iterator[float], interrupt: threading.Event) -> Task:
         """Run `life` in the background until it is exhausted.
 
         Args:
-            life: an iterator that yields the seconds to wait before the next step, and handles its own errors.
-            interrupt: ends a wait early when set.
+            name: name of the task.
+            life: an iterator whose steps do the work. Each step yields the seconds to wait before the next step.
+            interrupt: an event that ends a wait early if it is set.
         """
 
 
-#: Interval at which the process's clock is checked, and the most time counted between two checks. If a busy machine
-#: delays a check, the excess is not counted, which only makes waits longer.
+#: Interval at which the process's clock is read, and maximum time that is counted between two readings. A longer time
+#: means that the process was stopped. If a busy machine only delayed a reading, waits become longer, which is harmless.
 _LOOK_S = 0.25
 _LOOK_MAX_S = 1.0
 
 
 class _Clock:
-    """Counts the time for which this process runs, on a separate thread."""
+    """Measures the time for which this process runs, by reading the machine's clock often, on a thread of its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._run_s = 0.0
         self._seen_s = time.monotonic()
-        #: The error that ended the clock's thread.
+        #: The error that has ended the clock's thread; None if the thread is running.
         self.died: BaseException | None = None
         me = ref(self)
 
@@ -163,7 +166,7 @@ class _Clock:
 
 
 class Threads(Runtime):
-    """The machine's clock and threads."""
+    """The runtime outside tests, with the machine's clock and threads."""
 
     _clock: _Clock | None = None
 

@@ -1,4 +1,4 @@
-"""The options of a query, typed."""
+"""The options of a query that reads queues, as typed settings."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pyspark_mq.sources.endpoint import Endpoint
 
 __all__ = ["CONNECTIONS_MAX", "PREFETCH_MIN", "Guarantee", "OnUnreadable", "Settings"]
 
-#: Most connections of a query, because each connection has a thread and a socket.
+#: Maximum number of connections of a query. It is limited because each connection has a thread and a socket.
 CONNECTIONS_MAX = 256
-#: Smallest window of a queue, however many queues share the default `prefetch`.
+#: Minimum prefetch of a queue if several queues share the default of option `prefetch`.
 PREFETCH_MIN = 1_000
 
 
 class Guarantee(Enum):
-    """Option `guarantee`.
+    """The values of option `guarantee`.
 
     Attributes:
-        identifies: whether messages are identified by IDs, which the journal keeps.
-        acknowledges_first: whether an epoch is acknowledged when it is cut, before Spark runs it.
+        identifies: whether messages are identified by IDs, which the journal keeps (`exactly-once`).
+        acknowledges_first: whether an epoch is acknowledged as soon as it is planned, before Spark runs it (`none`).
     """
 
     EXACTLY_ONCE = "exactly-once"
@@ -38,7 +38,7 @@ class Guarantee(Enum):
 
 
 class OnUnreadable(Enum):
-    """Option `onUnreadableMessage`: what to do with a message that cannot be decoded."""
+    """The values of option `onUnreadableMessage`: what happens to a message that cannot be decoded."""
 
     FAIL = "fail"
     REJECT = "reject"
@@ -47,7 +47,10 @@ class OnUnreadable(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options of a query, beyond the endpoint. Times in seconds, sizes in bytes."""
+    """The settings of a query that reads queues. Times are in seconds, sizes in bytes.
+
+    Most fields have the value of the option with a similar name.
+    """
 
     endpoint: Endpoint
     guarantee: Guarantee
@@ -64,26 +67,27 @@ class Settings:
     fail_on_data_loss: bool
     replay_timeout_s: float
     on_unreadable: OnUnreadable = OnUnreadable.FAIL
-    #: Most remembered IDs of messages left open when connections ended.
+    #: Maximum number of remembered IDs of messages whose acknowledgements were cut off by the end of a connection.
     remember_left: int = 2_000_000
-    #: Most bytes of rows in a task.
+    #: Maximum size of all rows in one task (option `maxPartitionBytes`).
     max_partition_bytes: int = 120 << 20
-    #: Names of several queues. The endpoint then has the option's text instead of a name.
+    #: Names of the queues if option `queue` names several; otherwise empty. The endpoint then has the option's text in
+    #: place of a queue's name.
     queues: tuple[str, ...] = ()
-    #: Regular expression for queue names, which are looked up at the broker.
+    #: Regular expression that the names of the queues match (option `queuePattern`); None if not set.
     pattern: str | None = None
-    #: Interval at which queue names are looked up.
+    #: Interval at which queues that match the pattern are looked up.
     pattern_interval_s: float = 60.0
-    #: Interval of depth requests to the broker's management.
+    #: Interval at which the management interface is asked how many messages wait in the queues.
     management_interval_s: float = 5.0
-    #: Whether disks are synced before anything that depends on them is emitted or acknowledged.
+    #: Whether logs and output are on disk before messages are acknowledged (option `settleAfter=synced`).
     syncs: bool = False
-    #: Whether `prefetch` is the default, which several queues share.
+    #: Whether several queues share the prefetch, because option `prefetch` is not set.
     prefetch_is_shared: bool = False
 
     @property
     def destination(self) -> str:
-        """The queues or the topic of the query, as named in errors."""
+        """The queues or the topic of the query, as errors name them."""
         if self.pattern is not None:
             return f"queues matching '{self.pattern}'"
         if self.queues:
@@ -92,17 +96,17 @@ class Settings:
 
     @property
     def window(self) -> int:
-        """The most unacknowledged messages that all connections to one queue together may hold."""
+        """Maximum number of unacknowledged messages that all connections to one queue may hold together."""
         return self.prefetch * self.consumers
 
     def by_queue(self) -> tuple[Settings, ...]:
-        """Return the settings of each queue named in the options, or of the topic."""
+        """Return the settings for each queue that option `queue` names, or for the topic; none for a pattern."""
         if self.queues:
             return tuple(self.of_queue(name, len(self.queues)) for name in self.queues)
         return (self,) if self.pattern is None else ()
 
     def of_queue(self, name: str, among: int) -> Settings:
-        """Return the settings of the queue `name`, for a query that reads `among` queues."""
+        """Return the settings for the queue `name` of a query that reads `among` queues in all."""
         shared = max(min(self.prefetch, PREFETCH_MIN), self.prefetch // among)
         return replace(
             self,

@@ -1,4 +1,4 @@
-"""Every wait in Spark's calls that is not set by an option, in one place."""
+"""How long the source waits in each case that no option sets."""
 
 from __future__ import annotations
 
@@ -9,70 +9,74 @@ __all__ = ["Timing"]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Durations in seconds, and two counts that go with them.
+    """Durations in seconds, and counts and rates that belong to them.
 
-    Options set other waits: `connectTimeout` and `reconnectTimeout` bound the wait for connections, `maxTriggerDelay`
-    bounds the wait for `minMessagesPerTrigger`, and `settleGrace` sets how soon after a confirmation an answer settles.
+    Other waits are set by options: `connectTimeout` and `reconnectTimeout` limit the wait for connections,
+    `maxTriggerDelay` limits the wait for `minMessagesPerTrigger`, and `settleGrace` is the time after a confirmation
+    until a further answer settles an acknowledgement.
     """
 
-    #: Wait of an idle call for the first message. Otherwise Spark asks again at once, some ninety times a second, and
-    #: passes the whole offset each time.
+    #: How long a call waits for a message if there are none. Without this wait, Spark would ask again about ninety
+    #: times a second.
     idle_s: float = 0.1
-    #: Interval of requests for the depth.
+    #: Interval at which sessions ask how many messages wait in their queue.
     depth_s: float = 5.0
-    #: A bounded run checks an empty queue for this long, because a queue without a leader reports itself empty.
+    #: How long a bounded run checks a queue that reports to be empty, because a queue without a leader does so, too.
     leader_s: float = 1.0
-    #: Wait for the first messages of a queue that is not empty.
+    #: How long a new query waits for the first messages of a queue that is not empty.
     first_s: float = 2.0
-    #: While a backlog flows in, the next epoch is filled until this long after the last epoch. The value is five times
-    #: the duration of an empty trigger on a machine with spare cores. A longer trigger fills the next epoch anyway.
+    #: While a backlog arrives, the source waits for more messages until this time after the last epoch was planned. The
+    #: value is five times the duration of an empty trigger on a machine with idle cores. If a trigger takes longer,
+    #: messages for the next epoch arrive during the trigger anyway.
     fill_s: float = 1.25
-    #: How long the first epoch is filled. The processes that run this epoch are still starting.
+    #: How long the source waits for more messages for the first epoch. Meanwhile Spark starts its worker processes.
     first_fill_s: float = 3.0
-    #: Interval of polls while an epoch is filled. Each poll takes the interpreter from the receiving thread.
+    #: Interval of polls while the source waits for more messages. Each poll interrupts the thread that receives.
     fill_step_s: float = 0.05
-    #: A backlog flows in if one poll finds at least this many messages.
+    #: If at least this number of messages arrives between two polls, a backlog is arriving.
     fill_step_messages: int = 100
-    #: If there is nothing else to do: the longest wait for confirmations, and the interval of polls during this wait.
+    #: Longest wait for confirmations if there are no messages to read, and the interval of polls during this wait.
     confirm_s: float = 5.0
     confirm_step_s: float = 0.005
 
-    #: In a bounded run, an emptied queue counts as read to its end once the queue has stayed empty for this long.
+    #: In a bounded run, a queue is read to its end if the broker reports for this time that it is empty.
     empty_s: float = 0.3
-    #: If the broker reports no depth, a queue counts as read to its end once nothing has arrived for this long.
+    #: If the broker does not report how many messages wait, a queue is read to its end if none arrives in this time.
     quiet_s: float = 3.0
     #: Longest wait for more messages in a run of one epoch.
     once_s: float = 10.0
-    #: How long a queue at its end waits for confirmations without being read.
+    #: In a bounded run, how long a queue that is read to its end waits for confirmations.
     bounded_confirm_s: float = 1.0
-    #: After this long, the run gives up messages that the broker reports but does not deliver, because the queue is
-    #: paused or another consumer is active.
+    #: After this time a bounded run gives up messages that the broker reports but does not deliver, for example
+    #: because the queue is paused or another consumer is active.
     withheld_s: float = 60.0
-    #: Messages of unknown age no longer count as a backlog once fewer messages and bytes than this per second arrived
-    #: during `trickle_s` seconds, although there was room for more. A broker delivers a backlog faster.
+    #: In a bounded run, it may be unknown whether a message was in the queue when the run began. Such messages no
+    #: longer count as a backlog if fewer messages and bytes than this have arrived per second during `trickle_s`
+    #: seconds, although the window had room for more. A broker delivers a backlog faster.
     backlog_per_s: int = 100
     backlog_bytes_per_s: int = 1 << 20
     trickle_s: float = 30.0
-    #: After this long a run takes no more messages of unknown age, however fast they arrive. Messages whose producers
-    #: claim that they are older than the run usually are a backlog, so a run takes them for longer.
+    #: After the first time a bounded run takes no more such messages, however fast they arrive. The second, longer time
+    #: is for messages whose timestamp says that they are older than the run, because these usually are a backlog.
     unknown_age_s: float = 600.0
     claimed_age_s: float = 21_600.0
 
-    #: A replay doubles its windows when they have been full of other messages for this long, the next time for twice as
-    #: long, and so on. Planned messages may be delayed, or follow any number of others (priorities), so the windows
-    #: grow in proportion to the time waited.
+    #: If the prefetch windows of a replay have been full of other messages for this time, they are doubled; the next
+    #: time after twice this time, and so on. So the windows grow in proportion to the time that the replay has waited.
+    #: This is needed because any number of other messages may be delivered before the planned ones (priorities).
     gap_s: float = 1.0
-    #: Wait for the confirmation of a replayed epoch before its session may be ended.
+    #: How long to wait for the confirmation of a replayed epoch before its session may be ended.
     take_back_s: float = 5.0
-    #: Interval at which a waiting replay logs that it waits.
+    #: Interval at which a replay logs that it is still waiting.
     replay_log_s: float = 10.0
-    #: Interval of retries if the first look-up of queues by a pattern failed.
+    #: Interval of retries if the first look-up of queues that match a pattern has failed.
     pattern_retry_s: float = 1.0
 
-    #: A broker that has messages and room in the window must deliver within this time, or its session is replaced.
+    #: If a broker reports messages but does not deliver them to a session with an empty window in this time, the
+    #: session is replaced.
     silence_s: float = 30.0
-    #: If no confirmation arrives within this time, a warning is logged. Some ten thousand messages take seconds on a
-    #: slow link.
+    #: If acknowledgements are not confirmed for this time, a warning is logged. On a slow network, confirmations may
+    #: take seconds, because they arrive after the messages that the broker has sent before.
     confirmation_s: float = 60.0
-    #: Age after which a depth is outdated.
+    #: Age after which the last reported number of waiting messages is outdated.
     old_depth_s: float = 60.0

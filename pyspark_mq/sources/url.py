@@ -1,4 +1,4 @@
-"""Broker URLs: parsed once, shown without credentials."""
+"""Parses the URLs of option `url`, and removes users and passwords from texts that are shown."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Scheme:
     """The meaning of a URL's scheme.
 
     Attributes:
-        port: default port (IANA's for AMQP, the brokers' own for STOMP).
+        port: the default port: for AMQP that of IANA, for STOMP that of the brokers.
         tls: whether the connection uses TLS.
-        partner: the scheme for the same protocols with TLS switched on or off.
+        partner: the scheme for the same protocols with TLS if this scheme is without TLS, and the other way round.
     """
 
     port: int
@@ -41,7 +41,7 @@ class Scheme:
     partner: str
 
 
-#: Supported URL schemes. :class:`.Broker` has each broker's protocols by scheme.
+#: The supported URL schemes. :class:`.Broker` says which protocols a scheme means for each broker.
 SCHEMES: Mapping[str, Scheme] = MappingProxyType(
     {
         "amqp": Scheme(5672, tls=False, partner="amqps"),
@@ -53,32 +53,33 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
     }
 )
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
-#: Host, port and path. Anything else may be part of a password.
+#: A text that looks like host, port and path. Any other text after an '@' may be part of a password.
 _PLACE = re.compile(r"(?:\[[\w.:%]*\]|[\w.-]*)(?::[0-9]+)?(?:/.*)?", re.DOTALL)
 
-#: A secret of fewer characters is hidden only as a whole word, because it may occur within ordinary words.
+#: A secret with fewer characters than this is removed only as a whole word, because it may occur within other words.
 _LONG_CHARACTERS = 4
 
-#: Separators between URLs.
+#: Characters that separate URLs.
 _BETWEEN = re.compile(r"[\s,]+")
-#: Control characters. Python drops line feeds from URLs. In a login or a name, they would become headers or commands.
+#: A control character. Python removes line feeds from URLs. In a login or a name, a line feed would begin another
+#: header or command of the protocol.
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-#: The end of a scheme, from the last letter of the scheme on. So text before it is scanned only once.
+#: The end of a scheme, from its last letter on. This pattern does not scan any text twice, so it is fast on long texts.
 _END_OF_SCHEME = re.compile(r"[A-Za-z](?:(?![A-Za-z])[\w+.-])*://")
 
-#: Advice for characters with a meaning in URLs.
+#: Advice in errors: how to write characters that have a meaning in URLs.
 ESCAPES = "in user names, passwords and virtual hosts write '/' as %2F, '@' as %40, ',' as %2C, '?' as %3F, '#' as %23"
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerUrl:
-    """One candidate of the `url` option.
+    """One URL of option `url`. Its text (`str`) has no user and no password.
 
     Attributes:
-        scheme: scheme in lower case.
-        virtual_host: virtual host from the path; ``/`` if the path is empty or ``/``, as in pika and most clients (the
-            AMQP URI specification says that ``/`` means an empty name).
-        username, password: decoded; None if the URL has none.
+        scheme: the scheme in lower case.
+        virtual_host: the virtual host that the path names; ``/`` if the path is empty or ``/``, as in pika and most
+            clients. (The AMQP URI specification says that the path ``/`` means an empty name.)
+        username, password: the decoded login; None if the URL has none.
     """
 
     scheme: str
@@ -94,7 +95,7 @@ class BrokerUrl:
 
     @property
     def partner(self) -> str:
-        """The scheme to use if the port uses TLS and this URL does not, or the other way round."""
+        """The scheme to use instead if the broker's port uses TLS and this URL does not, or the other way round."""
         return SCHEMES[self.scheme].partner
 
     def __str__(self) -> str:
@@ -103,7 +104,7 @@ class BrokerUrl:
 
 
 def place_of(host: str, port: int | None) -> str:
-    """Return host and port as in URLs, with an IPv6 address in brackets (RFC 3986, 3.2.2)."""
+    """Return host and port in the form that URLs have, with an IPv6 address in brackets (RFC 3986, 3.2.2)."""
     shown = f"[{host}]" if ":" in host else host
     return shown if port is None else f"{shown}:{port}"
 
@@ -114,10 +115,10 @@ def has_login(text: str) -> bool:
 
 
 def redact(text: str) -> str:
-    """Remove anything that may be a user name or a password from a URL, valid or not.
+    """Remove everything that may be a user or a password from a URL. The URL does not have to be valid.
 
-    Unescaped characters may extend a password anywhere, so only text after the last '@' that looks like host, port and
-    path is shown.
+    A password with unescaped characters may reach into any part of the URL. So this shows only the text after the last
+    '@', and only if it looks like host, port and path.
     """
     scheme = _SCHEME.match(text)
     start = scheme.end() if scheme else 0
@@ -129,7 +130,7 @@ def redact(text: str) -> str:
 
 
 def redact_in(text: str, url: str) -> str:
-    """Remove any user name, password or parameter that `url` may contain from a library's message about this URL."""
+    """Remove every user, password and parameter that `url` may contain from a library's text that quotes this URL."""
     user = url.partition("://")[2].rpartition("@")[0]
     password, parameters = user.partition(":")[2], url.partition("?")[2]
     values = [value for _, value in parse_qsl(parameters, keep_blank_values=True)]
@@ -137,7 +138,7 @@ def redact_in(text: str, url: str) -> str:
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:
-    """Remove secrets from a message, however URLs encode them."""
+    """Remove secrets from a text, even if they are percent-encoded there as in URLs."""
     for secret in sorted({*secrets} - {""}, key=len, reverse=True):
         text = _spellings(secret).sub("***", text)
     return text
@@ -145,9 +146,9 @@ def hide(text: str, secrets: Iterable[str]) -> str:
 
 @lru_cache
 def _spellings(secret: str) -> re.Pattern[str]:
-    """Return a pattern that matches a secret, with each character plain or percent-encoded.
+    """Return a pattern that matches a secret. Each of its characters may be plain or percent-encoded in the text.
 
-    A short secret matches only as a whole word.
+    A secret with fewer than :data:`_LONG_CHARACTERS` characters matches only as a whole word.
     """
     escapes = ["".join(f"%{byte:02x}" for byte in one.encode("utf-8", "surrogatepass")) for one in secret]
     patterns = [f"(?:{re.escape(one)}|(?i:{escape}))" for one, escape in zip(secret, escapes, strict=True)]
@@ -156,10 +157,10 @@ def _spellings(secret: str) -> re.Pattern[str]:
 
 
 def parse_urls(text: str) -> tuple[BrokerUrl, ...]:
-    """Return the failover candidates of a `url` option, in order.
+    """Parse the value of option `url`: one URL, or several URLs that are tried one after the other.
 
     Raises:
-        OptionError: a candidate is not a URL that this package understands.
+        OptionError: the text is not a list of URLs that this package supports.
     """
     text = text.strip(", \t\r\n")
     if not text:
@@ -176,7 +177,7 @@ def parse_urls(text: str) -> tuple[BrokerUrl, ...]:
 
 
 def _candidates(text: str) -> Iterator[str]:
-    """Split the text into URLs. Only a comma before a scheme separates URLs; any other comma may be in a password."""
+    """Split the text into URLs, at each comma that a scheme follows. Any other comma may belong to a password."""
     start = 0
     for gap in _BETWEEN.finditer(text):
         if "," in gap[0] and _SCHEME.match(text, gap.end()):

@@ -248,7 +248,7 @@ def test_no_redis_is_an_error_in_bounded_time_without_the_password(method: str) 
     text = unavailable(getattr(store, method), seconds=15)
     assert "option 'dedupStore': Redis failed" in text
     assert f"{LOOPBACK}:{port}" in text
-    assert "Nothing is lost" in text
+    assert "No message is lost" in text
     assert_hidden(text)
 
 

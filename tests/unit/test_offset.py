@@ -187,7 +187,7 @@ def test_the_offset_of_another_version_is_for_the_pyspark_mq_that_wrote_it(versi
     text = refusal(codec(), {"v": version, "something": "else"})
     assert f"offsets in format version {version}" in text
     assert f"reads only format version {VERSION}" in text
-    assert "Use the version that wrote the offsets, or start with a new checkpointLocation" in text
+    assert "Use the version of pyspark-mq that wrote the offsets, or start with a new checkpointLocation" in text
 
 
 @pytest.mark.parametrize("version", [0, -1, 0.5, "1", "2", None, [], 1.5])

@@ -103,5 +103,5 @@ def test_the_driver_warns_once_a_batch_of_what_its_tasks_noticed(caplog: pytest.
     writer.commit([Written(1, True, noticed), None, Written(1, True, noticed)], 7)
     first, second, third = (record.getMessage() for record in caplog.records)
     assert first == "only some can read it"
-    assert "left out: CC." in second
+    assert "left out of the messages: CC." in second
     assert "4 that cannot be messages. The first: too long" in third

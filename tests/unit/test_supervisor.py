@@ -129,7 +129,7 @@ def test_a_broker_that_ends_one_session_after_another_ends_the_query_and_is_quot
     scene.supervisor.start()
     scene.run(600)
     assert isinstance(scene.failure, BrokerError)
-    for words in ("queue 'orders'", "9 sessions in a row", "cannot be sent", "Nothing is lost", "over memory"):
+    for words in ("queue 'orders'", "9 sessions in a row", "cannot be sent", "No message is lost", "over memory"):
         assert words in str(scene.failure)
     assert len(scene.of(Opened)) == 9
 

@@ -1,1 +1,1 @@
-"""Connections: the contract of sessions, which each protocol implements, and the code that keeps sessions alive."""
+"""Connections to the broker: the base class of sessions, which each protocol implements, and code that reconnects."""

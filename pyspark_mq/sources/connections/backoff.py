@@ -1,4 +1,4 @@
-"""Delays between failed attempts, and when to give up (rule 13)."""
+"""Decides how long to wait before the next attempt to connect, and when to give up (rule 13)."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ _LOG = logging.getLogger("pyspark_mq")
 #: that not all clients return to a restarted broker at once.
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_LAST_S = 5.0
-#: Pause after a good session: just enough to avoid spinning, because a flapping link pays this pause every time.
+#: Pause after a session in which the broker confirmed something. It only has to be long enough to avoid a busy loop,
+#: because on an unstable network it is added to each reconnect.
 _GOOD_REST_S = 0.02
-#: Most consecutive sessions that the broker ends for a stated reason with nothing confirmed. This is about half the
-#: delivery limit of quorum queues in RabbitMQ 4 (20), and one less than the limit of Artemis (10), because deliveries
-#: before ours count, too.
+#: The query fails if the broker has ended this number of sessions in a row for a stated reason, and has confirmed
+#: nothing in them. It is about half the delivery limit of quorum queues in RabbitMQ 4 (20), and one less than the limit
+#: of Artemis (10), because earlier deliveries count towards these limits, too.
 _ENDS_MAX = 9
-#: So many ends of idle sessions look like the limit of a proxy or a load balancer, if none lasted this long.
+#: If this number of idle sessions ended, each before this time, a proxy or a load balancer probably ended them.
 _IDLE_ENDS, _IDLE_LIMIT_S = 3, 3_600.0
 
 
 class Backoff:
-    """Delays between failed attempts, and when to give up.
+    """Computes the pause before the next session of one connection, and decides when to give up.
 
-    Rule 13: a session was good if something was confirmed in it. Each session that ends after receiving messages adds
-    one to their delivery counts, which count towards delivery limits. So the delay before the next session doubles; if
-    the broker ends session after session, the query fails. The broker's reasons are not compared with each other,
-    because they contain names of connections and processes, so the same cause gives different texts.
+    By rule 13 a session was successful if the broker has confirmed something in it. Each other session that ends after
+    it has received messages adds one to their delivery counts, which may reach a delivery limit. So the pause before
+    the next session doubles each time, and if the broker ends many sessions in a row, the query fails. The broker's
+    reasons do not have to be equal, because they contain names of connections and processes, so the same cause has
+    different texts.
 
     Attributes:
-        first: True until a session has been opened.
+        first: whether no session has been opened yet.
     """
 
     first = True
@@ -51,23 +53,24 @@ class Backoff:
 
     @property
     def patience_s(self) -> float:
-        """Longest time without a session, in seconds."""
+        """Longest time in seconds without a session: `connectTimeout` at first, and then `reconnectTimeout`."""
         return self._endpoint.connect_timeout_s if self.first else self._endpoint.reconnect_timeout_s
 
     def succeeded(self) -> None:
-        """Record a good session."""
+        """Record that a session was successful: the broker has confirmed something in it."""
         self._ends = 0
 
     def idle(self, lived_s: float) -> int:
-        """Record a session that received nothing: a broker was there. The delays stay as they are.
+        """Record that a session has ended that received no messages.
 
-        A proxy or a load balancer may end every idle connection. After some ends the log says so, once.
+        Such an end does not count as a failure, because the broker has answered, but the pause is not reset. A proxy or
+        a load balancer may end idle connections. After some such ends, a warning about this is logged once.
 
         Args:
-            lived_s: duration of the session, in seconds.
+            lived_s: duration of the session in seconds.
 
         Returns:
-            int: the level of :mod:`logging` for messages about the end.
+            the level of :mod:`logging` for log lines about the end of the session.
         """
         self._since_s = None
         self._idle_ends += lived_s < _IDLE_LIMIT_S
@@ -86,20 +89,20 @@ class Backoff:
         return logging.INFO
 
     def reset_s(self) -> float:
-        """Forget earlier failures, after a good or a long session; return the shortest delay.
+        """Forget earlier failures, after a successful or a long session. Return the shortest pause.
 
-        The shortest delay is not zero, because a broker may end each session a moment after its confirmation.
+        The pause is not zero, because a broker may end each session a moment after it has confirmed something.
         """
         self._since_s, self._next_s = None, _BACKOFF_FIRST_S
         return _GOOD_REST_S * self._runtime.jitter()
 
     def rest_s(self, problem: Exception, since_s: float, level: int = logging.WARNING) -> float:
-        """Return the pause before the next attempt, in seconds.
+        """Return the pause in seconds before the next attempt, and log why the last attempt failed.
 
         Args:
-            problem: why the last attempt failed.
+            problem: the error of the last attempt.
             since_s: time when that attempt began.
-            level: of the message that is logged.
+            level: level of the log line.
 
         Raises:
             BrokerUnavailableError: attempts have failed for too long.
@@ -111,19 +114,19 @@ class Backoff:
             option = "connectTimeout" if self.first else "reconnectTimeout"
             text = (
                 f"{self._endpoint.destination}: no broker could be used within {option}={self.patience_s:g}s "
-                f"({', '.join(map(str, self._endpoint.urls))}); last problem: {_error_text(problem)}. Nothing is lost: "
-                "unacknowledged messages stay in the queue. Restart the query when the broker is back, or raise "
-                f"'{option}'"
+                f"({', '.join(map(str, self._endpoint.urls))}); last problem: {_error_text(problem)}. No message is "
+                "lost: unacknowledged messages stay in the queue. Restart the query when the broker is available "
+                f"again, or raise '{option}'"
             )
             raise BrokerUnavailableError(text) from problem
         _LOG.log(level, "%s; retrying in %.1f s", _error_text(problem), pause_s)
         return pause_s
 
     def record_refusal(self, problem: SessionLostError) -> None:
-        """Record a session that received, or may have received, messages and ended with nothing confirmed.
+        """Record the end of a session that may have received messages, and in which the broker confirmed nothing.
 
-        Only ends for which the broker states a reason count, because the reason will hold for the next session, too.
-        Network faults may hit any number of sessions.
+        The end counts only if the broker has stated a reason, because the next session may end for the same reason.
+        Network faults do not count, because they may end any number of sessions.
 
         Raises:
             BrokerError: the broker has ended too many sessions in a row.
@@ -133,14 +136,14 @@ class Backoff:
         self._ends += 1
         if self._ends >= _ENDS_MAX:
             raise BrokerError(
-                f"{self._endpoint.destination}: the broker ended {self._ends} sessions in a row before anything was "
-                f"confirmed, the last with: {problem}. Nothing is lost: the messages stay in the queue. But each end "
-                "counts towards delivery limits, so the query stops here. If the broker cannot deliver a message over "
-                f"{self._endpoint.protocol}, the broker's log says why: remove that message, or read the queue with "
-                "another 'protocol'"
+                f"{self._endpoint.destination}: the broker ended {self._ends} sessions in a row before it confirmed "
+                f"anything, the last with: {problem}. No message is lost: the messages stay in the queue. But each end "
+                "of a session counts towards delivery limits, so the query stops here. If the broker cannot deliver a "
+                f"message over {self._endpoint.protocol}, the broker's log says why: remove that message, or read the "
+                "queue with another 'protocol'"
             ) from problem
 
 
 def _error_text(problem: Exception) -> str:
-    """Return an error's text for quoting, without its short name: the error that quotes it has a short name, too."""
+    """Return the text of an error for quoting it in another error: without its short name in brackets."""
     return problem.text if isinstance(problem, MqError) else str(problem)

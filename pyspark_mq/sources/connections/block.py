@@ -1,13 +1,12 @@
-"""Deliveries as rows of an Arrow record batch: their only form, from receiving to a partition.
+"""Blocks: deliveries as rows of Arrow record batches, from the moment they are decoded until a task reads them.
 
-A :class:`Block` holds consecutive deliveries of one session, or a few of several sessions of one queue. A block has the
-query's columns with their types, so a partition of an epoch consists of slices of blocks. The in-flight table refers to
-a row as (block, number).
-:class:`Metadata` accompanies a new block: facts about each delivery that are needed only until the in-flight table has
-the delivery.
+A :class:`Block` has consecutive deliveries of one session, or a few deliveries of several sessions of one queue. It has
+the query's columns with their types, so the partitions of an epoch are made of slices of blocks. The in-flight table
+refers to a row by its block and its number in the block. A new block comes with :class:`Metadata`: facts about each
+delivery that are needed until the delivery is in the in-flight table.
 
-A block lives as long as anything refers to one of its rows. :meth:`BlockRows.joined` copies rows into a new block when
-a few rows keep a large block alive, and when a trickle leaves many small blocks.
+A block stays in memory as long as anything refers to one of its rows. If only a few rows of a large block are left, or
+if slow producers leave many small blocks, :meth:`BlockRows.joined` copies rows into a new block.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ __all__ = [
     "make_block",
 ]
 
-#: Column of every block, because the end of a bounded run may depend on its values.
+#: The column that every block has, even if the query does not: the end of a bounded run may depend on its values.
 _ALWAYS = pa.field("timestamp", pa.int64())
-#: Column whose value depends on the queue and not on the delivery.
+#: Name of the column that blocks do not have, because its value is the same for all rows of a queue.
 _OF_THE_QUEUE = "destination"
 #: Batches with fewer rows are merged before they are sent to a task.
 _BATCH_ROWS_MIN = 500
 _ID = "messageId"
 #: Types of columns of variable size.
 _TEXTS, _MAP = (pa.string().id, pa.binary().id), pa.map_(pa.string(), pa.string()).id
-#: Two offsets for each entry of a map, and two validity bits.
+#: Number of bytes that each entry of a map takes in addition to its key and value: two offsets, and validity bits.
 _ENTRY_BYTES = 9
 
 
@@ -57,17 +56,18 @@ _NUMBERS = tuple(range(5_000))
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Facts about each delivery, by row. They are needed only until the in-flight table has the delivery.
+    """Facts about each delivery of a block, which are needed until the delivery is in the in-flight table.
 
     Attributes:
-        tags: handles, ascending.
-        keys: the ID of each message, or the digest of its content; None for a message with neither of them.
-            :class:`.TextKeys` if every message has a text ID. Empty if messages are not distinguished.
-        not_redelivered: for each delivery, True if nothing marks the message as delivered before. Empty if `keys` has
-            no digests.
-        redelivered: an array that tells for each delivery whether the broker flagged the delivery as redelivered.
-        hidden: for messages without an ID, the value that hides the broker's ID.
-        unreadable: row -> the delivery that could not be decoded.
+        tags: the delivery tags, in ascending order.
+        keys: the key of each message: its ID, or the digest of its content, or None if it has neither. If every message
+            has an ID that is text, this is a :class:`.TextKeys`. Empty for the guarantees `at-least-once` and `none`.
+        not_redelivered: for each delivery, whether it is neither flagged as redelivered nor a dead letter. Empty if
+            `keys` has no digests of contents.
+        redelivered: an array that tells for each delivery whether the broker flagged it as redelivered.
+        hidden: values of a property `message-id` by which messages without an ID hide the ID that the broker has given
+            them (ActiveMQ Classic over STOMP).
+        unreadable: index of a row -> the delivery that could not be decoded.
     """
 
     tags: array[int]
@@ -79,21 +79,21 @@ class Metadata:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every message can be read, and has a text ID if messages are distinguished."""
+        """Whether every message could be decoded and has an ID that is text, if IDs are needed."""
         return not self.unreadable and (isinstance(self.keys, TextKeys) or not self.keys)
 
     def part(self, places: slice) -> Metadata:
-        """Return the metadata of some of the deliveries, which must be plain."""
+        """Return the metadata of these rows. Only for metadata with :attr:`is_plain`."""
         return Metadata(self.tags[places], self.keys[places], [], self.redelivered[places], [], {})
 
 
 class Block:
-    """Consecutive deliveries of one session.
+    """Consecutive deliveries of one session, or a few deliveries of several sessions, as rows.
 
     Attributes:
-        batch: the deliveries' columns, see :func:`block_schema`. In a planned epoch, the columns are in memory shared
-            with the epoch's tasks.
-        sizes: bytes of each row, including headers and bookkeeping. All limits in bytes refer to these sizes.
+        batch: the columns, see :func:`block_schema`. When the rows are in the partitions of an epoch, the columns are
+            in the partitions' memory.
+        sizes: number of bytes for which each row counts in all limits, including its headers and a fixed overhead.
     """
 
     __slots__ = ("__weakref__", "batch", "sizes")
@@ -107,7 +107,7 @@ class Block:
 
     @property
     def rows(self) -> RowRange:
-        """All rows."""
+        """All rows of this block."""
         return RowRange(self, range(len(self)))
 
 
@@ -129,7 +129,7 @@ class RowRange(Sequence[Row]):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of these rows."""
+        """Size of these rows in bytes."""
         return sum(self.block.sizes[self.numbers.start : self.numbers.stop])
 
     def __iter__(self) -> Iterator[Row]:
@@ -147,11 +147,11 @@ class RowRange(Sequence[Row]):
 
 
 class Run(NamedTuple):
-    """Consecutive rows of an epoch from one queue.
+    """The rows of an epoch that come from one queue or topic.
 
     Attributes:
         name: name of the queue or topic.
-        rows: deliveries of this queue or topic, in planned order.
+        rows: the rows, in planned order.
     """
 
     name: str
@@ -159,7 +159,7 @@ class Run(NamedTuple):
 
 
 def block_schema(query: pa.Schema) -> pa.Schema:
-    """Return the columns of blocks for a query with these columns."""
+    """Return the schema of the blocks for a query with the columns in `query`."""
     fields = [field for field in query if field.name != _OF_THE_QUEUE]
     return pa.schema(fields if _ALWAYS.name in query.names else [*fields, _ALWAYS])
 
@@ -169,8 +169,8 @@ def make_block(batch: DeliveryBatch, ids: MessageIds, schema: pa.Schema) -> tupl
 
     Args:
         batch: the deliveries.
-        ids: determines the deliveries' IDs.
-        schema: the block's schema.
+        ids: finds the IDs of the deliveries.
+        schema: schema of the block.
     """
     values = ids.values(batch) if ids.exact or _ID in schema.names else []
     keys, digests = ids.keys(batch, values) if ids.exact else ([], False)
@@ -197,7 +197,7 @@ def make_block(batch: DeliveryBatch, ids: MessageIds, schema: pa.Schema) -> tupl
 
 
 def _sizes(batch: pa.RecordBatch, keys: Sequence[Key | None]) -> array[int]:
-    """Return the bytes of each row, including the row's key. The batch must not be a slice."""
+    """Return the size of each row in bytes, including its key in the in-flight table. The batch must not be a slice."""
     sums = ROW_BYTES * np.arange(batch.num_rows + 1)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if column.null_count == batch.num_rows:
@@ -218,7 +218,7 @@ def _sizes(batch: pa.RecordBatch, keys: Sequence[Key | None]) -> array[int]:
 
 
 def _ends(column: pa.Array) -> Any:
-    """Return the offsets of a column of texts, bytes or maps."""
+    """Return the Arrow offsets of a column of texts, bytes or maps."""
     return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1)
 
 
@@ -226,10 +226,11 @@ def _ends(column: pa.Array) -> Any:
 
 
 class BlockRows:
-    """Rows from any number of blocks, in order. Consecutive rows of a block form a stretch, which is read at once.
+    """Rows from any number of blocks, in order.
 
     Args:
-        stretches: pairs of a block and row numbers. Row numbers that ascend without a gap are a range.
+        stretches: pairs of a block and numbers of its rows. Rows that follow one another are given by a range, so that
+            they can be read as a slice.
     """
 
     __slots__ = ("_ends", "stretches")
@@ -240,7 +241,7 @@ class BlockRows:
 
     @classmethod
     def of(cls, *parts: Iterable[Row]) -> BlockRows:
-        """Concatenate the rows of these iterables."""
+        """Return the rows of these iterables, one after the other."""
         stretches: list[tuple[Block, Sequence[int]]] = []
         for rows in parts:
             if isinstance(rows, RowRange):
@@ -256,7 +257,7 @@ class BlockRows:
         return self._ends[-1] if self._ends else 0
 
     def between(self, low: int, high: int) -> BlockRows:
-        """Return the rows from place `low` to before place `high`."""
+        """Return the rows from index `low` up to, but not including, index `high`."""
         low, high = max(0, low), min(high, len(self))
         if low >= high:
             return BlockRows([])
@@ -269,7 +270,7 @@ class BlockRows:
 
     @property
     def sizes(self) -> Any:
-        """Bytes of each row, an array."""
+        """Array with the size of each row in bytes."""
         parts = [np.empty(0, np.int64)]
         for block, numbers in self.stretches:
             sizes = np.frombuffer(block.sizes, np.int64)
@@ -278,11 +279,11 @@ class BlockRows:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all rows."""
+        """Size of all rows in bytes."""
         return int(self.sizes.sum())
 
     def values(self, name: str) -> list[Any]:
-        """Return a column as a list, with timestamps in microseconds since 1970."""
+        """Return the values of a column as a list. Times are microseconds since 1970."""
         found: list[Any] = []
         for batch in self._parts():
             column = batch.column(name)
@@ -290,7 +291,10 @@ class BlockRows:
         return found
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as record batches. Large batches are slices; consecutive small batches are merged."""
+        """Yield record batches with the rows, in order.
+
+        Large batches are slices of blocks; small batches are merged.
+        """
         small: list[pa.RecordBatch] = []
         count = 0
         for batch in self._parts():
@@ -304,10 +308,12 @@ class BlockRows:
             yield _concatenated(small)
 
     def move_to(self, written: Iterator[pa.RecordBatch]) -> None:
-        """Make each block whose rows are all here refer to a copy of these rows, so that the original memory is freed.
+        """Let blocks refer to a copy of their rows, so that the memory with the original rows is freed.
+
+        Only blocks are changed whose rows all are in this object.
 
         Args:
-            written: the batches of :meth:`batches`, in other memory. Columns that these batches lack are copied.
+            written: the batches that :meth:`batches` has yielded, in other memory. Columns that they lack are copied.
         """
         at, batch = 0, None
         for block, numbers in self.stretches:
@@ -324,7 +330,7 @@ class BlockRows:
 
     def joined(self) -> Block:
         """Copy these rows into a new block, which shares no memory with the rows' blocks."""
-        if len(self.stretches) == 1:  # by row numbers, because a slice would keep its parent's memory
+        if len(self.stretches) == 1:  # copy by number, because a slice would keep the whole block in memory
             ((block, numbers),) = self.stretches
             parts = [block.batch.take(pa.array(numbers, pa.int64()))]
         else:

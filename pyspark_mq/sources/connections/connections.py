@@ -1,8 +1,8 @@
-"""The connections of one queue, as Spark's thread sees them.
+"""Manages the connections of one queue, from the thread of Spark's calls.
 
-Each supervisor keeps one session alive, on its own thread, and emits events. :class:`Connections` reads these events,
-tracks the live sessions with their status and windows, sends them requests, and bounds their bytes. Code that uses this
-class refers to a session only by its number.
+Each connection has a supervisor (:mod:`.supervisor`), which opens one session after the other on its own thread, and
+reports events. :class:`Connections` reads these events, keeps track of the open sessions, sends them requests, and
+limits the bytes that they buffer. Code that uses this class refers to a session by its number.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ from pyspark_mq.sources.settings import Settings
 
 __all__ = ["DEPTH_AGE_MAX_S", "Connections"]
 
-#: The broker is not asked for the depth if the last request or report is more recent than this.
+#: The broker is asked how many messages wait only if the last such request, and the last report, are older than this.
 DEPTH_AGE_MAX_S = 0.25
-#: Age from which a progress mark is late. A worker sets its mark ten times a second.
+#: If the worker's progress mark (:class:`.Mark`) is older than this, the worker is late: it sets the mark ten times a
+#: second.
 _LATE_S = 0.25
 
 
 @dataclass(slots=True)
 class _Supervisor:
-    """A supervisor and its last reports.
+    """A supervisor, and what it has reported.
 
     Attributes:
-        limits: current limits of the supervisor.
-        depth: the broker's last depth report to this supervisor.
+        limits: the limits that were last sent to the supervisor.
+        depth: the broker's last report of the queue's depth through this supervisor; None if there is none.
         depth_s: time when that report arrived.
         asked_s: time of the last request for a report.
     """
@@ -59,7 +60,15 @@ class _Supervisor:
 
 @dataclass(slots=True)
 class _OpenSession:
-    """A live session. See the attributes of :class:`.Session`."""
+    """An open session.
+
+    Attributes:
+        key: number of its supervisor.
+        opened_s: time when it was opened.
+        window: maximum number of unacknowledged messages that it may hold.
+        bytes_taken: number of bytes of its deliveries that were processed.
+        paused: whether it does not read from its socket now, because too many bytes are buffered.
+    """
 
     key: int
     opened_s: float
@@ -69,16 +78,19 @@ class _OpenSession:
 
 
 class Connections:
-    """The sessions of a queue: one for each of its `consumers` when all are connected.
+    """The connections of one queue: as many as option `consumers` says, with one session each.
 
     Args:
         settings: the query's settings, with this queue as the endpoint.
-        events: events of this queue.
+        worker: runs the connections.
+        runtime: clock and threads.
+        events: where the supervisors put the events of this queue.
 
     Attributes:
-        first_window: window of the next session, in messages.
-        broke_off: whether receiving stood still between the last two calls of :meth:`news`.
-        progress_s: everything received until this time was among the events of the last call of :meth:`news`.
+        first_window: the window with which the next session begins.
+        broke_off: whether the worker or a supervisor was stopped for a moment between the last two calls of
+            :meth:`news`, so that messages may not have been received in time.
+        progress_s: everything that arrived until this time was reported by the last call of :meth:`news`.
     """
 
     def __init__(self, settings: Settings, worker: Worker, runtime: Runtime, events: EventQueue) -> None:
@@ -90,7 +102,7 @@ class Connections:
         self._runtime = runtime
         self._events = events
         self._bytes_allowed = 0.0
-        #: Supervisors by number; empty before the start.
+        #: Number of a supervisor -> the supervisor. Empty before :meth:`start`.
         self._supervisors: dict[int, _Supervisor] = {}
         self._live: dict[int, _OpenSession] = {}
         self._waiting: list[Delivered] = []
@@ -98,7 +110,7 @@ class Connections:
         self._breaks = 0
 
     def start(self) -> None:
-        """Start the supervisors, once.
+        """Start the supervisors. Further calls have no effect.
 
         Raises:
             MqError: a client library is missing.
@@ -109,7 +121,7 @@ class Connections:
             self._supervisors[supervisor.key] = _Supervisor(supervisor, limits)
 
     def ask_to_stop(self) -> None:
-        """Close the connections without waiting."""
+        """Begin to close the connections, without waiting until they are closed."""
         for kept in self._supervisors.values():
             kept.supervisor.stop()
 
@@ -120,16 +132,16 @@ class Connections:
     # -- events
 
     def news(self, *, taking: bool) -> Iterator[Opened | Lost | Confirmed | Delivered]:
-        """Yield the supervisors' events since the last call, in order.
+        """Yield the events that have arrived since the last call, in order.
 
-        If the caller raises an error when it gets the opening of a session, the session never counts as live, and no
-        delivery is taken from it.
+        If the caller raises an error when it gets an :class:`.Opened` event, the session does not count as open, and
+        its deliveries are never yielded.
 
         Args:
-            taking: whether deliveries may be taken; otherwise they wait here.
+            taking: whether to yield deliveries now. Otherwise they are kept until a later call.
 
         Raises:
-            MqError: a supervisor has given up; raised after the last event.
+            MqError: a connection could not be opened in time. Raised after the last event.
         """
         self._look_at_progress()
         if taking and self._waiting:
@@ -171,7 +183,7 @@ class Connections:
 
     @property
     def untaken(self) -> int:
-        """Number of deliveries that wait here until deliveries may be taken."""
+        """Number of deliveries that are kept until a call of :meth:`news` may yield them."""
         return sum(len(event.rows) for event in self._waiting)
 
     def _open(self, event: Opened) -> None:
@@ -179,7 +191,7 @@ class Connections:
         depth = event.greeting.depth
         if depth is not None:
             self._note_depth(event.key, depth)
-        else:  # keep the report to an earlier session, because it may never be repeated
+        else:  # this session cannot report the depth, so forget the report of the session before
             self._supervisors[event.key].depth = None
 
     def _note_depth(self, key: int, depth: QueueDepth) -> None:
@@ -187,7 +199,7 @@ class Connections:
         supervisor.depth, supervisor.depth_s = depth, self._runtime.machine_s()
 
     def _look_at_progress(self) -> None:
-        # Read the mark before the events: everything that it covers is then among the events.
+        # Read the mark before the events. Then everything that arrived before the mark is among the events.
         breaks, until_s = self._worker.mark
         opened_s = [session.opened_s for session in self._live.values()]
         self.progress_s = min((max(one, until_s) for one in opened_s), default=self._runtime.monotonic_s())
@@ -195,12 +207,12 @@ class Connections:
 
     @property
     def complete(self) -> bool:
-        """Whether every supervisor is connected."""
+        """Whether every connection is open."""
         return len(self._live) == self._settings.consumers
 
     @property
     def late(self) -> bool:
-        """Whether the worker's progress mark is late."""
+        """Whether the worker is late: its progress mark is too old."""
         return bool(self._live) and self._runtime.monotonic_s() - self._worker.mark.until_s > _LATE_S
 
     @property
@@ -210,23 +222,27 @@ class Connections:
     # -- requests
 
     def _ask(self, session: int, method: str, *arguments: Any) -> None:
-        """Request a call of a :class:`.Session` method. The request is dropped if the session has ended."""
+        """Let a session's supervisor call a method of :class:`.Session`. If the session has ended, do nothing."""
         live = self._live.get(session)
         if live is not None:
             self._supervisors[live.key].supervisor.ask(session, methodcaller(method, *arguments))
 
     def acknowledge(self, due: Acknowledgements) -> None:
-        """Send acknowledgements, each in its own session (rule 10)."""
+        """Send acknowledgements, each in the session that received its deliveries (rule 10)."""
         for part in due.parts:
             self._ask(part.session, "acknowledge", due.number, part.upto, part.singles)
 
     def send_flush_markers(self, number: int) -> None:
-        """Send a flush marker in each session: a request without acknowledgements, confirmed under this number."""
+        """Send a flush marker in each session: a request that acknowledges nothing, and that the broker answers.
+
+        Args:
+            number: identifies the answers.
+        """
         for session in self._live:
             self._ask(session, "acknowledge", number, 0, ())
 
     def replace_session(self, session: int, why: str) -> None:
-        """End a session, so that the broker requeues its messages; its supervisor then opens another session."""
+        """End a session, so that the broker requeues its messages. Its supervisor then opens another session."""
         self._ask(session, "end", why)
 
     def reject(self, session: int, tags: Sequence[int]) -> None:
@@ -236,31 +252,31 @@ class Connections:
 
     @property
     def windows(self) -> dict[int, int]:
-        """The most unacknowledged messages that each session may hold."""
+        """Number of each open session -> maximum number of unacknowledged messages that it may hold."""
         return {number: session.window for number, session in self._live.items()}
 
     def set_window(self, session: int, window: int, *, strictly: bool = False) -> None:
         """Widen the window of a session.
 
         Args:
-            strictly: whether the window must never be exceeded. This may take another consumer, whose messages
-                interleave with those of the other consumers.
+            strictly: whether the broker must never exceed the new window. This may need another consumer, and then the
+                messages of both consumers arrive in a mixed order.
         """
         self._live[session].window = window
         self._ask(session, "extend" if strictly else "consume", window)
 
     def widen(self, window: int, *, strictly: bool = False) -> None:
-        """Widen every session's window to at least this many messages."""
+        """Widen the window of each session to at least this number of messages."""
         for number, session in self._live.items():
             if session.window < window:
                 self.set_window(number, window, strictly=strictly)
 
     def bound_bytes(self, maximum: float, *, resume: bool) -> None:
-        """Set how many bytes each session may buffer before it pauses; report the bytes taken to the sessions.
+        """Set how many bytes the sessions may buffer before they pause, and tell them how many bytes were processed.
 
         Args:
-            maximum: limit in bytes for all sessions together.
-            resume: whether paused sessions resume.
+            maximum: number of bytes for all sessions together.
+            resume: whether paused sessions are to resume.
         """
         self._bytes_allowed = maximum / self._settings.consumers
         sessions = {session.key: (number, session) for number, session in self._live.items()}
@@ -272,12 +288,12 @@ class Connections:
                 kept.limits = limits
                 kept.supervisor.limit(limits)
             if session is not None and session.paused and resume and not self._waiting:
-                self._ask(number, "resume")  # after the limits, which report the bytes taken
+                self._ask(number, "resume")  # after the limits were sent, which say how many bytes were processed
 
     # -- the depth at the broker
 
     def refresh_depth(self, age_max_s: float = DEPTH_AGE_MAX_S) -> None:
-        """Ask the broker for the depth, unless the last request or report is recent."""
+        """Ask the broker how many messages wait, unless the last request or report is at most `age_max_s` old."""
         now_s = self._runtime.machine_s()
         for number, session in self._live.items():
             supervisor = self._supervisors[session.key]
@@ -286,19 +302,19 @@ class Connections:
                 self._ask(number, "ask_depth")
 
     def depths(self) -> list[int]:
-        """Return how many messages wait at the broker, as last reported to each supervisor; empty without reports."""
+        """Return the numbers of waiting messages that the broker last reported to each connection; empty if none."""
         return [depth.ready for depth in self._reported()]
 
     def _reported(self) -> list[QueueDepth]:
         return [supervisor.depth for supervisor in self._supervisors.values() if supervisor.depth is not None]
 
     def depth_in(self, session: int) -> QueueDepth | None:
-        """Return the queue's depth as last reported to this live session's supervisor."""
+        """Return the broker's last report of the queue's depth to the connection of this open session."""
         return self._supervisors[self._live[session].key].depth
 
     @property
     def newest_depth(self) -> int | None:
-        """Number of messages that wait at the broker, as last reported; None without a report."""
+        """Number of waiting messages in the broker's newest report; None if there is no report."""
         reported = [
             (supervisor.depth_s, supervisor.depth.ready)
             for supervisor in self._supervisors.values()
@@ -308,7 +324,7 @@ class Connections:
 
     @property
     def other_consumers(self) -> int:
-        """Number of other consumers of the queue, as last reported by the broker; 0 without a report."""
+        """Number of consumers of the queue that are not of this query, as last reported; 0 if there is no report."""
         reported = self._reported()
         counted = max((depth.other_consumers + depth.own_consumers for depth in reported), default=0)
         return max(0, counted - sum(depth.own_consumers for depth in reported))

@@ -1,7 +1,7 @@
-"""Events of a connection, from its supervisor through the worker to the query's thread.
+"""The events of a connection. They go from its supervisor through the worker to the query's thread.
 
-Events keep their order (rules 6 and 10): deliveries come before a later confirmation or depth report, and no event of a
-session comes after its end.
+Events keep their order (rules 6 and 10): a delivery comes before a confirmation or a depth report that arrived later,
+and no event of a session comes after its end.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A session is open and about to consume.
+    """A session was opened, and is about to consume.
 
     Attributes:
-        key: number of the supervisor, as in the events below.
-        session: number of the session, unique in the query.
-        window: window of the session, in unacknowledged messages.
+        key: number of the supervisor. All events below have this field, too.
+        session: number of the session, which is unique in the query.
+        greeting: what the broker has reported about itself and the queue.
+        window: maximum number of unacknowledged messages that the session may hold.
     """
 
     key: int
@@ -45,7 +46,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """One or more deliveries of a session, in order. Deliveries of other sessions may be in the same block."""
+    """A session has received one or more messages, which are rows of a block in order of arrival.
+
+    The block may have rows of other sessions, too.
+    """
 
     key: int
     session: int
@@ -55,7 +59,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The broker has processed the acknowledgements of a request."""
+    """The broker has answered the request with this number, and so has processed its acknowledgements."""
 
     key: int
     session: int
@@ -64,7 +68,7 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class DepthReported:
-    """The broker reported the depth of the queue."""
+    """The broker has reported the depth of the queue: how many messages wait."""
 
     key: int
     depth: QueueDepth
@@ -72,7 +76,7 @@ class DepthReported:
 
 @dataclass(frozen=True, slots=True)
 class SessionStatus:
-    """The status of a session has changed. See the attributes of :class:`.Session`."""
+    """A session has paused or resumed reading from its socket."""
 
     key: int
     session: int
@@ -81,7 +85,7 @@ class SessionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A session has ended; its deliveries that were not taken yet are void."""
+    """A session has ended. Its deliveries that are not processed yet are no longer valid."""
 
     key: int
     session: int
@@ -89,7 +93,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The supervisor has given up with this error."""
+    """A supervisor has stopped with this error, and does not open another session."""
 
     key: int
     error: MqError
@@ -99,10 +103,10 @@ Event: TypeAlias = "Opened | Delivered | Confirmed | DepthReported | SessionStat
 
 
 class EventQueue:
-    """A queue of events for one thread, with a signal.
+    """A queue of events, from which one thread takes them.
 
     Args:
-        arrived: the signal, which several queues may share.
+        arrived: set when an event is added. Several queues may share it.
     """
 
     def __init__(self, arrived: threading.Event | None = None) -> None:
@@ -111,10 +115,10 @@ class EventQueue:
         self._events: list[Event] = []
 
     def put(self, event: Event) -> None:
-        """Add an event. For any thread.
+        """Add an event. Any thread may call this.
 
-        Deliveries of a session that has ended are void (rule 6) and will be redelivered, so they are dropped. Otherwise
-        they would pile up while Spark is busy and sessions keep ending.
+        If the event is the end of a session, drop the session's deliveries, because they are no longer valid (rule 6)
+        and will be redelivered. Otherwise they would accumulate while Spark is busy and sessions end again and again.
         """
         with self._lock:
             if isinstance(event, Lost):
@@ -126,7 +130,7 @@ class EventQueue:
         self.arrived.set()
 
     def take(self) -> list[Event]:
-        """Take the events so far, in order. For the receiving thread."""
+        """Remove all events, and return them in order. Only one thread may call this."""
         with self._lock:
             events, self._events = self._events, []
         return events

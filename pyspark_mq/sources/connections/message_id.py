@@ -1,4 +1,4 @@
-"""The identity of deliveries under the options `messageIdFrom` and `onMissingMessageId`."""
+"""Finds the IDs of deliveries, as the options `messageIdFrom` and `onMissingMessageId` say."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ __all__ = ["MessageIds"]
 
 @dataclass(frozen=True, slots=True)
 class MessageIds:
-    """Identity of deliveries. Pure.
+    """Finds the IDs of deliveries.
 
     Attributes:
-        on_missing: what to do with a message without an ID.
-        exact: whether IDs identify messages; under the lower guarantees, IDs are just a column.
-        unreadable_rows: whether a message that cannot be decoded becomes a row.
+        source: value of option `messageIdFrom`.
+        on_missing: value of option `onMissingMessageId`.
+        exact: whether IDs identify messages (`exactly-once`). Otherwise IDs are only values of a column.
+        unreadable_rows: whether a message that cannot be decoded becomes a row (`onUnreadableMessage=row`).
     """
 
     source: IdSource
@@ -35,12 +36,12 @@ class MessageIds:
 
     @classmethod
     def of(cls, settings: Settings) -> MessageIds:
-        """Return an instance for the options of a query."""
+        """Create an instance from the settings of a query."""
         exact = settings.guarantee.identifies
         return cls(settings.id_source, settings.on_missing, exact, settings.on_unreadable is OnUnreadable.ROW)
 
     def values(self, batch: DeliveryBatch) -> Sequence[Any]:
-        """Return each delivery's value under `messageIdFrom`, looked up once for :meth:`keys` and :meth:`texts`."""
+        """Return for each delivery the value that `messageIdFrom` names. :meth:`keys` and :meth:`texts` need these."""
         if self.source.kind == "content":
             return [None] * len(batch)
         if self.source.kind == "json":
@@ -51,11 +52,14 @@ class MessageIds:
         return values if texts is None else texts
 
     def keys(self, batch: DeliveryBatch, values: Sequence[Any]) -> tuple[Sequence[Key | None], bool]:
-        """Identify each delivery.
+        """Return the keys that identify the messages of these deliveries.
+
+        Args:
+            values: the result of :meth:`values`.
 
         Returns:
-            a key for each delivery, and whether any key is the digest of a content. The key is the delivery's ID. For a
-            delivery without an ID, the options decide whether the key is the digest of the content, or None.
+            a key for each delivery, and whether any key is the digest of a content. The key of a message is its ID. If
+            a message has no ID, the options decide whether its key is the digest of its content, or None.
         """
         if self.source.kind == "content":
             return [*batch.digests()], True
@@ -67,7 +71,8 @@ class MessageIds:
         if self.on_missing is not OnMissing.CONTENT:
             if not self.unreadable_rows:
                 return keys, False
-            # The ID of an unreadable message may be in the unreadable part, and the user asked for a row.
+            # A message that cannot be decoded may have its ID in the part that cannot be read. As it becomes a row, it
+            # is identified by its bytes.
             places = [place for place in places if place in batch.unreadable]
         if places:
             without = batch if len(places) == len(batch) else batch.taken(np.array(places))
@@ -76,11 +81,15 @@ class MessageIds:
         return keys, bool(places)
 
     def hidden(self, batch: DeliveryBatch) -> list[str]:
-        """Return the values that hide the broker's ID, for deliveries without one."""
+        """Return the values of a property `message-id` by which messages hide the ID that the broker has given them."""
         return batch.hidden() if self.source == MESSAGE_ID else []
 
     def texts(self, values: Sequence[Any]) -> Any:
-        """Return the values of column `messageId`: each ID in full, even if a digest replaces it elsewhere."""
+        """Return the values of column `messageId`: each ID in full, even if its key is a digest.
+
+        Args:
+            values: the result of :meth:`values`.
+        """
         if self.source.kind == "content":
             return values
         if isinstance(values, TextKeys) and values.bounds[0] > 0:
@@ -88,36 +97,37 @@ class MessageIds:
         return list(map(id_text, values))
 
     def check(self, destination: str, missing: int, first: int, hidden: Sequence[str]) -> None:
-        """Check whether messages without an ID may be rejected.
+        """Raise an error if there are messages without an ID, and `onMissingMessageId` is `fail`.
 
         Args:
+            destination: the queue or topic, as errors name it.
             missing: number of messages without an ID.
-            first: tag of the first message without an ID.
-            hidden: values that hide the broker's ID in these messages.
+            first: delivery tag of the first of them.
+            hidden: the result of :meth:`hidden` for these messages.
 
         Raises:
-            MissingMessageIdError: such messages must fail the query.
+            MissingMessageIdError: there are such messages.
         """
         if not missing or self.on_missing is not OnMissing.FAIL:
             return
         if hidden:
             raise MissingMessageIdError(
                 f"{destination}: {missing} message(s) have a property 'message-id' (the first: {hidden[0]!r}), "
-                "which hides the ID that the broker has given them. Have the producer set no "
-                "property of that name, read the queue over another protocol with a new checkpointLocation, or "
-                "choose another 'messageIdFrom'. The messages were not acknowledged and stay in the queue"
+                "which hides the ID that the broker has given them. Have the producer leave out this property, read "
+                "the queue over another protocol with a new checkpointLocation, or choose another 'messageIdFrom'. "
+                "The messages were not acknowledged and stay in the queue"
             )
         raise MissingMessageIdError(
             f"{destination}: {missing} message(s) have no ID under messageIdFrom='{self.source}'; the first is "
             f"delivery {first} of its session. The messages were not acknowledged and stay in the queue. Have the "
             "producer set an ID, or choose another 'messageIdFrom'. Or set 'onMissingMessageId': 'content' identifies "
-            "such messages by their contents and loses nothing, 'row' emits them as often as they are delivered, and "
-            "'reject' rejects them for good. Or set 'guarantee' to 'at-least-once'"
+            "such messages by their contents, 'row' emits them as often as they are delivered, and 'reject' rejects "
+            "them for good. Or set 'guarantee' to 'at-least-once'"
         )
 
 
 def _in_json(body: bytes, path: Sequence[str]) -> object:
-    """Look up text or a whole number in a JSON body; return None if there is neither."""
+    """Return the text or whole number at a path in a JSON body; None if the body is not JSON, or has neither there."""
     try:
         found = json.loads(body)
         for name in path:

@@ -1,11 +1,11 @@
-"""Rule 11: this process must not outlive its JVM.
+"""Ends this process when Spark's JVM has ended (rule 11), so that the broker gets unacknowledged messages back.
 
-Spark's worker process is a child of the JVM, or of a script around Python (`PYSPARK_PYTHON`) that stays. When the JVM
-is killed, nothing notifies the worker, and a blocked worker would keep the connection and its unacknowledged messages
-forever. But its standard input is a pipe from the JVM, and scripts pass it on
-(``PythonWorkerFactory.createSimpleWorker`` of Spark 4.0 to 4.3). The kernel hangs it up when the JVM dies. Where
-standard input is not a pipe, a thread checks twice a second whether the parent has changed. (The kernel's parent-death
-signal does not help: it fires when the *thread* that started the worker ends.)
+The process that runs the source is a child of the JVM, or of a script that starts Python (`PYSPARK_PYTHON`). If the JVM
+is killed, nothing notifies this process, and it would keep its connections and unacknowledged messages forever. But its
+standard input is a pipe from the JVM, which scripts pass on (``PythonWorkerFactory.createSimpleWorker`` of Spark 4.0 to
+4.3). The kernel reports the end of this pipe when the JVM has ended. If standard input is not a pipe, a thread checks
+twice a second whether this process has another parent now. (The kernel's parent-death signal does not help, because it
+is sent when the *thread* that started this process ends.)
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ def watch_parent() -> threading.Thread:
     def watch() -> None:
         while os.getppid() == parent and not pipe.poll(_PARENT_CHECK_MS):
             pass
-        # The kernel closes the connection and the broker takes its messages back at once.
+        # The kernel closes the connections, and the broker requeues their messages at once.
         os._exit(1)
 
     return begin_thread("pyspark-mq parent watch", watch, lambda _: os._exit(1))
 
 
 def _pipe_from_jvm() -> select.poll:
-    """Return an object that reports when standard input hangs up.
+    """Return an object whose `poll` reports the end of standard input, if standard input is a pipe.
 
-    If standard input is not a pipe with a writer, the object never reports anything.
+    If it is not a pipe, or if the pipe has ended already, `poll` never reports anything.
     """
     hang_up, nothing = select.poll(), select.poll()
     with contextlib.suppress(OSError):  # closed
         if stat.S_ISFIFO(os.fstat(_STANDARD_INPUT).st_mode):
-            # A copy stays this pipe when the descriptor is closed and reused. Errors and hang-ups are always reported.
+            # Watch a copy of the descriptor, because other code may close and reuse the descriptor. `poll` always
+            # reports errors and hang-ups, so no event has to be requested.
             hang_up.register(os.dup(_STANDARD_INPUT), 0)
             return nothing if hang_up.poll(0) else hang_up
     return nothing

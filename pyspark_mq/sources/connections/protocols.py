@@ -1,4 +1,4 @@
-"""The wire protocols, each with its session class and the package to install."""
+"""The wire protocols: the session class of each protocol, and the package that has to be installed for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OF_UNIX = frozenset({"fcntl", "termios"})
 
 
 def session_class(protocol: str) -> type[Session]:
-    """Return the session class of a protocol; for errors see :func:`client_class`."""
+    """Return the session class for a protocol. :func:`client_class` says which errors this raises."""
     found: type[Session] = client_class(protocol, SESSIONS)
     return found
 
@@ -39,6 +39,7 @@ def client_class(protocol: str, places: Mapping[str, tuple[str, str, str]]) -> A
     """Import and return a class that needs the client library of a protocol.
 
     Args:
+        protocol: the protocol.
         places: protocol -> (module, class, package to install).
 
     Raises:
@@ -56,6 +57,6 @@ def client_class(protocol: str, places: Mapping[str, tuple[str, str, str]]) -> A
                 f"pyspark-mq runs on Linux, but this is '{sys.platform}', which lacks '{missing.name}'. Run the "
                 "driver in a container, in WSL, or on a cluster; see docs/versions.md"
             ) from None
-        # A cluster may have several interpreters; name the one that lacks the library.
+        # Name the interpreter that lacks the library, because a cluster may have several.
         text = f"protocol '{protocol}' needs '{missing.name}'; run: {sys.executable} -m pip install '{distribution}'"
         raise MissingExtraError(text) from missing

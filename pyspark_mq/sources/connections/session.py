@@ -1,20 +1,21 @@
-"""The contract of a session: one connection to a broker, from its opening to its end.
+"""The base class of sessions. A session is one connection to a broker, from its opening to its end.
 
-A session never reconnects. When the connection, the channel or the subscription ends, the session raises
-:class:`SessionLostError` and is discarded with all its handles (rule 10: a handle used in another session acknowledges
-another message). Its supervisor then opens a new session.
+A session never reconnects. When the connection, the channel or the subscription ends, the session raises a
+:class:`SessionLostError` and is dropped with all its handles, because in another session a handle means another message
+(rule 10). Its supervisor then opens a new session.
 
-Calling order: :meth:`~Session.open` once; then :meth:`~Session.consume`, and again to widen the window; then
-:meth:`~Session.run` repeatedly, with requests (acknowledge, reject, ask, resume) between two runs;
-:meth:`~Session.close` at any time. Only one thread, the supervisor's, calls these methods. :meth:`~Session.wake` is for
-other threads.
+Order of calls: :meth:`~Session.open` once; then :meth:`~Session.consume`, which may be called again to widen the
+window; then :meth:`~Session.run` repeatedly. Between two runs there may be requests (acknowledge, reject, ask, resume).
+:meth:`~Session.close` may be called at any time. Only the supervisor's thread calls these methods. Other threads may
+call :meth:`~Session.wake`.
 
-Blocking: `open` and `run` for their timeouts, `close` for a moment. Requests only record what the next `run` sends.
+`open` and `run` may wait up to their timeouts, and `close` for a moment. Requests do not wait: they record what the
+next `run` sends.
 
-An incoming message is checked and goes undecoded into the inbox of the :class:`ReceiveBuffer`. Another thread empties
-the inbox and decodes.
+A message that arrives is checked, and put into the inbox of the :class:`ReceiveBuffer` without decoding it. Another
+thread takes it from the inbox and decodes it.
 
-Nothing survives a crash. The broker redelivers unacknowledged messages.
+A session stores nothing that survives a crash. The broker redelivers unacknowledged messages.
 
 Guarantee: only :meth:`~Session.acknowledge` acknowledges a message, and only :meth:`~Session.reject` rejects one. When
 the session ends, for any reason, the broker requeues all other messages.
@@ -51,15 +52,16 @@ __all__ = [
     "StopRequestedError",
 ]
 
-#: How long a broker may take to deliver ready messages: milliseconds on one machine, more with paging or under load.
+#: Time in seconds in which a broker usually delivers a waiting message, even under load. On one machine it takes only
+#: milliseconds.
 TRANSIT_S = 0.5
-#: A broker that cannot write for a while closes the connection, which adds a delivery to each of its messages: RabbitMQ
-#: after 15 s (`tcp_listen_options.send_timeout`), ActiveMQ Classic over STOMP after 30 s. So a paused session takes one
-#: delivery at this interval.
+#: A paused session reads one delivery at this interval. A broker that cannot write for a while would otherwise close
+#: the connection, and count one more delivery for each of its messages: RabbitMQ after 15 s
+#: (`tcp_listen_options.send_timeout`), ActiveMQ Classic over STOMP after 30 s.
 KEEP_ALIVE_READ_S = 5.0
-#: The part of the allowed bytes that may wait to become blocks, and a number of bytes that always may: a block.
+#: The part of the allowed bytes that may wait to become blocks, and the number of bytes that always may wait: one block.
 _UNMADE_PARTS, _UNMADE_BYTES = 4, 4 << 20
-#: A further hint about a message with a stream offset, for protocols that cannot ask the broker about the queue.
+#: Addition to the error about a stream, for protocols that cannot ask the broker whether the queue really is a stream.
 COPIED = (
     ". If it is a queue with messages that were copied from a stream, read it with protocol amqp-0-9-1, or have them "
     "copied without header 'x-stream-offset'"
@@ -67,12 +69,13 @@ COPIED = (
 
 
 class SessionLostError(Exception):
-    """The session has ended by itself. The broker requeues the session's unacknowledged messages.
+    """The session has ended, and the broker requeues its unacknowledged messages.
 
-    Users do not see this error, because the supervisor reconnects.
+    Users do not see this error, because the supervisor opens another session.
 
     Attributes:
-        stated: whether the broker stated a reason, which may recur; otherwise the connection broke.
+        stated: whether the broker has stated a reason, which may also end the next session. Otherwise the network may
+            have failed.
     """
 
     def __init__(self, reason: str, *, stated: bool = False) -> None:
@@ -81,18 +84,18 @@ class SessionLostError(Exception):
 
 
 class StopRequestedError(Exception):
-    """The query stops while a session opens or subscribes."""
+    """The query is being stopped while a session is being opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """The broker's report about the queue.
+    """The broker's report about the depth of the queue and about its consumers.
 
     Attributes:
-        ready: messages waiting for delivery.
-        other_consumers: consumers of the queue outside this session, as the broker counts them: the count may include a
-            consumer whose connection has died unnoticed.
-        own_consumers: consumers of this session.
+        ready: number of messages that wait in the queue.
+        other_consumers: number of consumers that are not of this session. The broker may still count a consumer that
+            has vanished without closing its connection.
+        own_consumers: number of consumers of this session.
     """
 
     ready: int
@@ -102,13 +105,14 @@ class QueueDepth:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Facts known once a session is open.
+    """What the broker has reported about itself and the queue when a session was opened.
 
     Attributes:
-        url: the candidate that answered.
-        broker_id: a name that the broker keeps across restarts; empty if the broker reports no such name.
-        depth: the depth before this session took anything; None if the broker does not report the depth.
-        server: the broker's `product/version`; empty if the broker reports neither.
+        url: the URL to which the session is connected.
+        broker_id: a name by which the broker identifies itself, and which it keeps across restarts; empty if there is
+            no such name.
+        depth: the depth of the queue before this session received messages; None if the broker does not report it.
+        server: the broker's `product/version`; empty if the broker does not report it.
         facts: other facts that the broker reports about the queue.
     """
 
@@ -120,25 +124,25 @@ class Greeting:
 
 
 class ReceiveBuffer:
-    """Deliveries of one session on their way to another thread, and callbacks for its broker's answers.
+    """Passes the deliveries of one session to another thread, and the broker's answers to callbacks.
 
-    The session appends deliveries and counts them on its thread. The other thread takes deliveries and counts what it
-    takes. If the difference becomes too large, the session pauses.
+    The session's thread adds deliveries and counts their bytes. The worker's thread takes deliveries, makes blocks of
+    them, and the query counts the bytes that it has processed. If the difference becomes too large, the session pauses.
 
     Args:
-        arrived: set when there is news for the other thread.
-        confirmed: called on the session's thread when a request is confirmed, with the request's number.
+        arrived: set when there are deliveries for the other thread.
+        confirmed: called on the session's thread with the number of a request that the broker has answered.
         reported: called on the session's thread when the broker has reported the depth of the queue.
 
     Attributes:
-        inbox: deliveries in order, single or in batches; the other thread takes them from the left.
-        deliveries: number of deliveries appended so far.
-        bytes_arrived: bytes appended so far, see :attr:`.DeliveryBatch.size_bytes`.
-        bytes_made: bytes of `bytes_arrived` that have become blocks.
-        bytes_grown: bytes that deliveries take in blocks beyond their encoded size.
-        bytes_taken: bytes taken out so far.
-        bytes_allowed: the session pauses when more bytes than this wait. It also pauses when a quarter of that number
-            waits to become blocks, because a delivery may take six times its bytes in a block.
+        inbox: deliveries in order, single or in batches. The other thread takes them from the left.
+        deliveries: number of deliveries that were added so far.
+        bytes_arrived: number of bytes that were added so far, see :attr:`.DeliveryBatch.size_bytes`.
+        bytes_made: how many of these bytes have become blocks.
+        bytes_grown: number of bytes by which deliveries are larger in blocks than as they arrived.
+        bytes_taken: number of bytes that the query has processed so far.
+        bytes_allowed: the session pauses when more bytes than this are not processed yet. It also pauses when a quarter
+            of this number waits to become blocks, because a delivery may be six times as large in its block.
     """
 
     def __init__(
@@ -156,14 +160,13 @@ class ReceiveBuffer:
 
     @property
     def full(self) -> bool:
-        """Whether too many bytes wait. For any thread."""
-        unmade = self.bytes_arrived - self.bytes_made
+        """Whether too many bytes are not processed yet. Any thread may read this."""
         if self.bytes_arrived + self.bytes_grown - self.bytes_taken > self.bytes_allowed:
             return True
-        return unmade > max(_UNMADE_BYTES, self.bytes_allowed / _UNMADE_PARTS)
+        return self.bytes_arrived - self.bytes_made > max(_UNMADE_BYTES, self.bytes_allowed / _UNMADE_PARTS)
 
     def count(self, deliveries: int, size: int) -> None:
-        """Count deliveries that were appended to the inbox, with their bytes, and wake the other thread."""
+        """Count deliveries that were added to the inbox, and their bytes, and wake the other thread."""
         self.deliveries += deliveries
         self.bytes_arrived += size
         self.wake()
@@ -178,9 +181,12 @@ class ReceiveBuffer:
             self.arrived.set()
 
     def take(self, maximum: float = math.inf) -> list[Any]:
-        """Take up to `maximum` deliveries out of the inbox, or a few more, because batches are not split."""
+        """Remove up to `maximum` deliveries from the inbox, and return them.
+
+        It may be more, as batches are not split.
+        """
         items: list[Any] = []
-        with suppress(IndexError):  # the inbox is empty, or the session ended on its thread and cleared it
+        with suppress(IndexError):  # the inbox is empty, perhaps because its session has just ended
             while maximum > 0:
                 items.append(item := self.inbox.popleft())
                 maximum -= len(item) if isinstance(item, DeliveryBatch) else 1
@@ -189,15 +195,16 @@ class ReceiveBuffer:
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Choices for a session.
+    """How a session behaves.
 
     Attributes:
         keeps_unreadable: whether messages that cannot be decoded go into the inbox like other messages. Otherwise
             :meth:`.Session.run` raises an error for the first such message.
-        browses: whether to look through the queue without taking anything, if the broker supports it for the protocol.
-        attempt: failed attempts at this URL so far. Each attempt begins with the next of the host's addresses, because
-            an address may accept connections but stay silent.
-        stopping: once set and woken, opening and subscribing raise :class:`StopRequestedError`.
+        browses: whether to browse the queue, so that its messages stay available to other consumers. Only some brokers
+            support this.
+        attempt: number of failed attempts at this URL so far. Each attempt begins with the next address of the host,
+            because one address may accept connections without answering.
+        stopping: if this is set, and the session is woken, opening and consuming raise a :class:`StopRequestedError`.
     """
 
     keeps_unreadable: bool = False
@@ -207,17 +214,20 @@ class SessionOptions:
 
 
 class Session(ABC):
-    """A session; see the contract at the top of this module. A new instance is not open.
+    """Base class of sessions, see the top of this module. A new instance is not connected.
 
     Args:
-        number: number of this session, unique in the process.
-        buffer: receives deliveries and answers.
+        endpoint: the queue or topic, and how to connect to its broker.
+        number: number of this session, which is unique in the process.
+        buffer: receives deliveries and the broker's answers.
+        options: how the session behaves.
+        now_s: returns the current time in seconds.
 
     Attributes:
-        consuming: whether the broker has accepted the consumer.
+        consuming: whether the broker has accepted the session's consumer.
     """
 
-    #: Decoder of the session's deliveries.
+    #: The class that decodes the session's deliveries.
     batches: ClassVar[type[DeliveryBatch]]
 
     def __init__(
@@ -239,12 +249,12 @@ class Session(ABC):
 
     @classmethod
     def count_addresses(cls, url: BrokerUrl) -> int:
-        """Return how many addresses a broker's host resolves to."""
+        """Return the number of addresses of a broker's host."""
         return count_addresses(url)
 
     @property
     def paused(self) -> bool:
-        """Whether the session pauses because too many bytes wait in the buffer."""
+        """Whether the session does not read from its socket now, because too many bytes are not processed yet."""
         return self._paused
 
     @paused.setter
@@ -254,55 +264,59 @@ class Session(ABC):
 
     @property
     def keep_alive_read_due(self) -> bool:
-        """Whether a paused session should take one delivery all the same. The interval restarts with each pause."""
+        """Whether a paused session has to read one delivery now, see :data:`KEEP_ALIVE_READ_S`."""
         return self._paused and self.now_s() >= self._keep_alive_read_s
 
     @abstractmethod
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
-        """Connect, log in, and find the queue. Consumes nothing yet. Blocks up to `timeout_s`.
+        """Connect, log in, and look the queue up. Messages are not delivered yet. This may take up to `timeout_s`.
 
         Raises:
-            BrokerUnavailableError: the broker does not answer, or cannot serve the session now; a retry may succeed.
-            RefusedError: credentials, virtual host, permission or TLS are wrong; a retry is pointless.
+            BrokerUnavailableError: the broker does not answer, or cannot serve the session now. Another attempt may
+                succeed.
+            RefusedError: login, virtual host, permission or TLS are wrong. Another attempt would fail, too.
             DestinationError: the queue does not exist, or this user may not read it.
         """
 
     @abstractmethod
     def consume(self, window: int) -> None:
-        """Consume, with at most `window` unacknowledged messages, including messages held already.
+        """Start to consume, with at most `window` unacknowledged messages. Call this again to widen the window.
 
-        Call this again to widen the window. Deliveries stay valid. A broker that counts a new window from zero may then
-        deliver `window` further messages.
+        Messages that the session already holds count towards the window, and stay valid. But some brokers do not count
+        them when the window is widened, and may deliver `window` further messages.
         """
 
     def extend(self, window: int) -> None:
-        """Widen the window so that the broker never exceeds the new window, even if that takes another consumer."""
+        """Widen the window like :meth:`consume`, but so that the broker never exceeds it.
+
+        It may need another consumer.
+        """
         self.consume(window)
 
     @abstractmethod
     def run(self, timeout_s: float) -> None:
-        """Send and receive for `timeout_s` or until :meth:`wake`.
+        """Send and receive for `timeout_s` seconds, or until another thread calls :meth:`wake`.
 
         Raises:
             SessionLostError: the session has ended.
-            MessageError: a message cannot be decoded, and option `keeps_unreadable` is off.
+            MessageError: a message cannot be decoded, and :attr:`SessionOptions.keeps_unreadable` is false.
         """
 
     def _turn(self, timeout_s: float) -> None:
-        """Send and receive until something happens, at most for `timeout_s`."""
+        """Send and receive until something happens, but at most for `timeout_s` seconds."""
         self.run(timeout_s)
 
     def _until(self, came: Callable[[], bool], deadline: float, *, closing: bool = False) -> None:
-        """Take turns until `came()` is true.
+        """Send and receive until `came()` is true.
 
         Args:
             deadline: time limit, on the session's clock.
-            closing: whether to continue after a request to stop.
+            closing: whether to continue even if the query is being stopped.
 
         Raises:
-            TimeoutError: time has run out.
+            TimeoutError: the time limit has passed.
             SessionLostError: the session has ended.
-            StopRequestedError: the query stops.
+            StopRequestedError: the query is being stopped.
         """
         while not came():
             left_s = deadline - self.now_s()
@@ -313,16 +327,20 @@ class Session(ABC):
             self._turn(left_s)
 
     def _refuse(self, unreadable: Unreadable) -> MessageError:
-        """Return the error for a message that cannot be decoded, for sessions that do not keep such messages."""
+        """Return the error for a message that cannot be decoded, with `onUnreadableMessage=fail`."""
         return MessageError(
             f"{self.endpoint.destination} holds a message that cannot be read: {unreadable}. The message was not "
-            "acknowledged and stays in the queue. Take it out with the broker's tools, or set 'onUnreadableMessage' to "
-            "'reject' (the broker dead-letters the message, or drops it if there is no target) or to 'row' (the "
-            "message becomes a row with its bytes)"
+            "acknowledged and stays in the queue. Remove it with the broker's tools, or set 'onUnreadableMessage' to "
+            "'reject' (the broker dead-letters the message, or drops it if the queue has no dead-letter target) or to "
+            "'row' (the message becomes a row with its bytes)"
         )
 
     def _refuse_stream(self, hint: str = "") -> DestinationError:
-        """Return the error for a RabbitMQ stream, which keeps acknowledged messages (docs/streams.md)."""
+        """Return the error for a queue that is a RabbitMQ stream, which keeps acknowledged messages (docs/streams.md).
+
+        Args:
+            hint: text to add to the error.
+        """
         return DestinationError(
             f"{self.endpoint.destination} is a stream: it keeps acknowledged messages, and a consumer without an "
             "offset skips messages that arrived while the consumer was away. Read the stream with a URL "
@@ -331,37 +349,37 @@ class Session(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Make :meth:`run` return soon. The only method for other threads."""
+        """Make :meth:`run` return soon. This is the only method that other threads may call."""
 
     @abstractmethod
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
-        """Acknowledge, and call the buffer's `confirmed(number)` once the broker has processed the request.
+        """Acknowledge deliveries. When the broker has processed this request, call the buffer's `confirmed(number)`.
 
-        The confirmation comes after everything the broker had delivered before. A confirmation is requested even if
-        there is nothing to acknowledge.
+        The broker answers the request even if there is nothing to acknowledge. Its answer arrives after everything that
+        it has delivered before.
 
         Args:
             number: identifies the request in the confirmation.
-            upto: acknowledge all open deliveries of this session with a tag of at most this; 0 for no deliveries.
-            singles: further tags to acknowledge, one by one.
+            upto: acknowledge all open deliveries of this session up to this tag; 0 for none.
+            singles: further tags, each of which is acknowledged on its own.
         """
 
     @abstractmethod
     def reject(self, tags: Sequence[int]) -> None:
-        """Reject messages for good: the broker dead-letters them if it is configured to, or drops them."""
+        """Reject messages for good. The broker dead-letters them if the queue has a target for that, or drops them."""
 
     @abstractmethod
     def ask_depth(self) -> None:
-        """Ask for the depth of the queue; the answer goes to the buffer's `reported`, or never comes."""
+        """Ask the broker for the depth of the queue. If it answers, call the buffer's `reported`."""
 
     def resume(self) -> None:
-        """Resume after a pause, unless too many bytes wait. Without a pause, do nothing."""
+        """If the session is paused, and not too many bytes are unprocessed, read from the socket again."""
         if self.paused and not self.buffer.full:
             self._resume()
 
     @abstractmethod
     def _resume(self) -> None:
-        """Resume consuming."""
+        """Read from the socket again, after a pause."""
 
     def end(self, why: str) -> None:
         """End the session on purpose, so that the broker requeues its messages.
@@ -373,4 +391,4 @@ class Session(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the session as cleanly as possible within a moment. Never raises."""
+        """Close the session as cleanly as possible within a moment. This never raises an error."""

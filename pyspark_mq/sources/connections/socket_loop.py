@@ -1,7 +1,7 @@
-"""The socket of a session, for protocols whose client libraries leave the socket to us.
+"""The socket of a session, for protocols whose client libraries only encode and decode (AMQP 1.0 and STOMP).
 
-This module implements waiting, reading and writing once for all these protocols. Only :meth:`SocketLoop.wait` blocks,
-and other threads can end the wait. TLS is Python's, with the same settings for all protocols.
+Only :meth:`SocketLoop.wait` waits, and other threads can end the wait. TLS is that of Python, with the same settings
+for all protocols.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ __all__ = ["ReadPace", "SocketLoop", "addresses_of", "connect", "count_addresses
 
 _SEND_BYTES = 64 * 1024
 _WOKEN_BYTES = 4096
-#: Brokers write one or a few messages at a time, and a read costs more than the handling of a message in it. If a read
-#: returns fewer than `_FEW_BYTES` within `_SHORTLY_S` of the previous read, the next read waits `_GATHER_S` for more.
+#: Brokers often write one or a few messages at a time, and a read takes more time than processing one message. If a
+#: read returns fewer than `_FEW_BYTES` bytes, within `_SHORTLY_S` of the read before, the next read waits `_GATHER_S`
+#: so that more bytes arrive.
 _FEW_BYTES = 32 << 10
 _SHORTLY_S = 0.005
 _GATHER_S = 0.002
-#: Event that reports, even while nothing is read, that the other side is gone. Only Linux has it.
+#: Event by which `poll` reports that the other side has closed the connection, even if no bytes are read. Only Linux
+#: has it.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
 #: Errors of a non-blocking socket that cannot proceed now. (TLS may have to read before it can write, and vice versa.)
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class ReadPace:
-    """Paces the reads of a socket: if bytes arrive in small pieces, a short delay makes reads fewer and larger.
+    """Delays the reads of a socket: if bytes arrive in small pieces, a short delay makes reads fewer and larger.
 
-    The delay applies only after a read that emptied the socket. With TLS, a read returns only one record, however many
-    records have arrived.
+    The delay applies only after a read that has emptied the socket. (With TLS, a read returns only one record, even if
+    several records have arrived.)
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -51,7 +53,7 @@ class ReadPace:
         self._delays = False
 
     def read(self, count: int, opened: socket.socket) -> None:
-        """Record that this many bytes were read just now."""
+        """Record that this number of bytes was read just now."""
         now_s = self._now_s()
         self._bytes += count
         self._delays = False
@@ -61,19 +63,19 @@ class ReadPace:
         self._read_s, self._bytes = now_s, 0
 
     def delay(self) -> None:
-        """Wait for more bytes before the next read if the last reads were small."""
+        """If the last reads returned few bytes, wait a moment for more bytes."""
         if self._delays:
             self._delays = False
             time.sleep(_GATHER_S)
 
 
 class SocketLoop:
-    """One connection. Only :meth:`wake` may be called by threads other than the supervisor's.
+    """The socket of one connection. Only one thread uses it, but other threads may call :meth:`wake`.
 
     Attributes:
-        outgoing: bytes to send; the protocol appends to them.
+        outgoing: bytes to send. The protocol's code appends to them.
         woken: whether :meth:`wake` was called. Code that reads this attribute resets it.
-        sent_s, received_s: time of the last bytes out and in, on the session's clock.
+        sent_s, received_s: time when bytes were last sent and received, on the session's clock.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -100,7 +102,7 @@ class SocketLoop:
         Args:
             deadline: time limit, on the session's clock.
             speaks: the protocol's name, for errors.
-            attempt: failed attempts so far.
+            attempt: number of failed attempts so far.
 
         Raises:
             BrokerUnavailableError: the broker does not answer in time.
@@ -123,18 +125,18 @@ class SocketLoop:
         self.sent_s = self.received_s = self._now_s()
 
     def wake(self) -> None:
-        """End the current or the next :meth:`wait`. For other threads."""
-        with contextlib.suppress(OSError):  # full: it is awake; closed: there is nothing to wake
+        """End the current or the next :meth:`wait`. Other threads call this."""
+        with contextlib.suppress(OSError):  # the pipe is full, so the thread is awake; or it is closed, so it has ended
             self._wakeup_write.send(b"\0")
 
     def wait(self, timeout_s: float, *, reading: bool = True) -> bool:
-        """Wait for incoming bytes, room for outgoing ones, or a wake-up, at most for the timeout.
+        """Wait until bytes have arrived, bytes can be sent, or :meth:`wake` is called; at most for the timeout.
 
         Args:
-            reading: whether incoming bytes end the wait; errors and the end of the connection always do.
+            reading: whether bytes that arrive end the wait. Errors and the end of the connection always end it.
 
         Returns:
-            False if the connection has ended, as far as this is noticed without reading.
+            whether the connection is still open, as far as this can be known. False only if `reading` is false.
         """
         assert self._socket is not None
         watched = (select.POLLIN if reading else _HANG_UP) | (select.POLLOUT if self.outgoing else 0)
@@ -153,7 +155,7 @@ class SocketLoop:
         return reading or not any(event & ~select.POLLOUT for event in events.values())
 
     def read(self, maximum: int) -> bytes | None:
-        """Read at most this many bytes. Return None if no bytes are there now, and empty bytes after the end.
+        """Read at most this number of bytes. Return None if no bytes have arrived, and empty bytes after the end.
 
         Raises:
             OSError: the connection is broken.
@@ -178,7 +180,7 @@ class SocketLoop:
         outgoing = self.outgoing
         try:
             while outgoing:
-                # A copy, because a view would keep the buffer from shrinking.
+                # Send a copy, because the buffer cannot shrink while a view of it exists.
                 del outgoing[: self._socket.send(bytes(outgoing[:_SEND_BYTES]))]
                 self.sent_s = self._now_s()
         except _NOT_NOW:
@@ -194,14 +196,16 @@ class SocketLoop:
 def connect(
     host: str, port: int, deadline: float, now_s: Callable[[], float] = time.monotonic, attempt: int = 0
 ) -> socket.socket:
-    """Connect to the first address of a host that answers. Addresses share the remaining time, so a silent address
-    leaves time for the others.
+    """Connect to the first address of a host that answers.
+
+    Each address gets an equal share of the time that is left, so an address that does not answer does not use up the
+    time of the others.
 
     Args:
-        attempt: failed attempts so far. Each attempt begins with the next address.
+        attempt: number of failed attempts so far. Each attempt begins with the next address.
 
     Raises:
-        OSError: no address answers; this is the error of the last address.
+        OSError: no address has answered. The error is that of the last address.
     """
     addresses = addresses_of(host, port)
     first = attempt % max(1, len(addresses))
@@ -230,14 +234,14 @@ def addresses_of(host: str, port: int) -> list[tuple[Any, ...]]:
 
 
 def count_addresses(url: BrokerUrl) -> int:
-    """Return how many addresses a broker's host resolves to; 1 if it cannot be resolved at the moment."""
+    """Return the number of addresses of a broker's host; 1 if the host cannot be resolved at the moment."""
     with contextlib.suppress(OSError):
         return len(addresses_of(url.host, url.port))
     return 1
 
 
 def _unread_bytes(descriptor: int) -> int:
-    """Return the number of bytes that wait in a socket; 0 if it is closed."""
+    """Return the number of bytes that can be read from a socket; 0 if it is closed."""
     found = array("i", [0])
     with contextlib.suppress(OSError, ValueError):  # closed meanwhile, by the thread that reads
         fcntl.ioctl(descriptor, termios.FIONREAD, found)
@@ -245,7 +249,7 @@ def _unread_bytes(descriptor: int) -> int:
 
 
 def _pending(opened: socket.socket) -> int:
-    """Return the number of bytes that TLS has already decrypted, of which the kernel knows nothing."""
+    """Return the number of bytes that TLS has already decrypted. `poll` does not report these bytes."""
     return opened.pending() if isinstance(opened, ssl.SSLSocket) else 0
 
 
@@ -254,7 +258,7 @@ def _left_s(deadline: float, now_s: Callable[[], float]) -> float:
 
 
 def dial_error(error: BaseException, url: BrokerUrl, speaks: str) -> MqError:
-    """Return this package's error for a connection that failed, or that reached another protocol."""
+    """Return this package's error for an attempt to connect that has failed, perhaps because of another protocol."""
     cut = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError)
     if isinstance(error, ssl.SSLError) and not cut:
         return tls_error(error, url)
@@ -265,7 +269,11 @@ def dial_error(error: BaseException, url: BrokerUrl, speaks: str) -> MqError:
 
 
 def hint(url: BrokerUrl, speaks: str) -> str:
-    """Return a hint about what the port may be instead."""
+    """Return a text to add to an error: that the port may speak another protocol.
+
+    Args:
+        speaks: the name of the protocol that was expected.
+    """
     if url.tls:
         return f"; does the port speak TLS, and {speaks}?"
     return f"; does the port speak {speaks}? A TLS port needs {url.partner}://"

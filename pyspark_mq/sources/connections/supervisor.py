@@ -1,15 +1,15 @@
-"""The contract of a supervisor: it keeps one session alive after another, on a thread of its own.
+"""Keeps one connection to the broker: a supervisor opens one session after the other, on a thread of its own.
 
-A supervisor owns its connection, so heartbeats continue while Spark is busy for minutes. When the session ends, the
-supervisor reconnects after the delay that :mod:`.backoff` gives. It carries out requests of the query's thread in
-order, each in the session for which it was made: a request for a session that has ended is dropped, because its handles
-are void.
+So heartbeats continue while Spark is busy for minutes. When a session ends, the supervisor opens another one after the
+pause that :mod:`.backoff` computes. It carries out requests of the query's thread in order, each in the session for
+which it was made. A request for a session that has ended is dropped, because its handles are no longer valid.
 
-Calling order: `start` once; `ask` and `limit` from any thread, at any time; `stop` last. None of these blocks.
+Order of calls: `start` once; `ask` and `limit` from any thread, at any time; `stop` last. None of these waits.
 
-The supervisor's events go into one queue, which its worker passes on: opened, confirmed, depth, lost, failed. Each
-session is opened once and lost once, with all its events in between. `failed` is the last event. The supervisor decides
-nothing about messages, and nothing in it survives a crash.
+The supervisor puts its events (:mod:`.events`) into one queue, from which the worker passes them on. For each session
+there is one :class:`.Opened` and one :class:`.Lost` event, and all its other events are between these.
+:class:`.Failed` is the last event. The supervisor makes no decisions about messages, and stores nothing that survives a
+crash.
 
 Guarantee: a delivery is acknowledged in its own session or not at all.
 """
@@ -44,26 +44,26 @@ __all__ = ["STILL_S", "ConnectionSupervisor", "Limits"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Longest turn of the I/O loop without a wake-up. Only a request to stop whose wake-up was lost waits this long.
+#: Longest run of the I/O loop without a wake-up.
 _TURN_S = 0.5
-#: A supervisor that is away from its socket for longer than such a turn plus a broker's delivery time counts as
-#: standing still: it was not scheduled, or is blocked.
+#: If a supervisor does not attend to its socket for longer than such a run plus a broker's delivery time, it counts as
+#: interrupted: its thread was not scheduled, or is blocked.
 STILL_S = _TURN_S + TRANSIT_S
-#: After a session that lasted this long, the shortest delay before the next session is enough.
+#: If a session has lasted this long, the shortest pause before the next session is enough.
 _LONG_SESSION_S = 10.0
-#: A consumer that received nothing for this long did not end because of the first message.
+#: If a session has received nothing for this long, it did not end because of the first message.
 _SERVED_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on the messages and bytes that a supervisor receives.
+    """Limits on the messages and bytes that a supervisor's sessions may hold.
 
     Attributes:
-        window: window of the next session, in unacknowledged messages.
-        bytes_allowed: a session pauses when more bytes than this are received but not taken.
-        session: the live session, as far as known; 0 for none.
-        bytes_taken: bytes taken from that session so far.
+        window: the window with which the next session begins: a maximum number of unacknowledged messages.
+        bytes_allowed: a session pauses when more bytes than this were received but not processed.
+        session: number of the session that is open, as far as the query knows; 0 if there is none.
+        bytes_taken: number of bytes of that session that the query has processed so far.
     """
 
     window: int
@@ -73,20 +73,25 @@ class Limits:
 
 
 class ConnectionSupervisor:
-    """Supervisor of one connection to the broker; `consumers` of them serve a queue.
+    """Keeps one connection to the broker. A queue has as many supervisors as option `consumers` says.
 
     Args:
+        key: number of the supervisor, which is unique in the query.
+        endpoint: the queue or topic, and how to connect to its broker.
+        session_class: the class of the sessions.
+        options: how sessions behave.
+        limits: the first limits.
         events: receives the supervisor's events. Deliveries are not events: they wait in the session's buffer.
         numbers: yields the numbers of new sessions.
+        runtime: clock and threads.
 
     Attributes:
-        key: number of the supervisor, unique in the query.
-        turned_s: time of the last turn at the socket of the current or last session.
-        breaks: how often the supervisor stood still in a session.
+        turned_s: time when the supervisor last attended to the socket of its current or last session.
+        breaks: number of times that the supervisor was interrupted during a session, see :data:`STILL_S`.
         asked_s: time of the request to stop.
         stopping: set by the request to stop.
-        ended: whether the supervisor has emitted its last event.
-        stopped: set by the worker when, after a request to stop, all events were passed on.
+        ended: whether the supervisor has reported its last event.
+        stopped: set by the worker when the supervisor has stopped, and all its events were passed on.
     """
 
     def __init__(
@@ -118,20 +123,20 @@ class ConnectionSupervisor:
     # -- for other threads
 
     def start(self) -> None:
-        """Start to connect, and to stay connected."""
+        """Open the connection in the background, and reconnect whenever it ends."""
         self._task = self._runtime.spawn("pyspark-mq supervisor", self._life(), self.stopping)
 
     def check(self) -> None:
-        """Check the supervisor's thread.
+        """Raise an error if the supervisor's thread has failed.
 
         Raises:
-            MqError: the thread has died.
+            MqError: the thread has failed.
         """
         if self._task is not None:
             self._task.check(f"{self.endpoint.destination}: ")
 
     def ask(self, session: int, request: Callable[[Session], object]) -> None:
-        """Run a request on the supervisor's thread, if `session` is still alive by then."""
+        """Run a request on the supervisor's thread, unless the session with this number has ended by then."""
         self._requests.append((session, request))
         self._wake()
 
@@ -143,16 +148,16 @@ class ConnectionSupervisor:
             session.buffer.bytes_taken, session.buffer.bytes_allowed = limits.bytes_taken, limits.bytes_allowed
 
     def session(self, number: int) -> Session | None:
-        """Return the session with this number, if it is alive."""
+        """Return the session with this number; None if it has ended."""
         session = self._session
         return session if session is not None and session.number == number else None
 
     def stop(self) -> None:
-        """Close the connection; the broker requeues unacknowledged messages."""
+        """Close the connection, without waiting. The broker requeues unacknowledged messages."""
         self.asked_s = min(self.asked_s, self._runtime.monotonic_s())
         self.stopping.set()
         self._wake()
-        self._events.arrived.set()  # wake the worker even if this supervisor ended long ago
+        self._events.arrived.set()  # wake the worker, even if this supervisor has ended before
 
     def _wake(self) -> None:
         session = self._session
@@ -162,12 +167,12 @@ class ConnectionSupervisor:
     # -- its own thread
 
     def _life(self) -> Iterator[float]:
-        """Run one session after another, until stopped or failed; yield delays in seconds."""
+        """Run one session after another until the supervisor is stopped or fails. Yield the pauses in seconds."""
         try:
             yield from self._sessions()
         except MqError as error:
             self._events.put(Failed(self.key, error))
-        except Exception as error:  # noqa: BLE001 - a silent death would hang the query
+        except Exception as error:  # noqa: BLE001 - without a report the query would wait forever
             _LOG.exception("the receiver failed")
             text = f"{self.endpoint.destination}: the receiver failed: {type(error).__name__}: {error}"
             self._events.put(Failed(self.key, MqError(text)))
@@ -194,7 +199,8 @@ class ConnectionSupervisor:
                 backoff.succeeded()
                 yield backoff.reset_s()
                 continue
-            # A broker may fail on the first message that it delivers. If it refused the consumer, it delivered none.
+            # The end may count as a delivery of messages: those that were received, or a first message on whose
+            # delivery the broker has failed. If the broker did not accept the consumer, it has delivered none.
             if session.buffer.deliveries or (session.consuming and lived_s < _LONG_SESSION_S and not empty):
                 backoff.record_refusal(lost)
             if lived_s >= _LONG_SESSION_S:
@@ -203,9 +209,10 @@ class ConnectionSupervisor:
                 yield backoff.rest_s(lost, self._runtime.monotonic_s() if idle else began_s, level)
 
     def _establish(self, backoff: Backoff) -> Generator[float, None, tuple[Session, Greeting] | None]:
-        """Open a session at whichever candidate answers first; return None if stopped meanwhile.
+        """Open a session with the first broker in `url` that answers. Return None if this supervisor is stopped.
 
-        Addresses share the time, so a silent address, such as that of a host without power, leaves time for the others.
+        Each address gets an equal share of the time, so an address that does not answer, such as that of a host without
+        power, does not use up the time of the others.
         """
         endpoint = self.endpoint
         began_s, untried = self._runtime.monotonic_s(), sum(map(self._session_class.count_addresses, endpoint.urls))
@@ -219,15 +226,15 @@ class ConnectionSupervisor:
             except BrokerUnavailableError as unavailable:
                 problem: MqError = unavailable
             except RefusedError as refused:
-                # A broker that is starting or stopping may refuse a login that it accepted before; after
-                # `connectTimeout` the refusal counts. With a secret in a file, wait longer, because the secret may be
+                # A broker that is starting or stopping may refuse a login that it has accepted before. So raise the
+                # error only after `connectTimeout`. If the secret is in a file, wait longer, because the secret may be
                 # replaced soon.
                 patience_s = endpoint.connect_timeout_s if endpoint.password_file is None else backoff.patience_s
                 if backoff.first or tried_s > patience_s:
                     raise
                 problem = refused
             except OptionError as unreadable:
-                # The files were readable at `load()`.
+                # A file could be read at `load()`, so it may only be missing for a moment while it is replaced.
                 if unreadable.option not in FILES:
                     raise
                 problem = unreadable
@@ -250,7 +257,7 @@ class ConnectionSupervisor:
         )
         options = replace(self._options, attempt=self._attempts // len(self.endpoint.urls))
         session = self._session_class(self.endpoint, number, buffer, options, self._runtime.machine_s)
-        self._session = session  # a request to stop wakes it
+        self._session = session  # so that a request to stop wakes it while it is being opened
         try:
             with self.endpoint.hiding():
                 return session, session.open(url, timeout_s)
@@ -260,15 +267,15 @@ class ConnectionSupervisor:
             raise
 
     def _live(self, session: Session, greeting: Greeting) -> Generator[float, None, SessionLostError | None]:
-        """Serve one session to its end; return why it ended, or None if it was stopped."""
+        """Run one session until its end. Return why it has ended, or None if the supervisor was stopped."""
         limits = self._limits
-        # Spark may be busy with an epoch for minutes before this session is read.
+        # Set the limit now, because Spark may be busy for minutes before the query can send limits for this session.
         session.buffer.bytes_allowed = limits.bytes_allowed
         self.turned_s = self._runtime.monotonic_s()
         self._events.put(Opened(self.key, session.number, greeting, limits.window))
         try:
             with self.endpoint.hiding():
-                if not self.stopping.is_set():  # the stop may have been requested during the opening
+                if not self.stopping.is_set():  # the supervisor may have been stopped while the session was opened
                     session.consume(limits.window)
                 while not self.stopping.is_set():
                     while self._requests:
@@ -291,7 +298,7 @@ class ConnectionSupervisor:
         return None
 
     def _count_break(self) -> float:
-        """Return the time. If the last turn was too long ago, the thread stood still: count a break."""
+        """Return the current time. If the socket was last attended to too long ago, count an interruption."""
         now_s = self._runtime.monotonic_s()
         self.breaks += now_s - self.turned_s > STILL_S
         return now_s

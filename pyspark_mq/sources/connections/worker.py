@@ -1,22 +1,22 @@
-"""The thread that turns the deliveries of a query's sessions into blocks, and passes them to its queues in order.
+"""The worker: a thread that makes blocks of the deliveries of a query's sessions, and passes them on in order.
 
-Each supervisor has a thread for its connection. The worker visits the supervisors in rounds, makes blocks from their
-buffers, and passes blocks and events to each supervisor's event queue. Blocks could be made on the supervisors' threads
-instead, but there a message was measured to take 4.8 to 6.2 µs of CPU (here: 4.4 µs). Over four connections it took 5.5
-to 6.1 µs (here: 5.5 µs), and over eight 5.6 to 6.9 µs (here: 6.5 µs). Also, a thread that makes a block is away from
-its socket, where heartbeats are due.
+Each connection has a supervisor with its own thread. The worker goes through the supervisors in rounds. In each round
+it makes blocks of the deliveries in the sessions' buffers, and puts blocks and other events into the event queue of
+each queue. The supervisors' threads could make the blocks instead. But then a message took 4.8 to 6.2 µs of CPU time,
+against 4.4 µs with the worker; with four connections 5.5 to 6.1 µs against 5.5 µs, and with eight 5.6 to 6.9 µs against
+6.5 µs. Also, a thread that makes a block cannot attend to its socket, where heartbeats are due.
 
-**Order** (rules 6 and 10). One thread passes on everything: a session's deliveries before a later confirmation or depth
-report, and nothing from a session after its end.
+**Order** (rules 6 and 10). One thread passes on all events. So a session's deliveries come before a confirmation or a
+depth report that arrived later, and no event of a session comes after its end.
 
-**Nothing is in flight unseen.** Connected time counts only while ready messages have arrived, and a worker may be slow
-or stopped. So ten times a second the worker's progress mark states that everything received by then was passed on. If
-the worker or a supervisor stood still for longer than a broker's delivery time, the mark records that, and no time is
-counted.
+**Progress.** `replayTimeout` counts only time in which the broker could have delivered messages to the query. But the
+worker may be slow, or the process stopped. So ten times a second the worker's *progress mark* states up to which time
+everything that has arrived was passed on. If the worker or a supervisor was interrupted for longer than a broker's
+delivery time, the mark records this, and the time does not count.
 
-**Bytes.** A session counts the bytes that arrive. The worker tells the session the size of these bytes in blocks, and
-:class:`.Limits` tell the session how many bytes were taken. The difference decides whether the session pauses. It
-consists of deliveries in the session's buffer, in blocks being made, and in blocks not yet taken.
+**Bytes.** A session counts the bytes that arrive. The worker tells the session how large these are in blocks, and
+:class:`.Limits` tell it how many bytes the query has processed. The difference decides whether the session pauses:
+these are the bytes in its buffer, in blocks that are being made, and in blocks that are not processed yet.
 """
 
 from __future__ import annotations
@@ -56,36 +56,37 @@ __all__ = ["FindSession", "Mark", "Worker"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Shortest interval between rounds with deliveries. It is longer after large rounds, because each block has a fixed
-#: cost.
+#: Shortest interval between rounds with deliveries. After a round with many deliveries it is longer, so that blocks are
+#: larger: each block has a fixed cost.
 _ROUND_S = 0.02
 _LARGE_ROUND_S = 0.06
 _LARGE_ROUND_ROWS = 200
 #: Longest interval between progress marks.
 _PROGRESS_S = 0.1
-#: A worker that did nothing for this long was stopped or not scheduled, so bytes that arrived may be unread.
+#: If the worker has done nothing for this long, its process was stopped or not scheduled. Then bytes that have arrived
+#: may not have been read.
 _BREAK_S = TRANSIT_S
-#: Limits of a block, so that making a block takes a small part of the time that counts as a break.
+#: Maximum number of rows and bytes in a block. Making such a block takes only a small part of `_BREAK_S`.
 _ROWS_MAX = 5_000
 _BYTES_MAX = 4 << 20
 #: A session has few deliveries if its inbox has at most this many entries. Several sessions with few deliveries share a
 #: block of at most this many bytes.
 _FEW, _FEW_BYTES = 32, 64 << 10
-#: File descriptors of a connection, and of the rest of a process.
+#: Number of file descriptors that a connection needs, and that the rest of the process needs.
 _DESCRIPTORS, _DESCRIPTORS_ELSEWHERE = 4, 100
 #: How long to wait for connections to close.
 _END_TIMEOUT_S = 2.0
 
-#: Finds the session class of a protocol by its name.
+#: Takes the name of a protocol, and returns its session class.
 FindSession: TypeAlias = Callable[[str], type[Session]]
 
 
 class Mark(NamedTuple):
-    """Progress of a worker.
+    """The progress mark of a worker.
 
     Attributes:
-        breaks: how often the worker, or one of its supervisors, stood still.
-        until_s: everything received until this time, on the runtime's clock, was passed on.
+        breaks: number of times that the worker or one of its supervisors was interrupted.
+        until_s: everything that has arrived until this time was passed on.
     """
 
     breaks: int
@@ -94,14 +95,14 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class _Supervised:
-    """A supervisor, and its state according to the events that were passed on so far.
+    """A supervisor, and its state as far as its events were passed on.
 
     Attributes:
-        ids: determines the deliveries' IDs.
-        events: receives the supervisor's events.
-        session: the session that was reported as opened and not yet as lost; None if there is none.
-        status: last reported status of that session.
-        breaks: number of the supervisor's breaks that the mark includes.
+        ids: finds the IDs of the deliveries.
+        events: the event queue into which the worker puts the supervisor's events.
+        session: the session whose opening was passed on, but not its end; None if there is none.
+        status: the status of that session that was last passed on.
+        breaks: number of the supervisor's interruptions that the progress mark includes.
     """
 
     supervisor: ConnectionSupervisor
@@ -113,12 +114,12 @@ class _Supervised:
 
 
 class Worker:
-    """One thread that serves all supervisors of a query. It starts when the first supervisor does.
+    """Serves all connections of a query on one thread, which starts with the first connection.
 
     Args:
-        find_session: raises an MqError if a protocol's client library is missing.
+        find_session: returns the session class of a protocol, or raises an MqError if its client library is missing.
         schema: schema of the blocks to make.
-        runtime: time and threads.
+        runtime: clock and threads.
     """
 
     def __init__(self, find_session: FindSession, schema: pa.Schema, runtime: Runtime) -> None:
@@ -135,11 +136,12 @@ class Worker:
     # -- for the query's thread
 
     def connect(self, settings: Settings, limits: Limits, events: EventQueue) -> ConnectionSupervisor:
-        """Start a connection to the endpoint of these settings.
+        """Start a connection to the queue of these settings, and return its supervisor.
 
         Args:
-            limits: limits of the connection's first session.
-            events: receives the supervisor's events.
+            settings: the query's settings, with the queue as the endpoint.
+            limits: the supervisor's first limits.
+            events: the event queue into which to put the supervisor's events.
 
         Raises:
             MqError: a client library is missing, the worker was stopped, or there are too many connections.
@@ -169,7 +171,7 @@ class Worker:
         """The worker's progress mark.
 
         Raises:
-            MqError: the worker has died.
+            MqError: the worker's thread has failed.
         """
         if self._task is not None:
             self._task.check()
@@ -193,7 +195,7 @@ class Worker:
     # -- its thread
 
     def _life(self) -> Iterator[float]:
-        """Run rounds until stopped; yield delays in seconds."""
+        """Run one round after another until the worker is stopped. Yield the pauses in seconds."""
         while self._supervised or not self._ending:
             began_s = self._look()
             self._events.arrived.clear()
@@ -214,17 +216,17 @@ class Worker:
                 yield max(0.0, due_s - self._runtime.monotonic_s())
 
     def _look(self) -> float:
-        """Return the time. If the last check was too long ago, the thread stood still: record a break."""
+        """Return the current time. If the last call was too long ago, record that the worker was interrupted."""
         now_s = self._runtime.monotonic_s()
         self._broke_off = self._broke_off or now_s - self._looked_s > _BREAK_S
         self._looked_s = now_s
         return now_s
 
     def _waits_for_a_supervisor(self, now_s: float) -> bool:
-        """Whether a supervisor with a session has been away from its socket for too long, so that bytes may be unread.
+        """Whether a supervisor has not attended to its socket for too long, so that bytes may not have been read.
 
         Raises:
-            MqError: a supervisor's thread has died. That ends the worker, and so the query.
+            MqError: a supervisor's thread has failed. This ends the worker, and so the query.
         """
         waits = False
         for supervised in list(self._supervised.values()):
@@ -234,7 +236,7 @@ class Worker:
         return waits
 
     def _supervisor_broke_off(self) -> bool:
-        """Whether a supervisor stood still since the last call."""
+        """Whether a supervisor was interrupted since the last call."""
         found = False
         for supervised in list(self._supervised.values()):
             found |= supervised.breaks != supervised.supervisor.breaks
@@ -242,8 +244,8 @@ class Worker:
         return found
 
     def _round(self) -> int:
-        """Pass on everything received; return the number of deliveries."""
-        # List the supervisors before reading events: a supervisor ends after `Lost`, which a slow close reports late.
+        """Pass on everything that has arrived. Return the number of deliveries."""
+        # Look which supervisors have ended before reading the events, so that all their events are among those.
         supervisors = [supervised.supervisor for supervised in list(self._supervised.values())]
         ended = [supervisor for supervisor in supervisors if supervisor.ended and supervisor.stopping.is_set()]
         rows = sum(map(self._pass_on, self._events.take()))
@@ -290,7 +292,7 @@ class Worker:
         return rows
 
     def _convert(self, supervised: _Supervised, session: Session, items: Sequence[Any]) -> int:
-        """Pass on deliveries of a session as blocks; return their number."""
+        """Make blocks of deliveries of one session, and pass them on. Return the number of deliveries."""
         count = 0
         for batch in session.batches.gather(items, _BYTES_MAX):
             self._look()
@@ -302,7 +304,10 @@ class Worker:
 
     @contextlib.contextmanager
     def _ending_on_error(self, supervised: _Supervised) -> Iterator[None]:
-        """Report an error to the query and end the supervisor, because a silent death would hang the query."""
+        """Report errors in this context to the query, and stop the supervisor.
+
+        Otherwise the query would wait forever.
+        """
         try:
             yield
         except Exception as error:  # noqa: BLE001 - as above
@@ -313,9 +318,10 @@ class Worker:
             supervised.session = None
 
     def _hand_over_together(self, some: Sequence[tuple[_Supervised, Session]]) -> int:
-        """Pass on the few deliveries of several sessions of one queue. One block costs as much as each of them would.
+        """Pass on the few deliveries of several sessions of one queue, if possible in one block, which takes less time.
 
-        Only plain messages share a block. Everything else is passed on session by session.
+        Only messages whose metadata are plain (:attr:`.Metadata.is_plain`) share a block. Otherwise each session gets a
+        block of its own.
         """
         taken = [(supervised, session, session.buffer.take(_ROWS_MAX)) for supervised, session in some]
         batches = some[0][1].batches
@@ -341,10 +347,10 @@ class Worker:
     def _shared_block(
         self, supervised: _Supervised, batches: type[DeliveryBatch], items: Sequence[Any]
     ) -> tuple[Metadata, Block] | None:
-        """Make one block of the deliveries of several sessions; return None unless all are plain."""
+        """Make one block of the deliveries of several sessions. Return None if their metadata are not all plain."""
         if not items or any(isinstance(item, DeliveryBatch) for item in items):
             return None
-        with contextlib.suppress(Exception):  # raises again, and is reported, session by session
+        with contextlib.suppress(Exception):  # the error is raised again when the sessions get blocks of their own
             metadata, block = make_block(batches.of(items), supervised.ids, self._schema)
             return (metadata, block) if metadata.is_plain else None
         return None
@@ -357,10 +363,10 @@ class Worker:
 
 
 def _check_descriptors(connections: int) -> None:
-    """Check that the process may open enough files for this many connections.
+    """Check that this process may open enough files for this number of connections.
 
     Raises:
-        OptionError: the limit is too low.
+        OptionError: the limit on open files is too low.
     """
     needed = _DESCRIPTORS * connections + _DESCRIPTORS_ELSEWHERE
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,1 +1,1 @@
-"""The queues of a query: each with its connections and its in-flight table, and all of them together."""
+"""The queues of a query. Each queue has its own connections and in-flight table; epochs have messages of all queues."""

@@ -1,4 +1,4 @@
-"""The end of a bounded run (`Trigger.AvailableNow`) in one queue."""
+"""Decides when a bounded run (`Trigger.AvailableNow`) has read all messages of a queue that belong to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOG = logging.getLogger("pyspark_mq")
 
 
 def warn_of_unconfirmed(destination: str) -> None:
-    """Warn that a run leaves acknowledgements of messages without an ID unsettled."""
+    """Log that a run ends although acknowledgements of messages without an ID are not settled."""
     _LOG.warning(
         "%s: the run does not wait longer for the broker to confirm acknowledgements. The next run may take messages "
         "without an ID for redeliveries if their contents are equal to those of unconfirmed messages",
@@ -25,16 +25,18 @@ def warn_of_unconfirmed(destination: str) -> None:
 
 
 class EndOfRun:
-    """The end of a bounded run in one queue: the run takes the messages that the queue held when the run began.
+    """The end of a bounded run in one queue. The run takes the messages that were in the queue when the run began.
 
-    If the broker reports the depth, the run takes that many messages. Messages that other consumers return meanwhile do
-    not lower this number. If the broker does not report the depth, the run ends at the first message with a timestamp
-    between the run's start and now, or after three seconds without messages. Other messages are of unknown age, because
-    a producer may write any timestamp or none: they are taken while a backlog flows, for at most ten minutes, or six
-    hours if their timestamp is older than the run.
+    If the broker reports how many messages wait (the *depth*), the run takes this number of messages. If other
+    consumers return messages meanwhile, the run takes these in addition.
+
+    If the broker does not report the depth, the run ends before the first message whose timestamp is between the start
+    of the run and now, or after three seconds without a message. For any other message it is unknown whether it was in
+    the queue when the run began, because producers may write any timestamp or none. Such messages are taken as long as
+    they arrive as fast as a backlog, for at most ten minutes; or six hours if their timestamp is older than the run.
 
     Args:
-        queue: a queue whose connections are all up.
+        queue: a queue whose connections are all open.
     """
 
     def __init__(self, queue: QueueReader, runtime: Runtime) -> None:
@@ -44,9 +46,9 @@ class EndOfRun:
         self._coming_again_before = queue.coming_again
         ready = queue.view.ready_at_first
         self._wanted = math.inf if ready is None else ready
-        # Another consumer, perhaps of a dead machine, may hold messages. At most one window of these messages is
-        # counted: a consumer that keeps requeueing would otherwise extend the run forever. Messages returned before the
-        # run are among the ready messages, whether flagged as redelivered or not.
+        # Another consumer, perhaps on a dead machine, may hold messages, which belong to the run if they are returned.
+        # Count at most one window of them. Otherwise a consumer that requeues messages again and again would extend the
+        # run forever.
         others = queue.view.other_consumers > 0
         self._held_by_others = queue.settings.window if others else 0
         self._finished = self._said = False
@@ -56,24 +58,27 @@ class EndOfRun:
         self.begin()
 
     def begin(self) -> None:
-        """Start the next epoch, or restart the wait for its messages."""
+        """Record that the wait for the messages of an epoch begins, or begins again."""
         self._began_s = self._runtime.monotonic_s()
         self._empty_since_s: float | None = None
-        self._unconfirmed_since_s: float | None = None  # nothing is confirmed while Spark runs an epoch
+        self._unconfirmed_since_s: float | None = None  # do not count the time in which Spark ran an epoch
         if self._view.unacked + self._taken >= self._view.window or self._view.paused:
-            self._mark()  # there was no room, so the broker waited for the epoch
+            self._mark()  # the window was full, so the broker could not deliver: measure the rate anew
 
     @property
     def left(self) -> float:
-        """Number of messages still to be read; infinity if unknown, 0 or less at the end."""
+        """Number of messages that the run still has to read; infinity if unknown, 0 or less at the end."""
         if self._finished:
             return 0
-        # Planned messages of an ended session are redelivered and dropped: they do not count.
+        # Redeliveries after the end of a session are counted on both sides, in `_extra` and in `_done`.
         return self._wanted + self._extra - self._done
 
     @property
     def _extra(self) -> int:
-        """Deliveries that were not ready when the run began: redeliveries of this run or of other consumers."""
+        """Number of deliveries that were not counted in the depth when the run began.
+
+        These are redeliveries, after the end of a session of this run or of another consumer.
+        """
         queue = self._queue
         counted = queue.counters()
         from_others = min(self._held_by_others, max(0, counted.redelivered - queue.coming_again - counted.returned))
@@ -85,10 +90,10 @@ class EndOfRun:
         return counted.planned + counted.rebound + counted.duplicates_dropped + counted.rejected
 
     def awaits_confirmation(self) -> bool:
-        """Whether to wait for a confirmation; for messages without an ID, until they are settled.
+        """Whether to wait until the broker has confirmed acknowledgements; for messages without an ID, until settled.
 
-        The wait is limited, because the confirmation may be queued after messages for which there is no room. After the
-        limit, the next run waits for the confirmation.
+        The wait is limited, because the confirmation may be queued behind messages that do not fit into the window.
+        After the limit, the run continues without the confirmation.
         """
         now_s = self._runtime.monotonic_s()
         settles = self._view.settles_contents
@@ -99,7 +104,7 @@ class EndOfRun:
             self._unconfirmed_since_s = now_s
         most_s = self._timing.bounded_confirm_s
         if settles:
-            # The confirmation, the grace, and the answer after it, as at the end of the run.
+            # The time for the confirmation, for `settleGrace`, and for the answer to the request after that.
             most_s = self._queue.settings.settle_grace_s + 2 * self._timing.confirm_s
         waits = now_s - self._unconfirmed_since_s < most_s
         if settles and not waits:
@@ -107,15 +112,15 @@ class EndOfRun:
         return waits
 
     def finish(self) -> None:
-        """Stop reading the queue, whatever is redelivered."""
+        """Record that the run does not read this queue any more, even if messages are redelivered."""
         self._finished = True
 
     def reached(self) -> None:
-        """Record that no more messages of the run can arrive."""
+        """Record that the run has read all messages of this queue that belong to it."""
         self._wanted = self._done - self._extra
 
     def fitting(self, size: int) -> int:
-        """Return how many of the first `size` buffered messages belong to the run."""
+        """Return the number of messages that belong to the run, out of the `size` oldest buffered messages."""
         left = self.left
         if left < math.inf:
             return min(size, max(0, int(left)))
@@ -140,14 +145,18 @@ class EndOfRun:
 
     @property
     def _age_s(self) -> float:
-        """Time since the run began."""
+        """Seconds since the run began."""
         return self._runtime.monotonic_s() - self._run_began_s
 
     def _mark(self) -> None:
         self._mark_s, self._mark_received = self._runtime.monotonic_s(), self._queue.counters().received
 
     def _trickles(self, mean_bytes: float) -> bool:
-        """Whether messages arrive more slowly than a broker delivers a backlog, although there was room for more."""
+        """Whether messages arrive more slowly than a broker delivers a backlog, although the window had room for more.
+
+        Args:
+            mean_bytes: average size of the messages.
+        """
         watched_s = self._runtime.monotonic_s() - self._mark_s
         if watched_s < self._timing.trickle_s:
             return False
@@ -163,12 +172,12 @@ class EndOfRun:
             _LOG.warning(
                 "%s: the broker does not report how many messages wait, and the timestamp of the next message, which "
                 "its producer chose, does not show whether the message is older than the run. After %.0f s the run "
-                "ends before this message, and the next run continues from there",
+                "ends before this message, and the next run continues with this message",
                 self._queue.destination, age_s,
             )  # fmt: skip
 
     def _warn_of_selector(self) -> None:
-        """Warn that messages that match may wait where the broker does not look for them."""
+        """Log that messages that match the selector may wait in a part of the queue that the broker does not search."""
         endpoint, remedy = self._queue.settings.endpoint, self._queue.settings.endpoint.broker.remedies.get("page-size")
         if endpoint.selector is not None and remedy is not None and not self._queue.counters().received:
             _LOG.warning(
@@ -179,14 +188,15 @@ class EndOfRun:
             )  # fmt: skip
 
     def poll(self) -> None:
-        """Check whether the queue is read to its end. To be called while nothing is buffered.
+        """Check whether the run has read the queue to its end. Called repeatedly while no messages are buffered.
 
-        Messages that the broker reports but does not deliver may be held by other consumers.
+        The broker may report messages but not deliver them, because other consumers hold them. After a while the run
+        ends without them.
         """
         queue, now_s = self._queue, self._runtime.monotonic_s()
         queue.refresh_depth()
         if not queue.view.complete or queue.view.late or queue.view.paused:
-            self.begin()  # nothing can arrive; connecting gives up after `reconnectTimeout`
+            self.begin()  # do not count this time, because no message can arrive
             return
         if any(queue.view.depths):
             self._empty_since_s = None

@@ -1,4 +1,4 @@
-"""One queue's part in a replay."""
+"""The messages of one queue for which a replay waits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ __all__ = ["Awaited"]
 
 
 class Awaited:
-    """Planned messages of one epoch that a replay waits for.
+    """The planned messages of one epoch in one queue, for whose redelivery a replay waits.
 
     Args:
-        keys: IDs in order.
-        gap_s: seconds without a message after which the window is doubled.
+        queue: the reader of the queue.
+        epoch: number of the epoch.
+        keys: keys of the messages, in planned order.
+        gap_s: number of seconds without a message after which the prefetch window is doubled, see :class:`.Timing`.
     """
 
     def __init__(self, queue: QueueReader, epoch: int, keys: Sequence[Key], gap_s: float) -> None:
@@ -27,12 +29,12 @@ class Awaited:
 
     @property
     def planned(self) -> int:
-        """Number of messages of the epoch in this queue."""
+        """Number of messages that the epoch planned from this queue."""
         return len(self.queue.planned(self._epoch))
 
     @property
     def missing(self) -> int:
-        """Number of messages that have not been redelivered."""
+        """Number of messages that were not redelivered yet."""
         return self.queue.count_missing(self._epoch)
 
     def missing_ids(self) -> list[Key]:
@@ -40,14 +42,14 @@ class Awaited:
 
     @property
     def waited_s(self) -> float:
-        """Connected seconds since the replay began."""
+        """Seconds since the replay began during which every connection of the queue was open."""
         return self.queue.view.connected_s - self._began_s
 
     def ask_for_more(self, now_s: float) -> None:
-        """Widen windows that are full of other messages, after a while without a delivery."""
+        """If no message has arrived for a while, widen the prefetch windows that are full of other messages."""
         queue = self.queue
         if self.waited_s <= queue.view.delay_s:
-            return  # a wider window does not speed up delayed redelivery
+            return  # the broker delays redeliveries, so a wider window would not help
         if queue.view.late or now_s - queue.last_activity_s < self._gap_s:
             return
         if queue.ask_for_more(self.missing):

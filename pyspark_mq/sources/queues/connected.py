@@ -1,4 +1,4 @@
-"""The broker of a queue, as its sessions report it, and the time for which all sessions were up."""
+"""What the sessions of a queue have reported about its broker, and the time for which all of them were open."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ __all__ = ["CheckFacts", "Connected", "half_open_s"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: A broker closes a half-open connection a little after two missed heartbeats.
+#: A broker closes the connection of a client that has vanished a little after two missed heartbeats.
 _HALF_OPEN_HEARTBEATS = 3
 
-#: Makes log lines from a query's settings and the facts that a connection reports.
+#: Returns warnings for the log, from the facts that a connection reports about a queue, and the query's settings.
 CheckFacts: TypeAlias = Callable[[QueueFacts, Settings], Sequence[str]]
 
 
 class Connected:
-    """The broker of a queue, and connected time, which passes only while every connection is up and polled.
+    """What is known about the broker of a queue, and its connected time.
+
+    *Connected time* passes only while every connection of the queue is open and its events are processed.
 
     Args:
         settings: the query's settings, with this queue as the endpoint.
+        check: returns warnings about the settings of the queue.
 
     Attributes:
-        broker_id: the broker's own name; empty while unknown.
-        ever: whether there has been a session.
-        ready_at_first: messages that the broker had at the first report; None without a report.
-        delay_s: delay of redeliveries, as the broker reports it.
+        broker_id: the name by which the broker identifies itself; empty if unknown.
+        ever: whether a session has ever been opened.
+        ready_at_first: number of waiting messages in the broker's first report; None if there was no report.
+        delay_s: number of seconds by which the broker delays redeliveries, as it reports.
         seconds: connected time so far.
     """
 
@@ -47,10 +50,10 @@ class Connected:
         self.delay_s = self.seconds = 0.0
 
     def opened(self, greeting: Greeting) -> None:
-        """Record the broker's greeting to a new session.
+        """Record what the broker has reported when a session was opened.
 
         Raises:
-            CheckpointError: the broker is not the expected broker.
+            CheckpointError: the broker is not the one with which the checkpoint was written.
         """
         self._agree(self.broker_id, shortened(greeting.broker_id), f"{greeting.url}")
         if self.ready_at_first is None and greeting.depth is not None:
@@ -77,11 +80,11 @@ class Connected:
         )  # fmt: skip
 
     def expect_broker(self, broker_id: str) -> None:
-        """Bind the checkpoint to the broker with this name; do nothing if the name is empty.
+        """Record the broker with which the checkpoint was written. Do nothing if its name is empty.
 
         Raises:
-            CheckpointError: a connection is to another broker. (A bounded run connects before the committed offset is
-                known.)
+            CheckpointError: a connection to another broker is open already. (A bounded run connects before it knows the
+                checkpoint's broker.)
         """
         self._agree(broker_id, self.broker_id, "the one at 'url'")
 
@@ -89,16 +92,17 @@ class Connected:
         if expected and found and expected != found:
             raise CheckpointError(
                 f"{self._settings.endpoint.destination}: the checkpoint was written with broker '{expected}', but "
-                f"{where} is broker '{found}': the two brokers' messages would be mistaken for each other. Correct "
-                f"'url', or {START_ANEW}. If both are nodes of one cluster, list both in 'url', separated by commas"
+                f"{where} is broker '{found}': the messages of one broker would be mistaken for those of the other. "
+                f"Correct 'url', or {START_ANEW}. If both are nodes of one cluster, list both in 'url', separated by "
+                "commas"
             )
         self.broker_id = expected or found
 
     def poll(self, until_s: float, *, up: bool) -> None:
-        """Record whether all connections are up.
+        """Record whether all connections of the queue are open.
 
         Args:
-            until_s: time up to which everything received was reported.
+            until_s: time up to which the connections have reported everything that they received.
         """
         if up and self._seen_s is not None:
             self.seconds += max(0.0, until_s - self._seen_s)
@@ -106,10 +110,10 @@ class Connected:
 
 
 def half_open_s(settings: Settings) -> float:
-    """Return the longest time in seconds for which a broker considers a dead connection alive."""
+    """Return the longest time in seconds for which a broker may keep the connection of a client that has vanished."""
     endpoint = settings.endpoint
     most_s = endpoint.broker.half_open_s.get(endpoint.protocol, 0.0)
     if endpoint.clustered:
-        # The queue's node may consider a hung node, and its clients, alive.
+        # The client may be connected to a node that hangs. The queue's node may take this node for alive for a while.
         most_s = max(most_s, endpoint.broker.node_lost_s)
     return max(settings.settle_grace_s, _HALF_OPEN_HEARTBEATS * endpoint.heartbeat_s, most_s)

@@ -1,4 +1,4 @@
-"""Puts deliveries into the in-flight table of their queue."""
+"""Identifies the messages that are delivered from a queue, and enters them into the queue's in-flight table."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ __all__ = ["Deliveries"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: The kept rows of a block are copied if they have fewer bytes than the block divided by this number.
+#: If some rows of a block are dropped, and the others have less than this fraction of its bytes (1/n), the others are
+#: copied, so that the block's memory is freed.
 _KEPT_PARTS = 2
-#: Blocks below both limits are merged once there are `_SMALL_BLOCKS` of them, because each block has a fixed cost of
-#: kilobytes.
+#: A block with fewer rows and fewer bytes than these limits is *small*. When there are `_SMALL_BLOCKS` small blocks,
+#: they are merged, because each block takes some kilobytes in addition to its rows.
 _SMALL_ROWS = 64
 _SMALL_BYTES = 64 << 10
 _SMALL_BLOCKS = 64
@@ -44,18 +45,20 @@ _NOTES = {
 
 
 class Deliveries:
-    """Receives the deliveries of one queue's sessions, identifies each message, and enters it in the in-flight table.
+    """Takes the deliveries of one queue's sessions, identifies each message, and enters it into the in-flight table.
 
     Args:
         settings: the query's settings, with this queue as the endpoint.
-        store: shares committed IDs beyond the checkpoint.
-        acknowledge: sends acknowledgements.
-        matcher: distinguishes messages without an ID; None if they are not distinguished.
-        take_back_s: how long to wait for confirmations before requesting skipped deliveries again.
+        in_flight: the in-flight table of the queue.
+        connections: the connections of the queue.
+        store: committed IDs in addition to the checkpoint (option `dedupStore`).
+        acknowledge: sends acknowledgements to the broker.
+        matcher: identifies messages without an ID; None for the guarantees `at-least-once` and `none`.
+        take_back_s: how long to wait for confirmations before skipped deliveries are requested again.
 
     Attributes:
-        taken_in: number of deliveries received in each open session.
-        counted: counts that only this object keeps, by the names of :class:`.Counters`.
+        taken_in: number of an open session -> number of its deliveries.
+        counted: name of a counter of :class:`.Counters` that this object maintains -> its value.
     """
 
     def __init__(
@@ -78,15 +81,16 @@ class Deliveries:
         self._acknowledge = acknowledge
         self._matcher = matcher
         self._take_back_s = take_back_s
-        #: Whether to skip the warning about messages without an ID.
+        #: Whether the warning about messages without an ID was logged, or is not needed.
         self._noted = settings.id_source.kind == "content"
         self._told_of_echoes = False
         self._serial = 1
-        #: Small blocks that were received, each with the keys and numbers of its rows. Rows still held will be merged.
+        #: Small blocks that were received, each with the keys and numbers of its rows. Those of their rows that are
+        #: still needed will be merged.
         self._small: list[tuple[ref[Block], list[tuple[Any, int]]]] = []
-        #: Small runs received.
+        #: Runs of the in-flight table with the rows of small blocks, which will be merged.
         self._small_runs: list[ref[MessageRun[Any, Row]]] = []
-        #: Deliveries skipped by a replay, by session.
+        #: Number of a session -> number of its deliveries that a replay has skipped.
         self._skipped: dict[int, int] = {}
         self._unconfirmed_since_s: float | None = None
         self.taken_in: dict[int, int] = {}
@@ -100,11 +104,11 @@ class Deliveries:
         self._skipped.pop(session, None)
 
     def skipped_in(self, session: int) -> int:
-        """Return how many deliveries of a session were skipped, and are not acknowledged."""
+        """Return the number of deliveries of a session that a replay has skipped, and that stay unacknowledged."""
         return self._skipped.get(session, 0)
 
     def enter_all(self, events: Sequence[Delivered]) -> None:
-        """Have the in-flight table decide about deliveries of any sessions. Small blocks are entered together.
+        """Enter deliveries of one or more sessions. Small blocks are entered together if possible.
 
         Raises:
             MissingMessageIdError: a message has no ID, and `onMissingMessageId` is `fail`.
@@ -116,12 +120,12 @@ class Deliveries:
                         self.enter(event, over_limit=False)
 
     def _is_plain(self, event: Delivered) -> bool:
-        """Whether a block is small, and every message in it can be read and has a text ID."""
+        """Whether a block is small, and each of its messages can be decoded and has an ID that is text."""
         is_small = len(event.rows) < _SMALL_ROWS and event.rows.size_bytes < _SMALL_BYTES
         return is_small and self._exact and event.metadata.is_plain
 
     def _enter_new(self, events: Sequence[Delivered]) -> bool:
-        """Enter small blocks as one, if all their messages are new. Otherwise return False, and enter nothing."""
+        """Enter small blocks together, provided that all their messages are new. Otherwise only return False."""
         keys = TextKeys([TextKeys.joined([event.metadata.keys for event in events]).array])  # type: ignore[misc]
         if self._store.known(iter(keys)):
             return False
@@ -136,10 +140,10 @@ class Deliveries:
         return True
 
     def enter(self, event: Delivered, *, over_limit: bool) -> None:
-        """Have the in-flight table decide about deliveries.
+        """Enter deliveries of one session.
 
         Args:
-            over_limit: whether to hold no new messages.
+            over_limit: whether to skip new messages, because a replay already holds too many bytes of others.
 
         Raises:
             MissingMessageIdError: a message has no ID, and `onMissingMessageId` is `fail`.
@@ -180,7 +184,7 @@ class Deliveries:
                 self._note_reused([keys[at] for at in sorted(dropped) if not flagged[rows[at][1] - first]], elsewhere)
             kept = [(keys[place], rows[place]) for place in places]
             if _KEPT_PARTS * sum(block.sizes[row] for _, (_, row) in kept) < sum(block.sizes):
-                # Otherwise the rest of the block would stay in memory with the kept rows.
+                # Copy the kept rows. Otherwise they would keep the whole block in memory.
                 self._join(kept)
                 if taken == len(keys) and in_flight.received.runs:
                     run = in_flight.received.runs[-1]
@@ -189,7 +193,7 @@ class Deliveries:
         self._join_small(block, keys, rows)
 
     def _join_small(self, block: Block, keys: Sequence[Any], rows: Sequence[Row]) -> None:
-        """Note a small block; merge small blocks once there are many."""
+        """If a block is small, remember it. If there are many small blocks by now, merge them."""
         in_flight = self._in_flight
         if len(block) >= _SMALL_ROWS or block.batch.nbytes >= _SMALL_BYTES:
             return
@@ -204,16 +208,16 @@ class Deliveries:
                 self._join([(key, (held, row)) for one, pairs in small if (held := one()) for key, row in pairs])
 
     def _note_reused(self, keys: Sequence[Any], elsewhere: Collection[Any]) -> None:
-        """Count first deliveries that were dropped because of their IDs.
+        """Count dropped deliveries that were the first deliveries of their messages, because a producer reused an ID.
 
         Args:
-            keys: keys of the dropped deliveries that the broker did not flag as redelivered.
-            elsewhere: keys committed by another query, which are not counted.
+            keys: keys of the dropped deliveries that the broker has not flagged as redelivered.
+            elsewhere: keys that another query has committed, which do not count.
         """
         in_flight, passed = self._in_flight, set(elsewhere)
         if not self._settings.endpoint.broker.proves_new:
-            # A delivery without the flag may be a redelivery, unless the first one was settled, or is held here but not
-            # planned.
+            # On this broker a redelivery may lack the flag. It cannot be a redelivery if the message with this ID is
+            # settled, or is buffered and not planned yet.
             passed |= in_flight.left_among(keys) | {key for key in keys if key in in_flight.planned}
         ids = [key for key in keys if key not in passed and not is_content(key)]
         if not ids:
@@ -230,7 +234,7 @@ class Deliveries:
         self.counted["reused_ids"] += len(ids)
 
     def _named(self, session: int, keys: Sequence[Any], not_redelivered: Sequence[bool]) -> list[Any]:
-        """Identify messages without an ID."""
+        """Return the keys, in which each message without an ID has a key that identifies it."""
         matcher, in_flight = self._matcher, self._in_flight
         assert matcher is not None, "messages are distinguished, so there is a memory"
         if not self._noted:
@@ -266,14 +270,14 @@ class Deliveries:
             )  # fmt: skip
 
     def _join(self, pairs: Sequence[tuple[Any, Row]]) -> None:
-        """Copy the rows that are still held into a new block, and use these copies instead."""
+        """Copy rows into a new block, as far as the in-flight table still has them, and replace them by the copies."""
         places = self._in_flight.held([key for key, _ in pairs], [row for _, row in pairs])
         if places:
             block = BlockRows.of(pairs[place][1] for place in places).joined()
             self._in_flight.exchange([pairs[place][0] for place in places], block.rows)
 
     def _join_runs(self) -> None:
-        """Merge small runs that are still held into one run and one block."""
+        """Merge small runs that are still buffered into one run, and their rows into one block."""
         small, self._small_runs = {run for one in self._small_runs if (run := one())}, []
         self._in_flight.received.join(small, _joined)
 
@@ -281,7 +285,7 @@ class Deliveries:
         """Reject messages that have no ID or cannot be decoded, if the options say so.
 
         Returns:
-            row of a rejected message -> the reason.
+            index of a rejected message in the event's rows -> the reason.
 
         Raises:
             MissingMessageIdError: a message has no ID, and `onMissingMessageId` is `fail`.
@@ -311,9 +315,9 @@ class Deliveries:
     def _only_known(
         self, session: int, tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row]
     ) -> tuple[Sequence[int], Sequence[Any], Sequence[Row]]:
-        """Select the deliveries of known messages: planned, committed or held.
+        """Return the tags, keys and rows of those deliveries whose messages are known.
 
-        Other deliveries are skipped: they stay unacknowledged and are not examined again.
+        Deliveries of new messages are skipped: they stay unacknowledged until their session ends.
         """
         new = set(self._in_flight.unseen(keys))
         places = {place for place, key in enumerate(keys) if key in new}
@@ -332,17 +336,18 @@ class Deliveries:
         return _without(places, tags, keys, rows)
 
     def take_back(self, now_s: float) -> None:
-        """End the sessions with skipped deliveries, so that the skipped messages are redelivered.
+        """End the sessions that have skipped deliveries, so that the broker redelivers the skipped messages.
 
-        To be called when the replay is acknowledged or about to be. No other request has this effect on every broker.
+        Called repeatedly from the acknowledgement of the replayed epoch on. Ending the session is the only way to have
+        messages redelivered that works with every broker.
         """
         if not self._skipped:
             self._unconfirmed_since_s = None
             return
         if self._unconfirmed_since_s is None:
             self._unconfirmed_since_s = now_s
-        # Under load something is always unconfirmed; and over STOMP, RabbitMQ confirms nothing after a skipped
-        # delivery.
+        # Wait for confirmations, but not forever: under load there are always some to come, and over STOMP, RabbitMQ
+        # does not confirm any acknowledgement after a skipped delivery.
         if self._in_flight.settling.unconfirmed() and now_s - self._unconfirmed_since_s < self._take_back_s:
             return
         for session, number in list(self._skipped.items()):
@@ -351,7 +356,7 @@ class Deliveries:
 
 
 def _joined(runs: Sequence[MessageRun[Any, Row]]) -> MessageRun[Any, Row]:
-    """Merge adjacent runs into one."""
+    """Merge runs that follow one another into one run, and their rows into one block."""
     keys = joined([run.keys for run in runs])
     parts = groupby((part for run in runs for part in run.parts), itemgetter(0))
     return MessageRun(
@@ -364,7 +369,7 @@ def _joined(runs: Sequence[MessageRun[Any, Row]]) -> MessageRun[Any, Row]:
 
 
 def _together(ranges: Sequence[RowRange]) -> RowRange:
-    """Return rows as consecutive rows of one block. They are copied unless they are that already."""
+    """Return these rows as consecutive rows of one block. Copy them, unless they are such rows already."""
     first = ranges[0]
     ends = [first.numbers.start, *(rows.numbers.stop for rows in ranges)]
     if all(rows.block is first.block and rows.numbers.start == end for rows, end in zip(ranges, ends, strict=False)):

@@ -1,7 +1,7 @@
-"""All queues of a query together: their messages, their shared limits, and one signal for all.
+"""All queues of a query together: the limits that they share, and the signal that one of them has received something.
 
-Limits apply to all queues together. Queues share the remaining bytes equally at any moment, so a full queue leaves room
-for the others.
+The limit on bytes applies to all queues together. The bytes that are not used at a moment are divided equally among the
+queues. So a queue with many messages cannot take the memory that the others need.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from pyspark_mq.sources.settings import Settings
 
 __all__ = ["QueueGroup"]
 
-#: Most bytes held, as a multiple of `maxBytesPerTrigger`: one epoch runs while the next epoch is filled.
+#: Maximum number of bytes that are held, as a multiple of `maxBytesPerTrigger`: one epoch runs while messages for the
+#: next epoch arrive.
 _BYTES_HELD_EPOCHS = 2
-#: A session paused for bytes resumes once less than this multiple of `maxBytesPerTrigger` is held. By then the next
-#: epoch has arrived, and the epoch after the next can arrive while the next epoch runs.
+#: A session that was paused because of its bytes resumes when fewer bytes than this multiple of `maxBytesPerTrigger`
+#: are held. At that moment the messages of the next epoch have arrived, and those of the epoch after it can arrive
+#: while the next epoch runs.
 _BYTES_RESUMED_EPOCHS = 1.5
 
 
 class QueueGroup:
-    """The queues of a query, in their order. Called by the query's thread alone."""
+    """The queues of a query, in the order of the options. Only the query's thread calls the methods."""
 
     def __init__(
         self,
@@ -50,14 +52,14 @@ class QueueGroup:
         self._runtime = runtime
         self._memory = memory
         self._check = check
-        #: Whether the commits of a former process are known.
+        #: Whether the readers know which messages former processes have committed.
         self._shown = False
         self._resumes = True
         self._arrived = threading.Event()
         self._queues: dict[str, QueueReader] = {}
-        #: Readers of queues that are gone, as long as they have an open epoch.
+        #: Name of a queue that no longer exists -> its reader, as long as it has an epoch that is not committed.
         self._ended: dict[str, QueueReader] = {}
-        #: Sum of the counters of dropped readers.
+        #: Sum of the counters of readers that were dropped.
         self._forgotten = Counters()
         for one in settings.by_queue():
             self._add(one)
@@ -69,15 +71,18 @@ class QueueGroup:
         return len(self._queues)
 
     def get(self, name: str) -> QueueReader | None:
-        """Return the reader of a queue or topic, even if it has ended but still has an open epoch."""
+        """Return the reader of a queue or topic; None if there is none.
+
+        A queue that no longer exists has a reader as long as it has an epoch that is not committed.
+        """
         return self._queues.get(name) or self._ended.get(name)
 
     def with_ended(self) -> list[QueueReader]:
-        """Return all readers that may have an open epoch."""
+        """Return all readers, including those of queues that no longer exist but have an uncommitted epoch."""
         return [*self._queues.values(), *self._ended.values()]
 
     def _add(self, settings: Settings) -> QueueReader:
-        """Create a reader for the endpoint of these settings, without opening anything."""
+        """Create a reader for the queue of these settings. It does not open a connection yet."""
         name, memory = settings.endpoint.name, self._memory
         queue = QueueReader(
             settings,
@@ -93,24 +98,25 @@ class QueueGroup:
         return queue
 
     def find(self, *known: Position) -> None:
-        """Create readers for the queues to be read now.
+        """Look up which queues match option `queuePattern`, and create readers for new ones. Here: do nothing.
 
         Args:
-            known: positions of the checkpoint. If there are too many queues, the queues in these positions come first.
+            known: positions of the checkpoint. If too many queues match the pattern, those that the query read at these
+                positions come first.
         """
 
     def _may_end(self, queue: QueueReader, error: BrokerError) -> bool:  # noqa: ARG002
-        """Whether the query can continue without a queue that is gone or that this user may not read."""
+        """Whether the query continues without a queue that no longer exists, or that this user may not read."""
         return False
 
     def adopt(self, recent: LeftOpen, broker_id: str) -> None:
-        """Have all readers learn the commits of a former process (:meth:`.QueueReader.adopt`)."""
+        """Tell all readers what former processes have committed, see :meth:`.QueueReader.adopt`."""
         self._shown = True
         for queue in self:
             queue.adopt(recent, broker_id)
 
     def forget_ended(self) -> None:
-        """Drop readers that have ended and have no open epoch."""
+        """Drop the readers of queues that no longer exist, as soon as all their epochs are committed."""
         for queue in list(self._ended.values()):
             if not queue.has_open_epochs:
                 del self._ended[queue.name]
@@ -118,7 +124,7 @@ class QueueGroup:
 
     @property
     def ended_counters(self) -> Counters:
-        """Counters of queues that are gone."""
+        """Sum of the counters of queues that no longer exist."""
         return sum((queue.counters().totals() for queue in self._ended.values()), self._forgotten)
 
     def stop(self) -> None:
@@ -130,20 +136,21 @@ class QueueGroup:
     # -- what happens
 
     def start(self) -> None:
-        """Connect all queues that are not connecting yet."""
+        """Open the connections of all queues, as far as this was not done before."""
         for queue in self:
             queue.open()
 
     def wait(self, seconds: float) -> None:
-        """Wait until something arrives, at most for this time."""
+        """Wait until a connection has an event, but at most for this time."""
         self._runtime.wait(self._arrived, seconds)
         self._arrived.clear()
 
     def drain_events(self) -> None:
-        """Process all events since the last call.
+        """Process all events that have arrived since the last call.
 
         Raises:
-            MqError: a supervisor has given up, a message has no ID, or the broker is not the expected broker.
+            MqError: a connection could not be opened in time, a message has no ID, or the broker is not the one of the
+                checkpoint.
         """
         for queue in list(self):
             try:
@@ -170,17 +177,17 @@ class QueueGroup:
     # -- what they hold
 
     def is_open(self, epoch: int) -> bool:
-        """Whether an epoch is planned but not committed."""
+        """Whether an epoch with this number is planned but not committed."""
         return any(queue.is_open(epoch) for queue in self.with_ended())
 
     @property
     def in_flight_tables(self) -> dict[str, InFlightTable[Key, Any]]:
-        """In-flight tables of all readers that may have an open epoch, for the memory."""
+        """Name of each queue that may have an uncommitted epoch -> its in-flight table."""
         return {queue.name: queue.in_flight for queue in self.with_ended()}
 
     @property
     def broker_id(self) -> str:
-        """The name of the broker; empty while unknown."""
+        """The name by which the broker identifies itself; empty if unknown."""
         return next((queue.view.broker_id for queue in self if queue.view.broker_id), "")
 
     @property
@@ -189,24 +196,24 @@ class QueueGroup:
 
     @property
     def buffered(self) -> int:
-        """Messages received but not planned."""
+        """Number of messages that were received but not planned yet."""
         return sum(queue.view.received for queue in self)
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the buffered messages."""
+        """Size of these messages in bytes."""
         return sum(queue.view.size_bytes for queue in self)
 
     @property
     def planned_bytes(self) -> int:
-        """Bytes of epochs that are not committed."""
+        """Size in bytes of the messages of epochs that are planned but not committed."""
         return sum(queue.view.planned_size_bytes for queue in self)
 
     def unconfirmed(self) -> bool:
-        """Whether an acknowledgement may still be confirmed."""
+        """Whether acknowledgements were sent that the broker has not confirmed yet."""
         return any(queue.view.unconfirmed for queue in self)
 
     @property
     def paused(self) -> bool:
-        """Whether a session is paused for bytes."""
+        """Whether a session does not read from its socket now, because too many bytes are buffered."""
         return any(queue.view.paused for queue in self)

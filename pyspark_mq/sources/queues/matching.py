@@ -1,4 +1,4 @@
-"""Queues that match a pattern, and may appear and disappear while the query runs (option `queuePattern`)."""
+"""The queues of a query with option `queuePattern`, which may appear and disappear while the query runs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _LOG = logging.getLogger("pyspark_mq")
 
 
 class MatchingQueues(QueueGroup):
-    """The matching queues that this user can read. Called by the query's thread alone.
+    """The queues that match the pattern and that this user may read. Only the query's thread calls the methods.
 
     Args:
+        list_queues: returns the names of all queues of the broker.
         group: the arguments of :class:`.QueueGroup`.
     """
 
@@ -43,7 +44,7 @@ class MatchingQueues(QueueGroup):
         self._refused: set[str] = set()
 
     def find(self, *known: Position) -> None:
-        self.forget_ended()  # a queue that has come back gets a new reader
+        self.forget_ended()  # so that a queue that was deleted and created again gets a new reader
         destination, most = self._settings.destination, self._most
         if self._watch.begun:
             names = self._watch.seen()
@@ -76,14 +77,17 @@ class MatchingQueues(QueueGroup):
         self._over_limit = over_limit
 
     def _may_end(self, queue: QueueReader, error: BrokerError) -> bool:
-        """Whether to drop a queue, because it was deleted, or appeared later and may not be read by this user."""
+        """Whether the query continues without a queue.
+
+        This is so if the queue was deleted, or if it appeared while the query ran and this user may not read it.
+        """
         try:
             listed = queue.name in self._watch.poll()
         except BrokerError:
             return False
         destination = self._settings.destination
         if not listed:
-            _LOG.warning("%s: '%s' is gone; its planned messages are emitted", destination, queue.name)
+            _LOG.warning("%s: '%s' no longer exists; its planned messages are emitted", destination, queue.name)
             return True
         if queue.view.was_connected or queue.view.expected or not any(one.view.was_connected for one in self):
             return False

@@ -1,4 +1,4 @@
-"""The queues of a broker that match a pattern, polled over HTTP."""
+"""Looks up the broker's queues that match a pattern, at regular intervals over HTTP."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ _LOG = logging.getLogger("pyspark_mq")
 
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:
-    """Select the names that a regular expression matches in full."""
+    """Return the names that match a regular expression from their first to their last character."""
     return [name for name in names if re.fullmatch(pattern, name)]
 
 
 class QueueWatch:
-    """The matching queues, as of the last poll.
+    """Looks up the queues that match a pattern, and remembers the last result.
 
     Args:
-        pattern: regular expression for a full name.
-        ask: lists all queue names.
+        pattern: regular expression that a queue's whole name must match.
+        ask: returns the names of all queues of the broker.
+        interval_s: seconds between two look-ups.
         patience_s: longest wait for the first answer.
     """
 
@@ -46,20 +47,20 @@ class QueueWatch:
         return self._task is not None
 
     def poll(self) -> list[str]:
-        """Poll now.
+        """Look the queues up now, and return the names of those that match.
 
         Raises:
-            BrokerError: the broker gave no usable answer.
+            BrokerError: the broker did not give a usable answer.
         """
         self._seen = matching(self._pattern, self._ask())
         return self._seen
 
     def begin(self) -> list[str]:
-        """Poll now, and then once in each interval.
+        """Look the queues up now, and from now on at each interval. Return the names of those that match now.
 
         Raises:
-            BrokerUnavailableError: the broker gave no answer in time.
-            RefusedError: the broker answers but does not list queues.
+            BrokerUnavailableError: the broker did not answer in time.
+            RefusedError: the broker refused to list its queues.
         """
         give_up_s = self._runtime.monotonic_s() + self._patience_s
         while True:
@@ -74,10 +75,10 @@ class QueueWatch:
         return names
 
     def seen(self) -> list[str]:
-        """Return the names that matched at the last poll.
+        """Return the names of the queues that matched at the last look-up.
 
         Raises:
-            MqError: polling has ended.
+            MqError: the background task has failed.
         """
         if self._task is not None:
             self._task.check()

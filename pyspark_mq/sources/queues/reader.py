@@ -1,18 +1,20 @@
-"""One queue of a query: its connections, its in-flight table, and its part in each epoch.
+"""Reads one queue of a query: manages its connections and its in-flight table, and its part in each epoch.
 
-Each queue of a query has a :class:`QueueReader`: faults of one queue say nothing about another, and the same ID in two
-queues means two messages, such as copies from a fanout exchange. :class:`~pyspark_mq.sources.epochs.EpochSource` moves
-all readers from epoch to epoch together.
+Each queue of a query has its own :class:`QueueReader`, because a fault of one queue does not concern the others, and
+because the same ID in two queues means two messages, for example copies from a fanout exchange.
+:class:`~pyspark_mq.sources.epochs.EpochSource` plans and acknowledges epochs over all readers together.
 
-One thread calls all methods, and only :meth:`QueueReader.stop` blocks, for a moment. :meth:`QueueReader.drain_events`
-alone processes background events, in order: opened and ended sessions, deliveries, confirmations. The in-flight table
-decides which acknowledgements are due, and the reader sends them. :meth:`~QueueReader.plan` cuts an epoch,
-:meth:`~QueueReader.hold` keeps it while Spark may ask for it, and :meth:`~QueueReader.acknowledge` acknowledges it.
-After a restart the reader first learns the commits of the former process (:meth:`~QueueReader.adopt`) and its open
-epoch (:meth:`~QueueReader.begin_replay`).
+One thread calls all methods, and only :meth:`QueueReader.stop` waits, for a moment. Connections work in the background.
+Only :meth:`QueueReader.drain_events` processes their events, in order: opened and ended sessions, deliveries,
+confirmations. The in-flight table decides which acknowledgements are due, and the reader sends them.
+:meth:`~QueueReader.plan` assigns messages to an epoch, :meth:`~QueueReader.hold` keeps its rows while Spark may ask for
+them, and :meth:`~QueueReader.acknowledge` acknowledges its messages. After a restart, the reader is first told what the
+former process has committed (:meth:`~QueueReader.adopt`), and which of its epochs is not committed
+(:meth:`~QueueReader.begin_replay`).
 
-The journal, which has the IDs that :meth:`~QueueReader.plan` returns, and the store of seen IDs survive a crash.
-Guarantee: a message is acknowledged only after the commit of its epoch, or as a duplicate of a committed ID.
+The journal has the IDs that :meth:`~QueueReader.plan` returns. The journal and the store of committed IDs survive a
+crash. Guarantee: a message is acknowledged only after the commit of its epoch, or as a duplicate of a committed
+message.
 """
 
 from __future__ import annotations
@@ -40,109 +42,109 @@ from pyspark_mq.sources.settings import Settings
 
 __all__ = ["MakeStore", "QueueReader", "QueueView"]
 
-#: The store of one queue, by the queue's settings.
+#: Takes the settings of a queue, and returns the store for its committed IDs (option `dedupStore`).
 MakeStore: TypeAlias = Callable[[Settings], SeenStore]
 
 
 class QueueView:
-    """A live, read-only view of a queue, for decisions made elsewhere."""
+    """The current state of a queue, for code outside :class:`QueueReader` that must not change it."""
 
     def __init__(self, queue: QueueReader) -> None:
         self._queue = queue
 
     @property
     def received(self) -> int:
-        """Messages received but not planned."""
+        """Number of messages that were received but not planned yet."""
         return len(self._queue.in_flight.received)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the messages received but not planned."""
+        """Size in bytes of the messages that were received but not planned yet."""
         return self._queue.in_flight.received.size_bytes
 
     @property
     def planned_size_bytes(self) -> int:
-        """Bytes of epochs that are not committed."""
+        """Size in bytes of the messages of epochs that are planned but not committed."""
         return self._queue.in_flight.planned.size_bytes
 
     @property
     def unacked(self) -> int:
-        """Deliveries of open sessions for which no acknowledgement is due."""
+        """Number of deliveries of open sessions for which no acknowledgement is due yet."""
         return self._queue.in_flight.unacked
 
     @property
     def expected(self) -> int:
-        """Messages that may be redelivered to a new session."""
+        """Number of messages that the broker may redeliver to a new session."""
         return self._queue.in_flight.expected
 
     @property
     def unconfirmed(self) -> bool:
-        """Whether an acknowledgement may still be confirmed."""
+        """Whether acknowledgements were sent that the broker has not confirmed yet."""
         return self._queue.in_flight.settling.unconfirmed()
 
     @property
     def settles_contents(self) -> bool:
-        """Whether acknowledgements of messages without an ID are under way."""
+        """Whether messages without an ID are acknowledged but not settled."""
         return self._queue.in_flight.settles_contents
 
     @property
     def has_open_epochs(self) -> bool:
-        """Whether an epoch is planned or emitted but not committed."""
+        """Whether an epoch is planned, or emitted, but not committed."""
         return self._queue.has_open_epochs
 
     @property
     def window(self) -> int:
-        """Unacknowledged messages that all open sessions together may hold."""
+        """Maximum number of unacknowledged messages that all open sessions may hold together."""
         return self._queue.windows.total
 
     @property
     def blocked(self) -> bool:
-        """Whether the windows let no more messages arrive."""
+        """Whether the broker cannot deliver more messages, because the windows of the sessions are full."""
         return self._queue.windows.blocked
 
     @property
     def paused(self) -> bool:
-        """Whether a session is paused because too many of its bytes are buffered."""
+        """Whether a session does not read from its socket now, because too many of its bytes are buffered."""
         return self._queue.connections.paused
 
     @property
     def complete(self) -> bool:
-        """Whether every connection is up."""
+        """Whether every connection of the queue is open."""
         return self._queue.connections.complete
 
     @property
     def late(self) -> bool:
-        """Whether received messages are reported late."""
+        """Whether the worker thread is late in reporting messages that have arrived."""
         return bool(self._queue.connections.late)
 
     @property
     def reported_s(self) -> float:
-        """Time up to which everything received was reported, on the monotonic clock."""
+        """Time on the monotonic clock up to which the connections have reported everything that they received."""
         return self._queue.connections.progress_s
 
     @property
     def is_up(self) -> bool:
-        """Whether deliveries are taken, and receiving did not stand still before the last look at events."""
+        """Whether deliveries are processed, and receiving has not stopped for a while before the last events."""
         return self._queue.taking and not self._queue.connections.broke_off
 
     @property
     def depths(self) -> list[int]:
-        """Messages waiting at the broker, as last reported to each connection; an empty list without reports."""
+        """Numbers of waiting messages that the broker last reported to each connection; empty without reports."""
         return list(self._queue.connections.depths())
 
     @property
     def other_consumers(self) -> int:
-        """Consumers of the queue outside this query, as far as the broker reports."""
+        """Number of consumers of the queue that are not of this query, as far as the broker reports them."""
         return self._queue.connections.other_consumers
 
     @property
     def ready_at_first(self) -> int | None:
-        """Messages at the broker when every connection was up; None without a report."""
+        """Number of waiting messages in the broker's first report; None if there was no report."""
         return self._queue.connected.ready_at_first
 
     @property
     def broker_id(self) -> str:
-        """The name of the broker; empty while unknown."""
+        """The name by which the broker identifies itself; empty if unknown."""
         return self._queue.connected.broker_id
 
     @property
@@ -151,32 +153,36 @@ class QueueView:
 
     @property
     def connected_s(self) -> float:
-        """Seconds for which every connection was up."""
+        """Seconds for which every connection of the queue was open."""
         return self._queue.connected.seconds
 
     @property
     def delay_s(self) -> float:
-        """Seconds by which the broker delays redeliveries."""
+        """Number of seconds by which the broker delays redeliveries."""
         return self._queue.connected.delay_s
 
 
 class QueueReader:
-    """Connections and in-flight table of one queue, and its part in each epoch.
+    """Reads one queue, and takes part in each epoch.
 
     Args:
         settings: the query's settings, with this queue as the endpoint.
-        store: shares committed IDs of this queue beyond the checkpoint.
-        events: events of this queue.
-        memory: knows committed messages; None for a guarantee without IDs.
+        worker: runs the queue's connections.
+        store: committed IDs of this queue in addition to the checkpoint (option `dedupStore`).
+        runtime: clock and threads.
+        events: where the connections put their events.
+        check: returns warnings about the settings of the queue.
+        memory: the committed messages of this queue; None for the guarantees `at-least-once` and `none`.
 
     Attributes:
-        view: the queue as other code sees it. `in_flight`, `connections` and `connected` are for the reader's own code.
-        ended: whether the queue is gone.
-        taking: whether deliveries are taken. They wait until the committed offset is known, because before that, new
-            and old messages look alike.
-        last_activity_s: time of the last delivery or confirmation; flush markers without acknowledgements do not count.
-        coming_again: number of planned and committed messages left open when sessions ended. They may be redelivered,
-            unless the broker processed the acknowledgement.
+        view: the state of the queue, for other code. (`in_flight`, `connections` and `connected` are for the reader.)
+        ended: whether the queue no longer exists.
+        taking: whether deliveries are processed. They have to wait until the committed offset is known, because before
+            that, the reader cannot tell new messages from committed ones.
+        last_activity_s: time of the last delivery or confirmation. Answers to requests that were sent only for the
+            answer do not count.
+        coming_again: number of planned and committed messages that sessions held when they ended, so that they may be
+            redelivered.
     """
 
     def __init__(
@@ -209,11 +215,11 @@ class QueueReader:
         )
         self.windows = Windows(settings, self.in_flight, self.connections, self._deliveries)
         self._watches = QueueWatches(settings, self.in_flight.settling, self.connections, self.windows, runtime.timing)
-        #: Rows of epochs that Spark has asked for but not committed, because Spark may ask again.
+        #: Number of an uncommitted epoch that Spark has asked for -> its rows, for which Spark may ask again.
         self._emitted: dict[int, BlockRows] = {}
         self._retained_bytes = 0
         self._bytes_max = float(settings.max_bytes)
-        #: Whether only planned messages are wanted. Other messages are skipped if they take too many bytes.
+        #: Whether a replay waits for planned messages. Other messages are skipped if they take too many bytes.
         self._replaying = False
         self.ended = self.taking = False
         self.view = QueueView(self)
@@ -226,46 +232,51 @@ class QueueReader:
 
     @property
     def destination(self) -> str:
-        """The queue or topic, as named in errors."""
+        """The queue or topic, as errors name it."""
         return self.settings.endpoint.destination
 
     # -- its life
 
     def open(self) -> None:
-        """Open the connections, once."""
+        """Open the connections. Further calls have no effect."""
         self.connections.start()
 
     def ask_to_stop(self) -> None:
-        """Start closing the connections; :meth:`stop` waits until they are closed."""
+        """Begin to close the connections, without waiting. :meth:`stop` waits until they are closed."""
         self.connections.ask_to_stop()
 
     def apply_trigger(self, trigger: Trigger) -> None:
-        """Apply a trigger of the table in :mod:`.windows`."""
+        """Change the prefetch windows as the table in :mod:`.windows` says for this trigger."""
         self.windows.enter(trigger)
 
     def expect_broker(self, broker_id: str) -> None:
-        """Refuse any broker other than the broker with this name."""
+        """Raise a CheckpointError if this or a later connection is to a broker with another name."""
         self.connected.expect_broker(broker_id)
 
     def disconnect(self) -> None:
-        """Close the connections; unacknowledged messages return to the broker."""
+        """Close the connections. The broker returns unacknowledged messages to the queue."""
         self.connections.stop()
 
     def stop(self, *, ended: bool = False) -> None:
-        """Close the connections and the store. With `ended`, the queue is gone, and the reader never reopens."""
+        """Close the connections and the store.
+
+        Args:
+            ended: whether the queue no longer exists, so that it is never read again.
+        """
         self.disconnect()
         self._store.close()
         self.ended |= ended
         for session in self.in_flight.sessions if ended else ():
-            self._lose(session)  # events of a queue that is gone are not read
+            self._lose(session)  # the events that report the ends of these sessions are not processed any more
 
     # -- what happens
 
     def drain_events(self) -> None:
-        """Process all events since the last call.
+        """Process all events that have arrived since the last call.
 
         Raises:
-            MqError: a supervisor has given up, a message has no ID, or the broker is not the expected broker.
+            MqError: a connection could not be opened in time, a message has no ID, or the broker is not the one of the
+                checkpoint.
         """
         came: list[Delivered] = []
         for event in self.connections.news(taking=self.taking):
@@ -280,7 +291,7 @@ class QueueReader:
             self._deliveries.enter_all(came)
             came = []
             if isinstance(event, Confirmed):
-                if event.number > 0:  # not just a flush marker
+                if event.number > 0:  # this confirms acknowledgements, and is not only the answer to a flush marker
                     self.last_activity_s = now_s
                     self._watches.confirmed()
                 self.in_flight.confirm(event.number, event.session, now_s)
@@ -292,7 +303,7 @@ class QueueReader:
         now_s = self._runtime.monotonic_s()
         up = self.connections.complete and self.taking
         self.connected.poll(self.connections.progress_s, up=up and not self.connections.broke_off)
-        if self.in_flight.settling.asks(now_s):  # the grace has ended and no request is open: an answer would settle
+        if self.in_flight.settling.asks(now_s):  # a request is needed, whose answer settles acknowledgements
             self._last_flush_marker -= 1
             self.in_flight.settling.asked(self._last_flush_marker, self.connections.windows, now_s)
             self.connections.send_flush_markers(self._last_flush_marker)
@@ -316,27 +327,28 @@ class QueueReader:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of messages held in this process. Dropped messages do not count."""
+        """Size in bytes of the messages of this queue that this process holds."""
         return self.in_flight.received.size_bytes + self.in_flight.planned.size_bytes + self._retained_bytes
 
     def share_bytes(self, most: float, *, resumes: bool) -> None:
-        """Bound the bytes that current and future sessions may buffer.
+        """Set the number of bytes that this queue may hold.
 
         Args:
-            most: bytes that may be held here, including bytes that were received but not processed.
-            resumes: whether a session paused for bytes may resume.
+            most: maximum number of bytes, including those of deliveries that are not processed yet.
+            resumes: whether a session that was paused because of its bytes may resume.
         """
         self._bytes_max = most
-        # Any number of other messages may precede a replay's own, so no session pauses, and the excess is skipped.
+        # During a replay no session pauses, because any number of other messages may be delivered before the planned
+        # ones. Instead, other messages beyond the limit are skipped.
         left = most if self._replaying else max(0.0, most - self.held_bytes)
         self.connections.bound_bytes(left, resume=resumes or self._replaying)
 
     def refresh_depth(self, age_max_s: float = DEPTH_AGE_MAX_S) -> None:
-        """Ask the broker for the depth, unless its last report is at most `age_max_s` old."""
+        """Ask the broker how many messages wait, unless its last report is at most `age_max_s` seconds old."""
         self.connections.refresh_depth(age_max_s)
 
     def recount_ready(self) -> None:
-        """Use the current depth as the depth of the first report."""
+        """Replace the number of waiting messages in the broker's first report by the current number."""
         self.connected.ready_at_first = self.connections.untaken + (self.connections.newest_depth or 0)
 
     # -- phase one
@@ -345,22 +357,25 @@ class QueueReader:
         return iter(self.in_flight.received.oldest(most))
 
     def plan(self, epoch: int, size: int) -> Sequence[Any]:
-        """Cut the oldest `size` buffered messages, maybe none, into an epoch; return their IDs in order."""
+        """Assign the `size` oldest buffered messages (perhaps none) to an epoch. Return the keys of those it emits."""
         return self.in_flight.plan(epoch, size)
 
     # -- run
 
     @property
     def has_open_epochs(self) -> bool:
-        """Whether an epoch is planned or emitted here but not committed."""
+        """Whether an epoch with messages of this queue is planned or emitted, but not committed."""
         return bool(self._emitted) or len(self.in_flight.planned.epochs) > 0
 
     def is_open(self, epoch: int) -> bool:
-        """Whether an epoch is planned here but not committed."""
+        """Whether this epoch is planned by this reader but not committed."""
         return epoch in self.in_flight.planned.epochs
 
     def hold(self, epoch: int) -> None:
-        """Keep the rows that an epoch emits until the epoch is committed, because Spark may ask for them again."""
+        """Keep the rows that an epoch emits until it is committed, because Spark may ask for them again.
+
+        Also acknowledge the epoch's echoes: redeliveries that the epoch does not emit.
+        """
         if self.is_open(epoch):
             self._send(self.in_flight.begin(epoch))
             self._emitted[epoch] = BlockRows.of(*self.in_flight.planned.parts(epoch))
@@ -372,20 +387,23 @@ class QueueReader:
     # -- phase two
 
     def remember(self, epoch: int) -> None:
-        """Record an epoch's IDs in the shared store."""
+        """Add the IDs of an epoch to the store of committed IDs (option `dedupStore`)."""
         self._store.remember(key for key in self.in_flight.planned.keys(epoch) if not is_content(key))
 
     def acknowledge(self, epoch: int) -> Callable[[], bool]:
-        """Acknowledge an epoch; return a function that tells whether the acknowledgement may still be confirmed.
+        """Acknowledge an epoch.
 
         With guarantee `none`, this is called before Spark runs the epoch.
+
+        Returns:
+            a function that tells whether the broker has not confirmed these acknowledgements yet.
         """
         number = self._send(self.in_flight.commit(epoch))
         self._count_retained()
         return lambda: number is not None and self.in_flight.settling.unconfirmed(number)
 
     def drop(self, epoch: int) -> None:
-        """Drop the rows kept for an epoch, because Spark does not ask for them again."""
+        """Drop the rows that were kept for an epoch. Called when it is committed, so that Spark does not need them."""
         self._emitted.pop(epoch, None)
         self._count_retained()
 
@@ -394,7 +412,7 @@ class QueueReader:
         self._retained_bytes = sum(rows.size_bytes for rows in gone)
 
     def _send(self, due: Acknowledgements | None) -> int | None:
-        """Send acknowledgements; return the request's number, if any."""
+        """Send acknowledgements. Return the number under which the broker will confirm them; None if none are due."""
         if due is None:
             return None
         now_s = self._runtime.monotonic_s()
@@ -405,11 +423,14 @@ class QueueReader:
     # -- restart
 
     def adopt(self, recent: LeftOpen, broker_id: str) -> None:
-        """Learn the commits of a former process (rule 5), and its broker.
+        """Learn which messages the former process has committed (rule 5), and from which broker.
+
+        From now on deliveries are processed.
 
         Args:
-            recent: messages that the end of that process left open. The memory already has them.
-            broker_id: the checkpoint's broker.
+            recent: the messages whose acknowledgements the end of that process may have cut off. The memory already has
+                them.
+            broker_id: the name of the broker with which the checkpoint was written.
         """
         self.connected.expect_broker(broker_id)
         self.taking = True
@@ -420,13 +441,14 @@ class QueueReader:
         self.windows.enter(Trigger.UNPROVEN)
 
     def begin_replay(self, epoch: int, planned: Sequence[Key]) -> None:
-        """Expect the messages of an epoch that a former process planned but Spark did not commit.
+        """Wait for the redelivery of the messages of an epoch that a former process planned and Spark did not commit.
 
-        With a guarantee without IDs, the epoch's messages are unknown: the reader expects none, and later epochs emit
-        them.
+        With the guarantees `at-least-once` and `none` the epoch's messages are unknown. The epoch is then empty, and
+        later epochs emit its messages.
 
         Args:
-            planned: IDs of the messages, in order.
+            epoch: number of the epoch.
+            planned: keys of the messages, in order.
         """
         self.in_flight.restore_planned(epoch, planned)
         if self.settings.guarantee.identifies:
@@ -434,27 +456,27 @@ class QueueReader:
             self.windows.begin_replay(epoch)
 
     def planned(self, epoch: int) -> Sequence[Key]:
-        """Return the IDs of an epoch, in order; none if the epoch is committed or has no messages of this queue."""
+        """Return the keys of an epoch's messages in this queue, in order; empty if the epoch is committed."""
         return self.in_flight.planned.keys(epoch)
 
     def missing(self, epoch: int) -> list[Key]:
-        """Return the IDs of the missing messages of an open epoch, in order."""
+        """Return the keys of an uncommitted epoch's messages that were not redelivered yet, in order."""
         return self.in_flight.planned.missing(epoch)
 
     def count_missing(self, epoch: int) -> int:
-        """Count the missing messages of an open epoch."""
+        """Return the number of an uncommitted epoch's messages that were not redelivered yet."""
         return self.in_flight.planned.epochs[epoch].missing
 
     def ask_for_more(self, missing: int) -> bool:
-        """Widen full windows, because the missing messages are not in them; return whether any window was full."""
+        """Widen the windows that are full, because they lack the missing messages. Return whether any was full."""
         return self.windows.double_taken(missing)
 
     def abandon(self, epoch: int) -> None:
-        """Run an epoch without its missing messages (rule 9)."""
+        """Give up the messages of an epoch that were not redelivered, so that it is emitted without them (rule 9)."""
         self.in_flight.abandon(epoch)
 
     def end_replay(self) -> None:
-        """Resume accepting messages that were not planned."""
+        """Record that no replay waits for messages any more, so that all messages are accepted again."""
         self._replaying = False
 
     # -- counters

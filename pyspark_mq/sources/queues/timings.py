@@ -1,4 +1,4 @@
-"""Times of the steps of an epoch, for monitoring."""
+"""Measures how long the steps of an epoch take, for the query's progress."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pyspark_mq.sources.runtime import Runtime
 
 __all__ = ["Timings"]
 
-#: Most committed epochs whose confirmation is awaited.
+#: Maximum number of committed epochs for which the time of the confirmation is measured at once.
 _EPOCHS_KEPT = 16
 
 
 class Timings:
-    """Times of the last planned epoch, and of the last epoch whose acknowledgements were confirmed."""
+    """The times of the last planned epoch, and of the last epoch whose acknowledgements the broker has confirmed."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -25,12 +25,12 @@ class Timings:
         self._confirmed: dict[str, int] | None = None
 
     def asked(self) -> None:
-        """Record that Spark asks for an epoch."""
+        """Record that Spark asks for an epoch now."""
         self._asked_s = self._gathered_s = self._runtime.monotonic_s()
         self._asked_at_ms = self._runtime.utc_us() // 1000
 
     def gathered(self) -> None:
-        """Record that the epoch's messages are here, and which committed epochs are confirmed by now."""
+        """Record that the epoch's messages have arrived. Also check which committed epochs are confirmed by now."""
         self._gathered_s = self._runtime.monotonic_s()
         while self._committed and not any(waits() for waits in self._committed[0][2]):
             epoch, since_s, _ = self._committed.popleft()
@@ -41,7 +41,7 @@ class Timings:
             }
 
     def planned(self, epoch: int, messages: int, size: int) -> None:
-        """Record that the epoch is cut, with its number of messages and the bytes of these messages."""
+        """Record that an epoch is planned, with the number of its messages and their size in bytes."""
         self._epoch = {
             "epoch": epoch,
             "messages": messages,
@@ -52,15 +52,16 @@ class Timings:
         }
 
     def committed(self, epoch: int, under_way: Sequence[Callable[[], bool]]) -> None:
-        """Record that Spark has committed an epoch and that the epoch's messages were acknowledged.
+        """Record that Spark has committed an epoch, and that acknowledgements for it were sent.
 
         Args:
-            under_way: for each queue, a function that tells whether the confirmation is still outstanding.
+            epoch: number of the epoch.
+            under_way: for each queue a function that tells whether the broker has not confirmed them yet.
         """
         self._committed.append((epoch, self._runtime.monotonic_s(), under_way))
 
     def report(self) -> dict[str, dict[str, int] | None]:
-        """Return the two epochs' times under their documented names."""
+        """Return the times of both epochs under their documented names."""
         return {"lastPlanned": self._epoch, "lastConfirmed": self._confirmed}
 
 

@@ -1,4 +1,4 @@
-"""Watches what deliveries do not show about a queue: its depth, other consumers, silence."""
+"""Watches for problems of a queue that its deliveries do not show, such as other consumers or missing confirmations."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ __all__ = ["BacklogWatch", "QueueWatches", "other_consumers"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: A depth is too old after this many intervals of polls, or after :attr:`.Timing.old_depth_s` if that is longer.
+#: The last known depth of a queue is outdated after this number of intervals without an answer, or after
+#: :attr:`.Timing.old_depth_s` if that is longer.
 _LOOKS_MISSED = 2
 _OTHERS, _UNCONFIRMED = "others", "unconfirmed"
 
 
 class BacklogWatch:
-    """Polls the broker's management for the depths of queues whose depth no session reports.
+    """Asks the management interface how many messages wait in queues whose sessions do not report this.
 
-    The depths are only for the counter `backlog`. A depth polled every few seconds is too old for planning.
+    The result is used only for the counter `backlog`, because it may be several seconds old.
 
     Args:
-        ask: asks how many messages wait in a queue; returns None without an answer.
-        interval_s: seconds between polls. RabbitMQ refreshes its API every five seconds
+        ask: returns how many messages wait in a queue (its *depth*); None if the broker does not report it.
+        interval_s: seconds between two rounds of requests. RabbitMQ itself refreshes the numbers every five seconds
             (`collect_statistics_interval`).
     """
 
@@ -49,16 +50,16 @@ class BacklogWatch:
         self._silent = False
 
     def begin(self, queues: Sequence[str]) -> None:
-        """Poll these queues from now on, in the background. May be called again."""
+        """From now on, query these queues in the background. Another call replaces the list of queues."""
         self._queues = queues
         if self._task is None and queues:
             self._task = self._runtime.spawn("pyspark-mq backlog", self._life(), self._stopping)
 
     def seen(self, queue: str) -> int | None:
-        """Return the depth at the last poll; None if unknown or too old.
+        """Return the last known depth of a queue; None if it is unknown or outdated.
 
         Raises:
-            MqError: polling has ended.
+            MqError: the background task has failed.
         """
         if self._task is not None:
             self._task.check()
@@ -74,7 +75,7 @@ class BacklogWatch:
                 self._seen = {queue: self._ask(queue) for queue in self._queues}
                 self._seen_s, self._silent = self._runtime.monotonic_s(), False
             except BrokerError as error:
-                # An old depth would be taken for a new one.
+                # Forget the depths, because they would soon be outdated.
                 self._seen = {}
                 if not self._silent:
                     _LOG.warning("%s; counter 'backlog' is unknown meanwhile", error)
@@ -83,22 +84,28 @@ class BacklogWatch:
 
 
 def other_consumers(count: int) -> str:
-    """Return the warning about other consumers."""
+    """Return the warning that a queue has other consumers.
+
+    Args:
+        count: number of the other consumers.
+    """
     return (
-        f"the broker reports {count} other consumer(s). Messages delivered to them are missing here. A query that "
-        "reads a queue twice, as a self-join does, sees each message on one side only. Give each reader a queue of its "
-        "own, or read the queue once and use the result twice"
+        f"the broker reports {count} other consumer(s). This query does not get the messages that are delivered to "
+        "them. A query that reads a queue twice, as a self-join does, sees each message on one side only. Give each "
+        "reader a queue of its own, or read the queue once and use the result twice"
     )
 
 
 class QueueWatches:
-    """Watches what deliveries do not show about one queue, and logs each problem once.
+    """Watches one queue for problems that its deliveries do not show, and logs each kind of problem once.
 
-    * Other consumers, which get a part of the messages. For a while, such a consumer may be a dead connection of ours.
-    * Acknowledgements that the broker does not confirm.
-    * Sessions that receive nothing although messages are ready. A cluster node that is cut off from the majority may
-      report messages and deliver none; from RabbitMQ 4.3 on, such a node continues to serve clients. If there are other
-      nodes, a session without messages is ended, which costs nothing.
+    * The queue has other consumers, which get a part of the messages. The warning waits for a while, because such a
+      consumer may be a former connection of this query whose end the broker has not noticed yet.
+    * The broker does not confirm acknowledgements.
+    * A session receives no messages although the broker reports some. A cluster node that is cut off from the majority
+      may report messages without delivering them; from RabbitMQ 4.3 on, such a node continues to serve clients. If the
+      broker has other nodes, the session is ended and another one is opened. This is harmless, because the session
+      holds no messages.
 
     Args:
         settings: the query's settings, with this queue as the endpoint.
@@ -118,7 +125,7 @@ class QueueWatches:
         self._settling = settling
         self._connections = connections
         self._windows = windows
-        #: Problem -> time since which it has lasted. The problem of a silent session is the session's number.
+        #: Problem -> time when it began. For a session that receives no messages, the key is the session's number.
         self._since_s: dict[str | int, float] = {}
         self._warned: set[str] = set()
 
@@ -129,10 +136,10 @@ class QueueWatches:
         self._since_s.pop(session, None)
 
     def poll(self, now_s: float, *, up: bool) -> None:
-        """Check for problems, after all events were processed.
+        """Check for problems. Called when all events of the queue were processed.
 
         Args:
-            up: whether every connection is up and deliveries are taken.
+            up: whether every connection is open and deliveries are processed.
         """
         if up:
             others = self._connections.other_consumers
@@ -149,9 +156,10 @@ class QueueWatches:
             self._warn(
                 _UNCONFIRMED,
                 f"messages were acknowledged, but the broker has confirmed none for {self._timing.confirmation_s:.0f} "
-                "s. Until it does, the messages' IDs stay in the checkpoint, and the messages are redelivered if the "
-                "connection ends. Look for the reason in the broker's log. If the network is slow, lower 'prefetch', "
-                "because a confirmation arrives only after all messages delivered before it",
+                "s. Until the broker confirms them, their IDs stay in the checkpoint, and the messages may be "
+                "redelivered if the connection ends. Look for the reason in the broker's log. If the network is slow, "
+                "lower 'prefetch', because a confirmation arrives only after all messages that were delivered before "
+                "it",
             )
 
     def _lasts(self, what: str | int, now_s: float, most_s: float, *, so: bool) -> bool:

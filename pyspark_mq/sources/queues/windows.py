@@ -1,7 +1,8 @@
-"""The windows of a queue: how many unacknowledged messages each session may hold. One table decides.
+"""The prefetch windows of a queue: how many unacknowledged messages each session may hold. A table decides.
 
-Each end of a session counts towards the delivery limit of all its messages. A job that keeps crashing early must not
-use up the limit of its whole queue, so it keeps a slow window until an epoch is committed.
+Some brokers count the end of a session as a failed delivery of all messages that the session held, and dead-letter a
+message after a number of deliveries. If a job crashes again and again soon after its start, this must not happen to all
+messages of its queue. So a process keeps a small ("slow") window until it has proved that it makes progress.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ __all__ = ["WINDOWS", "Trigger", "Window", "Windows", "window_of"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Window until the first epoch after a restart is committed, in addition to expected redeliveries.
+#: Size of a slow window, in addition to the messages that are expected to be redelivered.
 _FEW = 2_000
-#: Room in the window of a replay beyond the epoch's messages, for other messages that are delivered between them.
+#: Number of messages by which the window of a replay is larger than its epoch, because other messages may be delivered
+#: between the planned ones.
 _REPLAY_SPARE = 100
 
 
 class Window(Enum):
-    """A size of a window."""
+    """The size of a window."""
 
     SLOW = "slow"  #: a small window, as long as no progress of this process is proven; a replay's epoch fits into it
     EPOCH = "epoch"  #: the messages of one epoch
@@ -37,7 +39,7 @@ class Window(Enum):
 
 
 class Trigger(Enum):
-    """An event that changes windows."""
+    """An event that changes the sizes of windows."""
 
     UNPROVEN = "unproven"  #: there may have been a former process; or a session follows a session that ended
     REPLAY = "replay"  #: an open epoch of a former process is expected
@@ -47,47 +49,52 @@ class Trigger(Enum):
     COMMITTED = "committed"  #: an epoch of this process is committed
 
 
-#: Trigger -> the window of new sessions, and the minimum window of open sessions. None leaves a window unchanged.
+#: Trigger -> the window that new sessions get, and the minimum window of open sessions. None means no change.
 WINDOWS: Mapping[Trigger, tuple[Window | None, Window | None]] = MappingProxyType(
     {
-        # An open session has enough to start with: redeliveries are acknowledged on sight, or with the next epoch.
+        # The window of an open session is large enough, because redeliveries in it are acknowledged at once or with the
+        # next epoch.
         Trigger.UNPROVEN: (Window.SLOW, None),
         Trigger.REPLAY: (Window.SLOW, Window.SLOW),
         Trigger.NO_CRASH_LOOP: (Window.WIDE, Window.WIDE),
         Trigger.ONE_EPOCH: (Window.EPOCH, Window.EPOCH),
-        # Widen before acknowledgements make room: if widening takes a new consumer, nothing is on its way yet.
+        # Do this before acknowledgements are sent. Over some protocols a wider window needs a new consumer, which must
+        # be there before the broker delivers more messages to the old one.
         Trigger.COMMITTED: (None, Window.WIDE),
     }
 )
 
 
 def window_of(size: Window, settings: Settings, *, planned: int, expected: int, replays: bool) -> int:
-    """Return the window of one session, in messages.
+    """Return the window of one session, as a number of messages.
 
     Args:
-        planned: messages of open epochs, of all sessions.
-        expected: the messages in `planned`, plus messages acknowledged but not settled.
-        replays: whether an epoch of a former process is open. Until the commit of that epoch, a session gets as many
-            messages as the epoch needs or a few messages, whichever is more, but not the sum of both. So repeated
-            failures use up the delivery limit of only a few other messages.
+        size: the size to compute.
+        settings: the query's settings, with this queue as the endpoint.
+        planned: number of messages in epochs that are planned but not committed, over all sessions.
+        expected: the same number plus the number of messages that are acknowledged but not settled.
+        replays: whether an epoch that a former process planned is not committed yet. Until its commit, the window has
+            the size of this epoch or of a slow window, whichever is larger, but not the sum of both. So repeated
+            failures use up the delivery limits of only a few other messages.
     """
     window = settings.prefetch
     if size is Window.WIDE:
         return window
     if settings.endpoint.broker.counts_session_ends:
-        # No fewer for a small epoch: a quorum queue appends returned messages to those returned before, so the epoch's
-        # messages may follow everything delivered to former processes (RabbitMQ 3.10).
+        # A smaller window would not be enough, even if the epoch is small: a quorum queue delivers returned messages in
+        # the order in which they were returned, so all other messages that former processes held may come before those
+        # of the epoch (RabbitMQ 3.10).
         if replays:
             few = max(_FEW, planned + _REPLAY_SPARE)
         else:
             few = expected + (settings.max_messages if size is Window.EPOCH else max(_FEW, settings.min_messages))
         window = min(window, math.ceil(few / settings.consumers))
-    # A whole epoch is redelivered, whatever the prefetch is now.
+    # All messages of a planned epoch must fit into the windows, even if option `prefetch` is smaller now.
     return max(window, math.ceil(planned / settings.consumers))
 
 
 class Windows:
-    """Applies the table to the sessions of one queue."""
+    """Applies the table :data:`WINDOWS` to the sessions of one queue."""
 
     def __init__(
         self, settings: Settings, in_flight: InFlightTable[Any, Any], connections: Connections, deliveries: Deliveries
@@ -100,7 +107,7 @@ class Windows:
         self.enter(Trigger.UNPROVEN)
 
     def enter(self, trigger: Trigger) -> None:
-        """Apply the table's row for a trigger."""
+        """Change the windows as the table says for this trigger."""
         first, least = WINDOWS[trigger]
         if first is not None:
             self._connections.first_window = self._of(first)
@@ -115,40 +122,40 @@ class Windows:
         )
 
     def begin_replay(self, epoch: int) -> None:
-        """Return to slow windows, for an epoch that the in-flight table expects."""
+        """Set slow windows, because a replay waits for the messages of this epoch."""
         self._replayed = epoch
         self.enter(Trigger.REPLAY)
 
     @property
     def replay_is_open(self) -> bool:
-        """Whether the last replayed epoch is not committed yet."""
+        """Whether the epoch that was replayed last is not committed yet."""
         return self._replayed in self._in_flight.planned.epochs
 
     def poll(self) -> None:
-        """Give new sessions a slow window from now on, if a session is open."""
+        """If a session is open, let later sessions begin with a slow window. Called regularly."""
         if self._connections.windows:
             self.enter(Trigger.UNPROVEN)
 
     @property
     def total(self) -> int:
-        """Unacknowledged messages that all open sessions together may hold."""
+        """Maximum number of unacknowledged messages that all open sessions may hold together."""
         return sum(self._connections.windows.values())
 
     def unacked_in(self, session: int) -> int:
-        """Count the unacknowledged deliveries of an open session, including skipped deliveries."""
+        """Return the number of unacknowledged deliveries of an open session, including those that a replay skipped."""
         return self._in_flight.unacked_in(session) + self._deliveries.skipped_in(session)
 
     def _taken(self) -> dict[int, int]:
-        """Sessions with a full window, and their windows."""
+        """Return number of each session whose window is full -> its window."""
         windows = self._connections.windows
         return {session: window for session, window in windows.items() if self.unacked_in(session) >= window}
 
     @property
     def blocked(self) -> bool:
-        """Whether no more messages can arrive.
+        """Whether the broker cannot deliver more messages until some are acknowledged.
 
-        This is so if every window is full. It is also so if some windows are full, messages may wait, and no other
-        session has ever received a message, because a single active consumer leaves nothing to other consumers.
+        This is so if the windows of all sessions are full. It is also so if some windows are full, messages may wait,
+        and the other sessions have never received a message: the queue then delivers only to a single active consumer.
         """
         taken = self._taken()
         others = self._connections.windows.keys() - taken
@@ -156,7 +163,7 @@ class Windows:
         return bool(taken) and (not others or (waits and not any(self._deliveries.taken_in[one] for one in others)))
 
     def double_taken(self, missing: int) -> bool:
-        """Double the full windows, because they do not include the missing messages; return whether any was full."""
+        """Double the windows that are full, because they lack the missing messages. Return whether any was full."""
         taken = self._taken()
         for session, window in taken.items():
             _LOG.warning(
