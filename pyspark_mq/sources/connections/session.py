@@ -59,7 +59,7 @@ TRANSIT_S = 0.5
 #: the connection, and count one more delivery for each of its messages: RabbitMQ after 15 s
 #: (`tcp_listen_options.send_timeout`), ActiveMQ Classic over STOMP after 30 s.
 KEEP_ALIVE_READ_S = 5.0
-#: The part of the allowed bytes that may wait to become blocks, and the number of bytes that always may wait: one block.
+#: The part of the allowed bytes that may wait to become blocks, and the number of bytes that always may: one block.
 _UNMADE_PARTS, _UNMADE_BYTES = 4, 4 << 20
 #: Addition to the error about a stream, for protocols that cannot ask the broker whether the queue really is a stream.
 COPIED = (
