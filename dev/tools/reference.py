@@ -87,7 +87,7 @@ PAGES: Mapping[str, Tables] = {
         "counters": counters,
     },
     "streams.md": {"options of streams": stream_options},
-    "sink.md": {"columns of a write": sink_columns, "options of a write": sink_options},
+    "write-to-queues.md": {"columns of a write": sink_columns, "options of a write": sink_options},
     "how-it-works.md": {"transitions": transitions},
 }
 

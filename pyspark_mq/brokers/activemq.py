@@ -80,8 +80,8 @@ ACTIVEMQ = Broker(
         # closes the connection without an ERROR frame, and logs "java.lang.NumberFormatException: For input string:
         # "abc"" (6.3).
         foreign_prefix="JMS_AMQP_",
-        # `StompWireFormat.marshalHeaders` escapes only the values of headers. The following headers of every message are
-        # set by `FrameTranslator.Helper.copyStandardHeadersFromMessageToFrame` (6.3).
+        # `StompWireFormat.marshalHeaders` escapes only the values of headers. The headers that follow are set for every
+        # message by `FrameTranslator.Helper.copyStandardHeadersFromMessageToFrame` (6.3).
         always=("message-id", "destination", "expires", "priority", "timestamp"),
         # The prefix `/temp-queue/` is not listed: it means a queue of the connection itself, which no other client can
         # name.

@@ -36,7 +36,7 @@ class _WriteColumn(NamedTuple):
         code: number that stands for the column in the digest from which a row's ID is made (:mod:`.ids`); 0 if the
             digest does not include the column. Codes never change.
         kinds: Spark's names of the accepted types.
-        text: what the column means in a message, as Markdown for docs/sink.md.
+        text: what the column means in a message, as Markdown for docs/write-to-queues.md.
     """
 
     code: int

@@ -127,7 +127,7 @@ def test_every_column_arrives_as_a_reader_has_it(entry: LiveEntry) -> None:
     expected = {name: FULL[name] for name in ALL_COLUMNS.names if name in FULL}
     known = dict(FULL["properties"])
     if entry.entry.protocol == STOMP:
-        # STOMP's ID is the broker's. What else a broker keeps to itself is in docs/write.md.
+        # STOMP's ID is the broker's. What else a broker keeps to itself is in docs/sinks.md.
         expected.pop("messageId")
         for name in ("contentEncoding", "groupId", "groupSequence", "appId"):
             assert row[name] in (None, FULL[name])

@@ -326,15 +326,15 @@ def test_the_code_of_the_pages_writes(spark: Any, orders: Target, tmp_path: Path
         return names
 
     stream = spark.readStream.schema(batch.schema).parquet(str(tmp_path / "orders"))
-    names = execute("docs/sink.md", "query = (", rows=stream, checkpoint=str(tmp_path / "checkpoint"))
+    names = execute("docs/write-to-queues.md", "query = (", rows=stream, checkpoint=str(tmp_path / "checkpoint"))
     names["query"].processAllAvailable()
     names["query"].stop()
     assert total(orders.node, orders.queue) == 1
     given = {"broker": "rabbitmq", "url": url}
     begin = 'named = rows.write.format("mq").mode("append").option("writeId", name)'
-    execute("docs/sink.md", begin, rows=batch, name="nightly", **given)
+    execute("docs/write-to-queues.md", begin, rows=batch, name="nightly", **given)
     written = execute(
-        "docs/sink.md", "def write(batch, number):", options={**given, "queue": orders.queue}, query_name="q"
+        "docs/write-to-queues.md", "def write(batch, number):", options={**given, "queue": orders.queue}, query_name="q"
     )["write"]
     written(batch, 7)
     execute("docs/quick-start.md", 'url = "amqp://guest:guest@localhost:5672/"', spark=spark)

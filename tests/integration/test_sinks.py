@@ -28,7 +28,7 @@ except ImportError:
         raise
     pytest.skip("needs psycopg", allow_module_level=True)
 
-PAGE = "docs/write.md"
+PAGE = "docs/sinks.md"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: That are published at a time.
 MESSAGES = 200

@@ -37,7 +37,7 @@ except ImportError:
         raise
     pytest.skip("needs deltalake, confluent-kafka and psycopg", allow_module_level=True)
 
-PAGE = "docs/write.md"
+PAGE = "docs/sinks.md"
 PROGRAM = Path(__file__).parents[1] / "support" / "page_program.py"
 QUEUES = ("orders", "refunds")
 #: That are published at a time.

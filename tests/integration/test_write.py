@@ -21,7 +21,7 @@ from testbed.process import poll
 from tests.support.checks import total
 from tests.support.pages import ROOT, block
 
-PAGE = "docs/write.md"
+PAGE = "docs/sinks.md"
 SCHEDULED = ROOT / "examples" / "scheduled.py"
 
 

@@ -142,7 +142,7 @@ RUN_BY: dict[str, dict[str, str]] = {
         "integration/test_quick_start.py::test_the_blocks_run_one_after_the_other",
     )
     | {'url = "amqp://guest:guest@localhost:5672/"': "integration/test_sink.py::test_the_code_of_the_pages_writes"},
-    "docs/sink.md": dict.fromkeys(
+    "docs/write-to-queues.md": dict.fromkeys(
         (
             "query = (",
             'named = rows.write.format("mq").mode("append").option("writeId", name)',
@@ -150,7 +150,7 @@ RUN_BY: dict[str, dict[str, str]] = {
         ),
         "integration/test_sink.py::test_the_code_of_the_pages_writes",
     ),
-    "docs/write.md": {
+    "docs/sinks.md": {
         "from pyspark.sql.functions import col, expr, from_json, try_validate_utf8": (
             "integration/test_sinks.py::test_the_code_of_the_page_sorts_into_folders"
         ),
@@ -209,7 +209,7 @@ CANNOT: dict[str, dict[str, str]] = {
     "docs/reports/benchmarks.md": {"make bench": _RECURSES, 'make bench ARGS="guarantees --page"': _RECURSES},
     "docs/quick-start.md": {"python3 -m venv mq && . mq/bin/activate": _INSTALLS},
     "docs/reports/specification.md": {"make spec": _RECURSES},
-    "docs/write.md": {
+    "docs/sinks.md": {
         "pip install 'psycopg[binary]'": "installs, and starts examples that test_sinks.py runs with kills",
         "INSERT INTO batches AS b VALUES (query, batch)": (
             "a statement of examples/to_postgres.py with names in place of values; test_sinks.py runs that"

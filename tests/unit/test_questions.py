@@ -14,17 +14,17 @@ QUESTIONS = {
     "Databricks runtime": ("deploy.md", "Databricks Runtime", "databricks"),
     "lag": ("monitor.md", "Lag", "lag"),
     "secrets": ("operate.md", "Secrets", "secret"),
-    "JSON": ("write.md", "Typed columns from JSON", "json"),
+    "JSON": ("sinks.md", "Typed columns from JSON", "json"),
     "no message IDs": ("message-ids.md", "Messages without an ID", "no ID"),
     "stop": ("operate.md", "Stop", "stop"),
     "rewind": ("operate.md", "Rewind", "rewind"),
-    "write to a queue": ("sink.md", "Write to queues", "publish"),
+    "write to a queue": ("write-to-queues.md", "Write to queues", "publish"),
     "driver memory": ("tuning.md", "Driver memory", "driver's memory"),
     "slow": ("tuning.md", "Throughput", "rows a second"),
     "schema registry": ("formats.md", "Avro", "registry"),
     "Airflow": ("schedule.md", "Airflow", "airflow"),
-    "MERGE": ("write.md", "Merge into Delta", "merge"),
-    "dead letters": ("write.md", "Several tables and dead letters", "dead letter"),
+    "MERGE": ("sinks.md", "Merge into Delta", "merge"),
+    "dead letters": ("sinks.md", "Several tables and dead letters", "dead letter"),
 }
 
 
