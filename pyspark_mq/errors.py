@@ -12,7 +12,7 @@ Each text begins with the short name of its class in brackets, such as ``[mq:dat
 with this name, which says what the error means and what to do. Spark wraps errors in other errors, and sometimes drops
 the class name, but keeps the short name: search logs for the short name.
 
-A docstring that says "rule 9" means the rule with this number in docs/how-it-works.md#the-rules.
+A docstring that says "rule 9" means the rule with this number in docs/design.md#the-rules.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
    IDs that may come again. Three parties act here: the broker, the source, Spark; each may crash, and connections may
    end, seen by one side or by both.
 
-   "Rule 5" is docs/how-it-works.md#rule-5. Each may be left out, by naming it in Broken; then a property of the
+   "Rule 5" is docs/design.md#rule-5. Each may be left out, by naming it in Broken; then a property of the
    module Properties fails. docs/reports/specification.md says what is not modelled. *)
 EXTENDS Memory
 

@@ -88,7 +88,7 @@ PAGES: Mapping[str, Tables] = {
     },
     "streams.md": {"options of streams": stream_options},
     "write-to-queues.md": {"columns of a write": sink_columns, "options of a write": sink_options},
-    "how-it-works.md": {"transitions": transitions},
+    "design.md": {"transitions": transitions},
 }
 
 

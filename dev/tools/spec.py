@@ -23,7 +23,7 @@ __all__ = [
 
 _DOCS = SPEC.parents[1] / "docs"
 PAGE = _DOCS / "reports" / "specification.md"
-RULES_PAGE = _DOCS / "how-it-works.md"
+RULES_PAGE = _DOCS / "design.md"
 MODULE = SPEC / "Journal.tla"
 
 _MARKED = re.compile(r"(<!-- written by make spec: (.+?) -->)\n.*?(<!-- end -->\n)", re.DOTALL)
@@ -48,7 +48,7 @@ def linked(page: str) -> str:
 def rule_row(rule: str, outcome: Outcome) -> str:
     """A row of the table: what happens without a rule."""
     model = without(rule)
-    name = f"[{rule}](../how-it-works.md#rule-{rule})" if rule in RULES else _DASH
+    name = f"[{rule}](../design.md#rule-{rule})" if rule in RULES else _DASH
     return f"| {name} | {model.name} | `{outcome.violated}` | {outcome.length} |"
 
 

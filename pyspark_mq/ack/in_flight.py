@@ -11,7 +11,7 @@ of the target state. New messages that arrive together stay together as a *run* 
 ID that is known already, all runs are spread into single messages, and the messages that arrived with this delivery are
 sorted into groups by their states.
 
-A docstring that says "rule 9" means the rule with this number in docs/how-it-works.md#the-rules.
+A docstring that says "rule 9" means the rule with this number in docs/design.md#the-rules.
 """
 
 from __future__ import annotations

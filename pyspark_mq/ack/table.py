@@ -35,7 +35,7 @@ Only the action ACKNOWLEDGE acknowledges messages, and every row with this actio
 ``tests/unit/test_table.py`` checks this for every row of the table, and the in-flight table refuses a row that breaks
 the rule.
 
-"Rule 1" means the rule with this number in docs/how-it-works.md#the-rules.
+"Rule 1" means the rule with this number in docs/design.md#the-rules.
 """
 
 from __future__ import annotations

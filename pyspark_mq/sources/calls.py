@@ -27,7 +27,7 @@ the start is before, at or after the last epoch that this process knows.
 An epoch is planned, begun and committed before the next one is planned. So at a LATEST call that continues from the
 last epoch, no epoch is planned or begun.
 
-"Rule 16" means the rule with this number in docs/how-it-works.md#the-rules.
+"Rule 16" means the rule with this number in docs/design.md#the-rules.
 """
 
 from __future__ import annotations

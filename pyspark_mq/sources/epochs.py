@@ -13,7 +13,7 @@ A user may change the queues of a query at a restart. A new queue starts without
 queue stay in the journal, so if the queue is read again later, no message is emitted twice. If an uncommitted epoch has
 messages of a removed queue, it cannot be replayed, so the source refuses it (rule 9).
 
-"Rule 9" means the rule with this number in docs/how-it-works.md#the-rules.
+"Rule 9" means the rule with this number in docs/design.md#the-rules.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def test_a_broken_link_is_an_error(tmp_path: Path) -> None:
     pages = tmp_path / "docs"
     shutil.copytree(DOCS, pages)
     with (pages / "protocols.md").open("a", encoding="utf-8") as page:
-        page.write("\n[a](how-it-works.md#rule-16) [b](how-it-works.md#rule-99) [c](gone.md) [d](../gone.py)\n")
+        page.write("\n[a](design.md#rule-16) [b](design.md#rule-99) [c](gone.md) [d](../gone.py)\n")
     done = build(pages, tmp_path / "site")
     assert done.returncode != 0
     assert [name for name in ("rule-99", "gone.md", "../gone.py") if name not in done.stderr] == []

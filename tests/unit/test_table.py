@@ -9,7 +9,7 @@ import pytest
 
 from pyspark_mq.ack import TRANSITIONS, Action, Event, IllegalEventError, State, step
 
-HOW_IT_WORKS = Path(__file__).parents[2] / "docs" / "how-it-works.md"
+DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
 EVERY_PAIR = [(state, event) for state in State for event in Event]
 
 
@@ -68,17 +68,17 @@ def test_every_state_can_be_reached_and_all_but_the_last_can_be_left() -> None:
 
 
 def test_the_rules_that_the_code_cites_are_in_the_docs() -> None:
-    text = HOW_IT_WORKS.read_text("utf-8")
+    text = DESIGN.read_text("utf-8")
     rules = [int(number) for number in re.findall(r'^(\d+)\. <a id="rule-\1"></a>', text, re.MULTILINE)]
     assert rules == list(range(1, 19))
     assert "\n## The rules\n" in text
-    for path in sorted((HOW_IT_WORKS.parents[1] / "pyspark_mq").rglob("*.py")):
+    for path in sorted((DESIGN.parents[1] / "pyspark_mq").rglob("*.py")):
         cited = {int(number) for number in re.findall(r"\b[Rr]ule (\d+)", path.read_text("utf-8"))}
         assert cited <= set(rules), path
 
 
 @pytest.mark.parametrize("name", ["ack/table.py", "ack/in_flight.py", "errors.py"])
 def test_a_module_that_cites_a_rule_says_where_the_rules_are(name: str) -> None:
-    source = (HOW_IT_WORKS.parents[1] / "pyspark_mq" / name).read_text("utf-8")
+    source = (DESIGN.parents[1] / "pyspark_mq" / name).read_text("utf-8")
     assert re.search(r"\b[Rr]ule \d", source)
-    assert "docs/how-it-works.md#the-rules" in source.partition('\n"""\n')[0]
+    assert "docs/design.md#the-rules" in source.partition('\n"""\n')[0]

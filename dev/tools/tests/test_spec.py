@@ -40,4 +40,4 @@ def test_every_rule_can_be_left_out_and_is_in_a_test() -> None:
 def test_every_model_and_rule_is_on_the_page() -> None:
     page = PAGE.read_text("utf-8")
     assert [model.name for model in MODELS if f"| {model.name}" not in page] == []
-    assert [rule for rule in RULES if f"| [{rule}](../how-it-works.md#rule-{rule}) |" not in page] == []
+    assert [rule for rule in RULES if f"| [{rule}](../design.md#rule-{rule}) |" not in page] == []
