@@ -128,7 +128,7 @@ _TABLE = (
         "managementInterval",
         _READ,
         "how often `managementUrl` is queried for the backlog, at least `1s`. For "
-        "[Amazon MQ](deploy.md#amazon-mq) AWS wants `1m` or more",
+        "[Amazon MQ](brokers.md#amazon-mq) AWS wants `1m` or more",
         default="5s",
         kind=duration_s(1),
         sets="management_interval_s",

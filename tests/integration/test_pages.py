@@ -22,8 +22,10 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet as pq
 import pyspark
 import pytest
 
@@ -72,12 +74,11 @@ class Running:
     listeners: list[Any]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_the_first_lines_read_a_queue(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, page: str) -> None:
+def test_the_first_lines_read_a_queue(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     rabbit.publish(name, bodies(10))
     out = tmp_path / "rows"
     names = {"spark": spark, "out": str(out), "checkpoint": str(tmp_path / "checkpoint")}
-    execute(block(page, "df = ("), names, {URL: rabbit.url(), '"orders"': repr(name)})
+    execute(block("README.md", "df = ("), names, {URL: rabbit.url(), '"orders"': repr(name)})
     (query,) = spark.streams.active
     try:
         # On a busy machine the first batch may be empty.
@@ -193,6 +194,94 @@ def test_the_python_of_the_workers_is_the_one_that_runs(monkeypatch: pytest.Monk
     )
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     assert "PYSPARK_DRIVER_PYTHON" not in os.environ
+
+
+#: What the blocks for clouds name, and what stands there in a test.
+CLOUD_URL = "amqps://spark@mq.example:5671/"
+CLOUD_PASSWORD = "/etc/mq/password"
+
+
+def test_a_vendor_s_cluster_is_checked_and_its_job_reads_a_queue(rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
+    page = "docs/deploy.md"
+    sent = rabbit.publish(name, bodies(10))
+    (tmp_path / "password").write_text("guest", "utf-8")
+    here = {
+        CLOUD_URL: rabbit.url().replace("guest:guest@", "guest@"),
+        CLOUD_PASSWORD: str(tmp_path / "password"),
+        '"queue", "orders"': f'"queue", {name!r}',
+        "queue=orders": f"queue={name}",
+    }
+
+    def changed(text: str) -> str:
+        for old, new in here.items():
+            text = text.replace(old, new)
+        return text
+
+    for program in ("doctor.py", "orders.py"):
+        (tmp_path / program).write_text(changed(block(page, f"# {program}")), "utf-8")
+    command = changed(block(page, "spark-submit doctor.py broker=rabbitmq queue=orders \\"))
+    told = shell(command.replace("spark-submit", "spark-submit --master 'local[1]'"), tmp_path)
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert re.search(r"^0 problem\(s\)", told.stdout, re.MULTILINE)
+    checkpoint, out = tmp_path / "checkpoint", tmp_path / "rows"
+    done = shell(f"spark-submit --master 'local[2]' orders.py {checkpoint} {out}", tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = pq.read_table(out).to_pylist()
+    assert sorted(row["messageId"] for row in rows) == sorted(sent)
+
+
+@pytest.mark.parametrize(
+    ("begin", "target"),
+    [("# on Databricks", '.toTable("main.mq.orders")'), ("# on Fabric", '.toTable("orders")')],
+)
+def test_a_notebook_reads_a_queue_and_checks_its_cluster(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, begin: str, target: str
+) -> None:
+    sent = rabbit.publish(name, bodies(10))
+    out = tmp_path / "rows"
+    credentials = SimpleNamespace(get=lambda *_: "guest", getSecret=lambda *_: "guest")
+    names = {
+        "spark": spark,
+        "dbutils": SimpleNamespace(secrets=credentials),
+        "notebookutils": SimpleNamespace(credentials=credentials),
+    }
+    folders = {"/Volumes/main/mq", "/lakehouse/default/Files", '"Files'}
+    text = block("docs/deploy.md", begin)
+    changed = {
+        CLOUD_URL: rabbit.url().replace("guest:guest@", "guest@"),
+        '"queue": "orders"': f'"queue": {name!r}',
+        target: f'.start({str(out)!r}, "parquet")',
+        **{folder: f'"{tmp_path}' if folder.startswith('"') else str(tmp_path) for folder in folders if folder in text},
+    }
+    execute(text, names, changed)
+    assert sorted(row.messageId for row in spark.read.parquet(str(out)).collect()) == sorted(sent)
+    monkeypatch.setattr(sys, "argv", ["a notebook"])
+    with redirect_stdout(io.StringIO()) as told, pytest.raises(SystemExit) as end:
+        execute(block("docs/deploy.md", "import runpy"), names)
+    assert (end.value.code, name in told.getvalue()) == (0, True)
+
+
+def test_bad_rows_are_dead_lettered(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
+    dead = f"{name}-dead"
+    rabbit.declare(dead)
+    sent = rabbit.publish(name, [b'{"id": 1, "item": "a"}', b"not JSON", b'{"id": "x"}', b'{"id": 2}'])
+    given = {**options(rabbit, name), "checkpointLocation": str(tmp_path / "checkpoint")}
+    names: dict[str, Any] = {
+        "messages": spark.readStream.format("mq").options(**given).load(),
+        "options": {"broker": "rabbitmq", "url": rabbit.url()},
+        "checkpoint": given["checkpointLocation"],
+        "out": str(tmp_path / "rows"),
+    }
+    text = block("docs/sinks.md", "from pyspark.sql.functions import col, from_json")
+    execute(text, names, {'"orders.dead"': repr(dead)})
+    try:
+        assert poll(lambda: total(rabbit, name) == 0, 90)
+        assert rabbit.counts(dead).ready == 2
+        rows = spark.read.parquet(names["out"]).collect()
+        assert sorted((row.messageId, row.id) for row in rows) == sorted([(sent[0], 1), (sent[3], 2)])
+    finally:
+        names["query"].stop()
+        rabbit.delete(dead)
 
 
 def test_a_table_of_sql_is_read_with_the_options_of_the_stream(

@@ -21,7 +21,7 @@ from tests.support.pages import block
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(900)]
 
-PAGE = "docs/deploy.md"
+PAGE = "docs/pipelines.md"
 KEPT = '@dp.table(table_properties={"pipelines.reset.allowed": "false"})'
 _RUN_TIMEOUT_S = 200
 

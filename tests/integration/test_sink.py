@@ -331,14 +331,12 @@ def test_the_code_of_the_pages_writes(spark: Any, orders: Target, tmp_path: Path
     names["query"].stop()
     assert total(orders.node, orders.queue) == 1
     given = {"broker": "rabbitmq", "url": url}
-    begin = 'named = rows.write.format("mq").mode("append").option("writeId", name)'
-    execute("docs/write-to-queues.md", begin, rows=batch, name="nightly", **given)
+    execute("docs/write-to-queues.md", 'url = "amqp://guest:guest@localhost:5672/"', spark=spark)
     written = execute(
         "docs/write-to-queues.md", "def write(batch, number):", options={**given, "queue": orders.queue}, query_name="q"
     )["write"]
     written(batch, 7)
-    execute("docs/quick-start.md", 'url = "amqp://guest:guest@localhost:5672/"', spark=spark)
-    assert total(orders.node, orders.queue) == 4
+    assert total(orders.node, orders.queue) == 3
 
 
 @pytest.mark.whole

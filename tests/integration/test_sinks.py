@@ -18,7 +18,7 @@ from testbed.brokers.rabbitmq import RabbitNode
 from testbed.chaos.audit import verdict
 from testbed.process import NodeError
 from tests.plugin import missing
-from tests.support.pages import blocks
+from tests.support.pages import block
 from tests.support.sink_jobs import SinkJob, drained, killed
 
 try:
@@ -165,7 +165,8 @@ def test_the_code_of_the_page_sorts_into_folders(spark: Any, rabbit: RabbitNode,
         sent |= {name: (queue, body in good, body) for name, body in zip(ids, good + bad, strict=True)}
     given = {"broker": "rabbitmq", "url": rabbit.url(), "checkpointLocation": str(tmp_path / "checkpoint")}
     messages = spark.readStream.format("mq").options(**given, queue=",".join(queues)).load()
-    write, read = (one.text for one in blocks(PAGE, "python")[:2])
+    write = block(PAGE, "from pyspark.sql.functions import col, expr, from_json, try_validate_utf8")
+    read = block(PAGE, 'rows = spark.read.parquet("rows")')
     names: dict[str, Any] = {"messages": messages, "spark": spark, "checkpoint": given["checkpointLocation"]}
 
     def run(code: str) -> None:

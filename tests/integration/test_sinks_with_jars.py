@@ -299,11 +299,32 @@ def test_kafka_has_every_message_and_what_the_open_batch_wrote_before_a_kill_twi
     assert read_once(python, jars, kafka, tmp_path / "reader") == sorted(sent.items())
 
 
+#: A reader of the topic; the page names the two calls by which it drops repetitions.
+ONCE = """
+once = (
+    spark.readStream.format("kafka")
+    .option("kafka.bootstrap.servers", servers)
+    .option("subscribe", topic)
+    .option("startingOffsets", "earliest")
+    .load()
+    .withWatermark("timestamp", "1 day")
+    .dropDuplicatesWithinWatermark(["key"])
+)
+query = (
+    once.writeStream.format("parquet")
+    .option("path", rows)
+    .option("checkpointLocation", checkpoint)
+    .trigger(availableNow=True)
+    .start()
+)
+"""
+
+
 def read_once(python: Path, jars: dict[str, str], kafka: Kafka, folder: Path) -> list[tuple[str, bytes]]:
-    """Key and value of what the reader of the page gives, run to the end of the topic."""
+    """Key and value of what a reader gives that drops repetitions as the page says, run to the end of the topic."""
     folder.mkdir()
     code = folder / "kafka.py"
-    code.write_text(block(PAGE, "once = ("), "utf-8")
+    code.write_text(ONCE, "utf-8")
     names = {"servers": kafka.servers, "topic": "orders", "rows": str(folder / "rows")}
     given = [f"--name={name}={value}" for name, value in names.items()]
     reader = SinkJob("", "", "", folder, python=python, spark=jars, program=PROGRAM, arguments=(str(code), *given))

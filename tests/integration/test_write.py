@@ -61,7 +61,7 @@ def test_a_scheduled_job_takes_what_is_there_and_ends(rabbit: RabbitNode, tmp_pa
     sent = [f"order {number}".encode() for number in range(10)]
     ids = rabbit.publish(queue, sent)
     source = SCHEDULED.read_text("utf-8")
-    assert textwrap.indent(block("docs/schedule.md", "query = ("), "    ") in source
+    assert textwrap.indent(block("docs/operate.md", "query = ("), "    ") in source
     environment = {**os.environ, "MQ_URL": rabbit.url(), "MQ_QUEUE": queue}
     command = [sys.executable, str(SCHEDULED), str(tmp_path / "checkpoint"), str(tmp_path / "rows")]
     for _ in range(2):

@@ -72,6 +72,7 @@ _EXAMPLE = "stands in the example, which test_sinks_with_jars.py runs with kills
 _RECURSES = (
     "runs tests or measures for minutes to hours; `test_every_make_command_is_one` reads it as make and program do"
 )
+_VENDOR = "is for a vendor's cloud, which no test has; test_pages.py runs the programs that such blocks start"
 _KUBERNETES = (
     "needs a registry with Spark's image, and a Kubernetes; "
     "`test_every_setting_of_spark_on_the_pages_is_one` looks for the settings in Spark"
@@ -112,12 +113,18 @@ RUN_BY: dict[str, dict[str, str]] = {
             "integration/test_yarn.py::test_a_driver_and_an_executor_of_yarn_that_die_take_nothing_with_them",
         ),
         **dict.fromkeys(
-            ("# spark-pipeline.yml", "# transformations/orders.py", "spark-pipelines --remote sc://server:15002 run"),
-            "integration/test_pipelines.py::"
-            "test_a_table_of_a_pipeline_has_each_message_once_and_outlives_a_full_refresh",
+            ("# doctor.py", "spark-submit doctor.py broker=rabbitmq queue=orders \\", "# orders.py"),
+            f"{_PAGES}::test_a_vendor_s_cluster_is_checked_and_its_job_reads_a_queue",
+        ),
+        **dict.fromkeys(
+            ("# on Databricks", "import runpy", "# on Fabric"),
+            f"{_PAGES}::test_a_notebook_reads_a_queue_and_checks_its_cluster",
         ),
     },
-    "docs/index.md": {"df = (": f"{_PAGES}::test_the_first_lines_read_a_queue"},
+    "docs/pipelines.md": dict.fromkeys(
+        ("# spark-pipeline.yml", "# transformations/orders.py", "spark-pipelines --remote sc://server:15002 run"),
+        "integration/test_pipelines.py::test_a_table_of_a_pipeline_has_each_message_once_and_outlives_a_full_refresh",
+    ),
     "docs/monitor.md": {
         "from pyspark_mq import QueueListener": f"{_PAGES}::test_a_line_a_minute_and_prometheus",
         "from pyspark_mq import readings": f"{_PAGES}::test_the_counters_can_be_read",
@@ -135,17 +142,16 @@ RUN_BY: dict[str, dict[str, str]] = {
     "docs/operate.md": dict.fromkeys(
         ('checkpoint = "/data/checkpoints/orders"', "pyspark-mq repair /data/checkpoints/orders --sink /data/orders"),
         f"{_PAGES}::test_what_lost_power_is_repaired",
-    ),
-    "docs/schedule.md": {"query = (": "integration/test_write.py::test_a_scheduled_job_takes_what_is_there_and_ends"},
+    )
+    | {"query = (": "integration/test_write.py::test_a_scheduled_job_takes_what_is_there_and_ends"},
     "docs/quick-start.md": dict.fromkeys(
         ("# publish.py", "python publish.py", "# job.py", "python job.py"),
         "integration/test_quick_start.py::test_the_blocks_run_one_after_the_other",
-    )
-    | {'url = "amqp://guest:guest@localhost:5672/"': "integration/test_sink.py::test_the_code_of_the_pages_writes"},
+    ),
     "docs/write-to-queues.md": dict.fromkeys(
         (
             "query = (",
-            'named = rows.write.format("mq").mode("append").option("writeId", name)',
+            'url = "amqp://guest:guest@localhost:5672/"',
             "def write(batch, number):",
         ),
         "integration/test_sink.py::test_the_code_of_the_pages_writes",
@@ -164,10 +170,7 @@ RUN_BY: dict[str, dict[str, str]] = {
         "def merge(batch, batch_id):": (
             "integration/test_sinks_with_jars.py::test_the_code_of_the_page_merges_each_message_once"
         ),
-        "once = (": (
-            "integration/test_sinks_with_jars.py::"
-            "test_kafka_has_every_message_and_what_the_open_batch_wrote_before_a_kill_twice"
-        ),
+        "from pyspark.sql.functions import col, from_json": f"{_PAGES}::test_bad_rows_are_dead_lettered",
     },
     "docs/formats.md": {
         "import json": "integration/test_formats.py::test_avro_of_two_schemas_has_the_columns_of_the_newest",
@@ -192,7 +195,6 @@ RUN_BY: dict[str, dict[str, str]] = {
 #: Page -> first line of a block -> why no test can run it as it is, and what stands for it.
 CANNOT: dict[str, dict[str, str]] = {
     "README.md": {
-        "make demo": _RECURSES,
         "pip install pyspark-mq": _INSTALLS,
     },
     "docs/reports/audits.md": {"make demo BROKER=artemis": _RECURSES},
@@ -201,11 +203,26 @@ CANNOT: dict[str, dict[str, str]] = {
         "FROM apache/spark:4.3.0-python3": _KUBERNETES,
         "spark-submit --master k8s://https://... --deploy-mode cluster \\": _KUBERNETES,
         "make demo-cluster": _RECURSES,
+        "# on each machine, in the Python that PYSPARK_PYTHON names": _INSTALLS,
+        **dict.fromkeys(
+            (
+                "databricks secrets create-scope mq",
+                "# install.sh in s3://bucket/mq",
+                "aws emr create-cluster --name mq --release-label emr-spark-8.0.0 \\",
+                "# install.sh in gs://bucket/mq",
+                "gcloud config set dataproc/region europe-west3",
+            ),
+            _VENDOR,
+        ),
+    },
+    "docs/brokers.md": {
         "pyspark-mq doctor broker=rabbitmq queue=orders \\": (
             "names a broker of AWS; test_doctor.py runs the command under such a name"
         ),
-        "# on each machine, in the Python that PYSPARK_PYTHON names": _INSTALLS,
     },
+    "docs/operate.md": dict.fromkeys(
+        ("# resources/orders.yml", 'aws emr add-steps --cluster-id "$CLUSTER" --steps \'[{'), _VENDOR
+    ),
     "docs/reports/benchmarks.md": {"make bench": _RECURSES, 'make bench ARGS="guarantees --page"': _RECURSES},
     "docs/quick-start.md": {"python3 -m venv mq && . mq/bin/activate": _INSTALLS},
     "docs/reports/specification.md": {"make spec": _RECURSES},

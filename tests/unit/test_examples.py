@@ -55,7 +55,7 @@ def test_airflow_hides_the_url_of_the_broker_as_it_may_have_a_password() -> None
 def test_the_line_of_cron_is_on_the_page_and_keeps_a_second_run_from_starting() -> None:
     text = (ROOT / "examples" / "crontab").read_text("utf-8")
     lines = "".join(f"{line}\n" for line in text.splitlines() if not line.startswith("#"))
-    assert lines in (ROOT / "docs" / "schedule.md").read_text("utf-8")
+    assert lines in (ROOT / "docs" / "operate.md").read_text("utf-8")
     *settings, line = lines.splitlines()
     when, _, command = line.partition(" spark ")
     assert len(when.split()) == 5

@@ -58,7 +58,7 @@ def test_what_is_listed_is_on_the_pages_and_listed_once() -> None:
 
 
 def test_a_block_in_neither_table_is_found() -> None:
-    found = [Block("README.md", "sh", "make demo    # watch\n"), Block("README.md", "sh", "rm -rf /\n")]
+    found = [Block("README.md", "sh", "pip install pyspark-mq    # watch\n"), Block("README.md", "sh", "rm -rf /\n")]
     assert unknown(found, RUN_BY, CANNOT) == ["README.md: rm -rf /"]
 
 

@@ -11,7 +11,7 @@ from tests.support.pages import ROOT
 DOCS = ROOT / "docs"
 #: What is asked -> the page and the section with the answer, and words that a reader may search for.
 QUESTIONS = {
-    "Databricks runtime": ("deploy.md", "Databricks Runtime", "databricks"),
+    "Databricks runtime": ("deploy.md", "Databricks", "cluster library"),
     "lag": ("monitor.md", "Lag", "lag"),
     "secrets": ("operate.md", "Secrets", "secret"),
     "JSON": ("sinks.md", "Typed columns from JSON", "json"),
@@ -22,9 +22,9 @@ QUESTIONS = {
     "driver memory": ("tuning.md", "Driver memory", "driver's memory"),
     "slow": ("tuning.md", "Throughput", "rows a second"),
     "schema registry": ("formats.md", "Avro", "registry"),
-    "Airflow": ("schedule.md", "Airflow", "airflow"),
+    "Airflow": ("operate.md", "Airflow", "airflow"),
     "MERGE": ("sinks.md", "Merge into Delta", "merge"),
-    "dead letters": ("sinks.md", "Several tables and dead letters", "dead letter"),
+    "dead letters": ("sinks.md", "Dead letters", "dead letter"),
 }
 
 
