@@ -66,7 +66,7 @@ def test_the_compatibility_page_keeps_the_chaos_of_clusters(tmp_path: Path, monk
 
 
 @brokers
-@pytest.mark.parametrize("page", ["README.md", "docs/options.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/protocols.md"])
 def test_the_docs_name_every_broker_and_scheme(page: str, broker: Broker) -> None:
     text = (ROOT / page).read_text("utf-8")
     assert f"\n| `{broker.name}` " in text
@@ -75,4 +75,4 @@ def test_the_docs_name_every_broker_and_scheme(page: str, broker: Broker) -> Non
 
 @pytest.mark.parametrize("protocol", SESSIONS)
 def test_the_docs_name_every_protocol(protocol: str) -> None:
-    assert f"`{protocol}`" in (ROOT / "docs" / "options.md").read_text("utf-8")
+    assert f"`{protocol}`" in (ROOT / "docs" / "protocols.md").read_text("utf-8")
