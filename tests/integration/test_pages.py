@@ -444,6 +444,43 @@ class ArtemisAsOnThePage(ArtemisNode):
         return super()._configuration().replace("<address-settings>", f"<address-settings>{setting}", 1)
 
 
+def test_rabbitmq_takes_the_settings_of_the_page(
+    rabbit: RabbitNode, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"{name}-quorum"  # the other is there already
+    declare = block(BROKERS, "import pika").replace("orders", name)
+    execute(declare, {}, {URL: rabbit.url()})
+    text = block(BROKERS, 'rabbitmqctl add_user spark "$PASSWORD"').replace("orders", name).replace("$PASSWORD", "s")
+    commands: list[list[str]] = []
+    for word in shlex.split(text):
+        if word == "rabbitmqctl":
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    try:
+        for command in commands:
+            rabbit.ctl(*command)
+        rabbit.publish(name, bodies(3))
+        spark = rabbit.url().replace("guest:guest@", "spark:s@")
+        assert main(["peek", "broker=rabbitmq", f"url={spark}", f"queue={name}"]) == 0
+        assert "3 message(s), returned" in capsys.readouterr().out
+        listed = rabbit.ctl("-q", "list_queues", "name", "type", "policy")
+        assert [name, "quorum", name] in [line.split("\t") for line in listed.splitlines()]
+        policies = rabbit.ctl("-q", "list_policies")
+        assert [part for part in ('"delivery-limit":1000', f'"{name}.dead"') if part not in policies] == []
+        # The user may read this queue, and nothing else.
+        assert main(["peek", "broker=rabbitmq", f"url={spark}", f"queue={name}.dead"]) == 1
+        sink = ["doctor", "--write", "broker=rabbitmq", f"url={spark}", f"queue={name}.dead"]
+        assert main(sink) == 1
+        rabbit.ctl("set_permissions", "spark", "^$", "^amq.default$", f"^{name}$")
+        assert main(sink) == 0
+    finally:
+        rabbit.delete_user("spark")
+        rabbit.ctl("clear_policy", name)
+        rabbit.delete(name)
+        rabbit.delete(f"{name}.dead")
+
+
 def started(kind: type[ActiveMqNode | ArtemisNode]) -> ActiveMqNode | ArtemisNode:
     try:
         return kind()

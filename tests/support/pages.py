@@ -126,6 +126,7 @@ RUN_BY: dict[str, dict[str, str]] = {
         "integration/test_pipelines.py::test_a_table_of_a_pipeline_has_each_message_once_and_outlives_a_full_refresh",
     ),
     "docs/monitor.md": {
+        "# alerts.yml": "unit/test_listener.py::test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are",
         "from pyspark_mq import QueueListener": f"{_PAGES}::test_a_line_a_minute_and_prometheus",
         "from pyspark_mq import readings": f"{_PAGES}::test_the_counters_can_be_read",
         'spark.streams.addListener(QueueListener(prometheus="localhost:9464"))': (
@@ -133,6 +134,10 @@ RUN_BY: dict[str, dict[str, str]] = {
         ),
     },
     "docs/brokers.md": {
+        **dict.fromkeys(
+            ("import pika", 'rabbitmqctl add_user spark "$PASSWORD"'),
+            f"{_PAGES}::test_rabbitmq_takes_the_settings_of_the_page",
+        ),
         '<policyEntry queue="orders" useCache="false"/>': f"{_PAGES}::test_activemq_takes_the_settings_of_the_page",
         '<transportConnector name="stomp"': f"{_PAGES}::test_activemq_takes_the_settings_of_the_page",
         '<transportConnector name="amqp"': f"{_PAGES}::test_activemq_takes_the_settings_of_the_page",

@@ -31,6 +31,7 @@ from pyspark_mq.errors import ConfigurationError, MissingExtraError
 from pyspark_mq.spark_source.listener import _growth
 from pyspark_mq.spark_source.metrics import Metrics
 from pyspark_mq.spark_source.progress import Reading
+from tests.support.pages import block
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana" / "pyspark-mq.json"
 REPORT = {"reads": "queue 'orders'", **Counters(received=7, backlog=None).report(), "lastPlanned": {"epoch": 3}}
@@ -194,7 +195,7 @@ def test_the_package_names_what_it_has() -> None:
         _ = pyspark_mq.QueueListner  # type: ignore[attr-defined]
 
 
-def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are() -> None:
     provider = MeterProvider([PrometheusMetricReader()])
     metrics = Metrics(provider)
     reading = Reading(0, "queue 'q'", Counters())
@@ -202,8 +203,9 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     metrics.durations("query 'x'", {"triggerExecution": 5})
     page = generate_latest().decode()
     provider.shutdown()
-    asked = set(re.findall(r"pyspark_mq_[a-z_]+", DASHBOARD.read_text("utf-8")))
-    assert len(asked) > 10
+    alerts = set(re.findall(r"pyspark_mq_[a-z_]+", block("docs/monitor.md", "# alerts.yml")))
+    asked = set(re.findall(r"pyspark_mq_[a-z_]+", DASHBOARD.read_text("utf-8"))) | alerts
+    assert (len(alerts), len(asked) > 10) == (4, True)
     assert {name for name in asked if f"\n{name}{{" not in page} == set()
     assert 'le="0.025"' in page, "the buckets are of seconds"
     for label in ("query=", "messaging_destination_name=", "step=", "le="):
