@@ -86,7 +86,7 @@ class Cluster(Part):
             rows.append([one["where"], f"{one['body_bytes']:,}", *figures])
         title = f"Messages a second, and CPU µs a message, on a cluster; {results['broker']}"
         headings = ("", "bytes", "messages/s", "lowest-highest", *(f"µs {name}" for name in _GROUPS.values()))
-        return [Table(title, headings, rows, ("Both have the two cores of this machine, broker and all.",))]
+        return [Table(title, headings, rows, ("Both share the two cores of this machine with the broker.",))]
 
 
 @contextmanager

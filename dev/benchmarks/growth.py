@@ -331,10 +331,10 @@ def _backlog_table(measured: Sequence[Mapping[str, Any]], broker: str) -> Table:
             for size, turns, rate, bare, source_us, bare_us, peak in medians
         ],
         (
-            f"{broker}, AMQP 0-9-1, {_BODY_BYTES}-byte bodies, medians of the turns; epochs of half the smallest "
-            "backlog, a window of IDs as large as that, and `settleGrace` 0, so that each fills what is bounded by "
-            f"these and not by the backlog. Of a backlog above {_READ_MAX:,} so many are read, by each. From least to "
-            f"most: rate {flat([one[2] for one in medians]):.0%}, of bare "
+            f"{broker}, AMQP 0-9-1, {_BODY_BYTES}-byte bodies, medians of the turns. Epochs and the window of IDs have "
+            "half the size of the smallest backlog, and `settleGrace` is 0, so that every turn fills all bounded "
+            f"structures. Each contender reads at most {_READ_MAX:,} messages. Difference between least and most: rate "
+            f"{flat([one[2] for one in medians]):.0%}, of bare "
             f"{flat([one[2] / one[3] for one in medians]):.0%}, CPU of the source "
             f"{flat([one[4] for one in medians]):.0%}, memory {flat([one[6] for one in medians]):.0%}.",
         ),
@@ -355,9 +355,9 @@ def _window_table(measured: Sequence[Mapping[str, Any]], broker: str) -> Table:
             for one in measured
         ],
         (
-            f"{broker}, AMQP 0-9-1, epochs of 50,000 messages. The rate is that of the last {_BEHIND_WINDOW:,} "
-            "messages or so, with the window full; CPU is of all. From least to most: rate "
-            f"{flat([one['rate'] for one in measured]):.0%}, CPU of the source "
+            f"{broker}, AMQP 0-9-1, epochs of 50,000 messages. The rate is that of about the last {_BEHIND_WINDOW:,} "
+            "messages, with the window full; CPU time is of all. Difference between least and most: "
+            f"rate {flat([one['rate'] for one in measured]):.0%}, CPU of the source "
             f"{flat([one['source_us'] for one in measured]):.0%}, memory at the end "
             f"{flat([one['rss'] for one in measured]):.0%}, most memory {flat([one['peak'] for one in measured]):.0%}.",
         ),
@@ -376,9 +376,9 @@ def _epochs_table(measured: Mapping[str, Any], broker: str) -> Table:
             for one in thousands
         ],
         (
-            f"{broker}, AMQP 0-9-1, epochs of {measured['size']} messages, a window of IDs of a hundred "
-            "epochs; one after the other without a trigger's price, so hundreds of them are carried at a time. Behind "
-            "the first row, from least to most: time "
+            f"{broker}, AMQP 0-9-1, epochs of {measured['size']} messages, a window of IDs of a hundred epochs. Epochs "
+            "follow each other without Spark's triggers, so hundreds of them are unsettled at a time. Difference "
+            "between least and most, without the first row: time "
             f"{flat([one['ms'] for one in steady]):.0%}, memory {flat([one['rss'] for one in steady]):.0%}.",
         ),
     )  # fmt: skip
@@ -393,9 +393,9 @@ def _held_table(measured: Sequence[Mapping[str, Any]], broker: str) -> Table:
             for one in measured
         ],
         (
-            f"{broker}; growth of the process's memory from connected without messages, by {measured[0]['messages']:,} "
-            "messages with a UUID as ID. What is planned is in the memory for the tasks and nowhere else; what it took "
-            "as it came is free for what comes next, and not always given back to the system.",
+            f"{broker}; growth of the process's memory after connecting, by {measured[0]['messages']:,} messages with "
+            "a UUID as ID. Planned messages are only in the memory for the tasks. The memory of received messages is "
+            "then free for new messages, but not always returned to the system.",
         ),
     )
 

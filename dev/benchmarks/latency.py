@@ -95,9 +95,9 @@ class Latency(Part):
                 ("", "a second", "messages", "p50, ms", "p99, ms", "p50 above rate, ms", "p50 of the rounds"),
                 [_row(one, plain.get(one["rate"])) for one in turns],
                 (
-                    f"{results['broker']}, {results['seconds']:g} s a turn behind a warm-up, triggers one after the "
-                    "other, Parquet. Medians of the rounds' percentiles. Spark's `rate` source makes its rows once a "
-                    "second, evenly stamped over the second before; so half a second of its latency is its own way.",
+                    f"{results['broker']}, {results['seconds']:g} s a turn after a warm-up, triggers one after the "
+                    "other, Parquet. Figures are medians of the rounds' percentiles. Spark's `rate` source creates its "
+                    "rows once a second, with times spread over the previous second, which adds half a second.",
                 ),
                 {"publish to commit, p50 in ms": bars("publish to commit, p50 in ms", [
                     (f"{one['contender']}, {one['rate']:,}/s", statistics.median(one["p50_ms"]), one["ours"])

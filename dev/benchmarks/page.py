@@ -48,7 +48,7 @@ def said_of_others(cores: float | None) -> str:
     """What the page says when other programs used the machine; empty if they hardly did, or nobody looked."""
     if cores is None or cores < _TAKEN_MAX:
         return ""
-    return f" Other programs took {cores:g} of the cores: only the ratios of this run say something."
+    return f" Other programs used {cores:g} of the cores, so compare only the ratios of this run."
 
 
 def markers(part: str = "") -> tuple[str, str]:

@@ -100,10 +100,10 @@ class Recovery(Part):
                 (
                     f"{results['broker']}, {results['protocol']}, {_BODY_BYTES}-byte bodies; medians of "
                     f"{len(results['turns'][0]['turns'])} rounds. `session`: the JVM and Spark's session are up; "
-                    "`query`: the query has been started. Sink `noop`. CPU "
-                    "time is that of the whole job until then, and does not depend on what else the machine does: "
-                    "`driver` is the program, `source` the process that reads, `workers` all other Python processes, "
-                    "those included that Spark starts to look for sources and to plan, and its launcher.",
+                    "`query`: the query has been started. The sink is `noop`. CPU time is that of the whole job until "
+                    "the first commit, which hardly depends on other programs: `driver` is the program, `source` the "
+                    "process that reads, and `workers` all other Python processes, including those that Spark starts "
+                    "to look sources up and to plan, and Spark's launcher.",
                 ),
                 {"seconds to the first commit": bars("seconds to the first commit after a kill", [
                     (f"{_TITLES[source]}, {rows:,}", times["committed"], source == MQ)

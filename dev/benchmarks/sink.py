@@ -82,7 +82,10 @@ class Sink(Part):
             cpu = (f"{bare['cpu_us']:.1f}", f"{own['cpu_us']:.1f}", f"{conversion['cpu_us']:.1f}")
             rows.append([entry, f"{size:,}", str(tasks), *rates, *cpu])
         headings = ("", "bytes", "tasks", "client/s", "sink/s", "of it", "µs client", "µs sink", "of that rows and IDs")
-        note = "Medians. Client, sink and broker share the cores of this machine, and have the same window."
+        note = (
+            "Figures are medians. Client, sink and broker share the cores of this machine. Client and sink have the "
+            "same window."
+        )
         return [Table("Messages a second written, and CPU µs a message", headings, rows, (note,))]
 
 

@@ -77,7 +77,7 @@ class Steps(Part):
                 rows,
                 (
                     f"{results['broker']}, AMQP 0-9-1, {_BODY_BYTES}-byte bodies, a backlog, triggers one after the "
-                    f"other into `noop`; medians of {results['triggers']} triggers behind the first {_FIRST}.",
+                    f"other into `noop`; medians of {results['triggers']} triggers after the first {_FIRST}.",
                 ),
             )
         ]

@@ -142,15 +142,15 @@ def _alone(found: Mapping[tuple[str, ...], _Figures], of: str) -> Iterator[Table
         "rate of rstream's", "CPU of Java's",
     ]  # fmt: skip
     notes = [
-        "Ours makes all columns but those of `includeMetadata`. The others hand each message to a callback, the Java "
-        "client's takes its body. CPU is the client's process, the Java client's with its threads. The "
-        "best of the rounds."
+        "This source builds all columns except those of `includeMetadata`. The other clients pass each message to a "
+        "callback; the Java client's callback reads the body. CPU is the CPU time of the client's process with all its "
+        "threads. Figures are those of the best round."
     ]
     queue, ours = found.get(("alone", "queue", "equal")), found.get(("alone", "ours", "equal"))
     if queue is not None and ours is not None:
         notes.append(
-            f"Our reader of queues alone, on a classic queue of the same node: {queue.rate:,.0f} messages a second, "
-            f"{queue.cpu_us:.1f} µs each; a stream is read {ours.rate / queue.rate:.0f} times as fast."
+            f"From a classic queue of the same node, this source alone reads {queue.rate:,.0f} messages a second, with "
+            f"{queue.cpu_us:.1f} µs each; it reads a stream {ours.rate / queue.rate:.0f} times as fast."
         )
     if rows:
         yield Table(f"Streams, one process, {of}", headings, rows, notes)
@@ -166,8 +166,8 @@ def _through_spark(found: Mapping[tuple[str, ...], _Figures], of: str) -> Iterat
             rows.append((what, *figures.cells(), ratio))
     headings = ["messages", "rows/s", "CPU µs a row", "rate of the queue's"]
     notes = [
-        "Into the sink that keeps nothing, in local mode beside the broker. Rows a second and CPU behind the "
-        "second epoch of six; CPU of Spark and all its Python processes, without the broker's."
+        "The sink is `noop`, in local mode on the broker's machine. Rows a second and CPU time are measured after the "
+        "second epoch of six. CPU is the CPU time of Spark and all its Python processes, without the broker."
     ]
     if rows:
         yield Table(f"Streams through Spark, {of}", headings, rows, notes)

@@ -343,7 +343,7 @@ def test_a_part_rewrites_its_own_section_only(tmp_path: Path) -> None:
 
 def test_a_run_beside_other_programs_says_so() -> None:
     assert said_of_others(None) == said_of_others(0.1) == ""
-    assert said_of_others(0.7) == " Other programs took 0.7 of the cores: only the ratios of this run say something."
+    assert said_of_others(0.7) == " Other programs used 0.7 of the cores, so compare only the ratios of this run."
 
 
 def test_a_page_without_markers_is_left_alone() -> None:

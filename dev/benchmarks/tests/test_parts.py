@@ -255,7 +255,7 @@ def test_a_part_writes_its_section_its_plots_and_its_json(
     text = page.read_text("utf-8")
     assert text.startswith(f"{other}\n{begin}\n\nPython 3.11, 2 cores, 2026-11-22, 77 s in all")
     assert text.endswith(f"{end}\nafter\n")
-    assert "Other programs took 0.5 of the cores" in text
+    assert "Other programs used 0.5 of the cores" in text
     for table in part.tables(results):
         assert f"### {table.title}" in text
         assert f"| {' | '.join(table.rows[0])} |" in text
