@@ -15,9 +15,10 @@ from typing import TypeAlias
 
 from pyspark_mq.ack import TRANSITIONS, Action, State
 from pyspark_mq.ack.counters import Counters
+from pyspark_mq.decode.columns import COLUMNS
 from pyspark_mq.sink.columns import COLUMNS as SINK_COLUMNS
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
-from pyspark_mq.spark_source.schema import ALL_COLUMNS, COLUMNS
+from pyspark_mq.spark_source.schema import ALL_COLUMNS
 from pyspark_mq.spark_source.sink_options import SINK_OPTIONS
 from pyspark_mq.spark_source.stream_options import STREAM_OPTIONS
 

@@ -26,7 +26,7 @@ from pyspark_mq.decode.amqp10_columns import (
     walked_groups,
 )
 from pyspark_mq.decode.amqp10_message import (
-    COLUMNS,
+    DECODERS,
     Raw,
     UnreadableMessage,
     id_of,
@@ -73,7 +73,9 @@ class Amqp10Batch(DeliveryBatch):
     def column(self, name: str) -> pa.Array:
         """Return a column of :data:`.COLUMN_TYPES`."""
 
-    columns: ClassVar[Mapping[str, Column]] = MappingProxyType({name: methodcaller("column", name) for name in COLUMNS})
+    columns: ClassVar[Mapping[str, Column]] = MappingProxyType(
+        {name: methodcaller("column", name) for name in DECODERS}
+    )
 
 
 class ReadBatch(Amqp10Batch):
@@ -120,7 +122,7 @@ class ReadBatch(Amqp10Batch):
     def column(self, name: str) -> pa.Array:
         if name == "messageId":
             return pa.array([id_text(value) for value in self.ids(MESSAGE_ID)], pa.string())
-        return self.body() if name == "body" else array_of(COLUMNS[name](self.raws), COLUMN_TYPES[name])
+        return self.body() if name == "body" else array_of(DECODERS[name](self.raws), COLUMN_TYPES[name])
 
 
 class WalkedBatch(Amqp10Batch):

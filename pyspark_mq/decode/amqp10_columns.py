@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,10 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_mq.brokers.destinations import as_row
-from pyspark_mq.decode.amqp10_message import COLUMNS, Named, Raw, is_not_redelivered
+from pyspark_mq.decode.amqp10_message import DECODERS, Named, Raw, is_not_redelivered
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.decode.amqp10_walk import Walk, Walked, prefix_of
 from pyspark_mq.decode.batch import INT64_MAX
+from pyspark_mq.decode.columns import COLUMNS, TIMESTAMP
 from pyspark_mq.decode.spans import binary, decimals, distinct, is_ascii, text
 
 __all__ = ["COLUMN_TYPES", "NOT_REDELIVERED", "PADDING", "TIMESTAMP", "Messages", "WalkedGroup", "walked_groups"]
@@ -35,34 +35,10 @@ __all__ = ["COLUMN_TYPES", "NOT_REDELIVERED", "PADDING", "TIMESTAMP", "Messages"
 PADDING = bytes(16)
 #: Walking fewer messages is slower than reading them one by one.
 _WALKED_MIN = 16
-TIMESTAMP = pa.timestamp("us", tz="UTC")
 #: Internal column for :meth:`.DeliveryBatch.not_redelivered`.
 NOT_REDELIVERED = "not_redelivered"
 #: Columns that depend only on the bytes of a message.
-COLUMN_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
-    {
-        "messageId": pa.string(),
-        "body": pa.binary(),
-        "properties": pa.map_(pa.string(), pa.string()),
-        "correlationId": pa.string(),
-        "replyTo": pa.string(),
-        "contentType": pa.string(),
-        "type": pa.string(),
-        "priority": pa.int32(),
-        "timestamp": TIMESTAMP,
-        "expiration": TIMESTAMP,
-        "routingKey": pa.string(),
-        "exchange": pa.string(),
-        "userId": pa.string(),
-        "appId": pa.string(),
-        "contentEncoding": pa.string(),
-        "persistent": pa.bool_(),
-        "groupId": pa.string(),
-        "groupSequence": pa.int64(),
-        "redelivered": pa.bool_(),
-        "deliveryCount": pa.int32(),
-    }
-)
+COLUMN_TYPES: Mapping[str, pa.DataType] = {name: column.kind for name, column in COLUMNS.items() if column.decoded}
 _TYPES = {**COLUMN_TYPES, NOT_REDELIVERED: pa.bool_()}
 #: How many different beginnings to look for. Messages with further beginnings are read one by one.
 _ROUNDS = 4
@@ -184,7 +160,7 @@ def _walked(messages: Messages, reader: SectionReader) -> tuple[WalkedGroup | No
         columns["replyTo"] = pa.array(shown, pa.string()).take(pa.array(places))
     if source.malformed.any():
         return None, rows[source.malformed]
-    constants = {name: COLUMNS[name]([like])[0] for name in _OF_THE_BEGINNING}
+    constants = {name: DECODERS[name]([like])[0] for name in _OF_THE_BEGINNING}
     constants[NOT_REDELIVERED] = is_not_redelivered(like)
     return WalkedGroup(rows, columns, constants, walked.body_begins, walked.body_begins + walked.body_lengths), rows
 

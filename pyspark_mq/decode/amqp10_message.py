@@ -20,7 +20,7 @@ from pyspark_mq.decode.amqp10_encoding import EncodingError, Pairs, bare_message
 from pyspark_mq.decode.batch import INT32_MAX, INT64_MAX, UNREADABLE_PROPERTY, Column, Unreadable
 
 __all__ = [
-    "COLUMNS", "DEATHS", "JMS_KIND", "JMS_REPLY_KIND", "ROUTING", "Named", "Raw", "Sections", "UnreadableMessage",
+    "DEATHS", "DECODERS", "JMS_KIND", "JMS_REPLY_KIND", "ROUTING", "Named", "Raw", "Sections", "UnreadableMessage",
     "body_bytes", "id_of", "is_not_redelivered", "json_text", "lasting", "property_of", "text", "unreadable_of",
 ]  # fmt: skip
 
@@ -232,7 +232,7 @@ def is_not_redelivered(raw: Raw) -> bool:
 
 
 #: Columns of deliveries read one by one, see :attr:`.DeliveryBatch.columns`.
-COLUMNS: Mapping[str, Column] = {
+DECODERS: Mapping[str, Column] = {
     "properties": lambda raws: list(map(_pairs, raws)),
     "correlationId": lambda raws: [text(raw.of.correlation_id) for raw in raws],
     "replyTo": lambda raws: [raw.of.reply_to for raw in raws],

@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES
+from pyspark_mq.decode.columns import COLUMNS
 from pyspark_mq.dedup import IdSource, content_digest
 
 if TYPE_CHECKING:
@@ -58,11 +59,8 @@ INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 #: The default source of IDs: the message's own ID.
 MESSAGE_ID = IdSource("message-id")
 _SHOWN_CHARACTERS = 200
-#: Columns that a producer sets, apart from properties.
-_CONTENT = (
-    "correlationId", "replyTo", "contentType", "type", "priority", "timestamp", "userId", "appId", "contentEncoding",
-    "persistent", "groupId", "groupSequence",
-)  # fmt: skip
+#: Columns that a producer sets, apart from properties and body.
+_CONTENT = tuple(name for name, column in COLUMNS.items() if column.content)
 
 
 @dataclass(frozen=True, slots=True)

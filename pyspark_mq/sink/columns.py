@@ -10,12 +10,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
 from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES
 from pyspark_mq.brokers.destinations import of_row
+from pyspark_mq.decode.columns import COLUMNS as ALL
+from pyspark_mq.decode.columns import WrittenColumn
 from pyspark_mq.errors import RowError, SchemaError
 from pyspark_mq.sink.ids import Identity, Seen, field, pairs
 from pyspark_mq.sink.settings import COPY_ID, MQ_ID, NO_MESSAGE, Destination, Message, Remarks, SinkSettings
@@ -24,56 +26,18 @@ __all__ = ["COLUMNS", "LEFT_OUT", "WILDCARD", "ColumnPlan", "RowReader", "has_wi
 
 WILDCARD = "which has a wildcard ('*' or '#' as a word), and Artemis accepts no message for such an address"
 
-_TEXT, _MAP = "string", "map<string,string>"
 #: Prefixes of RabbitMQ's addresses over AMQP 1.0 and STOMP. Such an address could mean an exchange instead of a queue.
 _ADDRESSES = ("/exchanges/", "/exchange/", "/queue/", "/amq/queue/", "/topic/")
 
 
-class _WriteColumn(NamedTuple):
-    """A column of a write.
-
-    Attributes:
-        code: number that stands for the column in the digest from which a row's ID is made (:mod:`.ids`); 0 if the
-            digest does not include the column. Codes never change.
-        kinds: Spark's names of the accepted types.
-        text: what the column means in a message, as Markdown for docs/write-to-queues.md.
-    """
-
-    code: int
-    kinds: tuple[str, ...]
-    text: str
-
-
-COLUMNS: Mapping[str, _WriteColumn] = {
-    "body": _WriteColumn(1, (_TEXT, "binary"), "a string is sent as a text message, binary as a bytes message. The "
-                    "column is required and must not be null"),
-    "messageId": _WriteColumn(0, (_TEXT,), "the message's ID; a row without an ID gets a [stable ID](#ids)"),
-    "correlationId": _WriteColumn(3, (_TEXT,), "an ID that matches a reply with its request"),
-    "replyTo": _WriteColumn(4, (_TEXT,), "[where to send the reply](request-reply.md)"),
-    "contentType": _WriteColumn(5, (_TEXT,), "MIME type of the body"),
-    "contentEncoding": _WriteColumn(6, (_TEXT,), "how the body is encoded; the body itself is sent unchanged"),
-    "type": _WriteColumn(7, (_TEXT,), "the producer's name for this kind of message; sent as the subject over "
-                    "AMQP 1.0"),
-    "priority": _WriteColumn(8, ("int", "bigint", "smallint", "tinyint"), "0 to 255; on ActiveMQ Classic and "
-                    "Artemis 0 to 9"),
-    "timestamp": _WriteColumn(9, ("timestamp",), "creation time; sent in whole seconds over AMQP 0-9-1"),
-    "expiration": _WriteColumn(0, ("timestamp",), "when the message expires; sent as a time to live"),
-    "appId": _WriteColumn(10, (_TEXT,), "name of the publishing application"),
-    "groupId": _WriteColumn(11, (_TEXT,), "the group of messages that the message belongs to"),
-    "groupSequence": _WriteColumn(12, ("bigint", "int"), "the message's number within its group"),
-    "persistent": _WriteColumn(13, ("boolean",), "if false, a broker restart may lose the message. Null means true"),
-    "properties": _WriteColumn(14, (_MAP,), "headers or application properties, as text"),
-    "queue": _WriteColumn(0, (_TEXT,), "the queue for this row, if no option names a destination. On ActiveMQ Classic "
-                    "and Artemis also `topic://name`, and the [`replyTo`](request-reply.md) of a row that was read"),
-    "exchange": _WriteColumn(0, (_TEXT,), "RabbitMQ only: the exchange for this row, if no option names a destination"),
-    "routingKey": _WriteColumn(0, (_TEXT,), "RabbitMQ only: the routing key for this row, unless an option sets one"),
-}  # fmt: skip
+#: The columns of a write.
+COLUMNS: Mapping[str, WrittenColumn] = {
+    name: column.written for name, column in ALL.items() if column.written is not None
+}
 #: Codes of further fields in a row's digest: a body of type binary, the destination, and an ID that the row has.
 _BYTES_BODY, _DESTINATION, _GIVEN = 2, 20, 21
 #: Columns of the source that a write accepts but ignores: they describe a delivery, or a position in a stream.
-LEFT_OUT = frozenset(
-    {"destination", "redelivered", "deliveryCount", "userId", "partition", "streamOffset", "chunkTimestamp"}
-)
+LEFT_OUT = ALL.keys() - COLUMNS.keys()
 _ROUTING = frozenset({"exchange", "routingKey"})
 #: Name of a property -> the column that has the same meaning.
 _IN_COLUMNS = {"JMSXGroupID": "groupId", "JMSXGroupSeq": "groupSequence", "JMSXAppID": "appId"}
@@ -388,9 +352,9 @@ def _columns(batch: pa.RecordBatch, names: Iterable[str]) -> dict[str, list[Any]
 
 #: Spark's name of a type -> the Arrow type, for rows that Spark passes one by one.
 _ARROW: Mapping[str, pa.DataType] = {
-    _TEXT: pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64(), "smallint": pa.int16(),
+    "string": pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64(), "smallint": pa.int16(),
     "tinyint": pa.int8(), "boolean": pa.bool_(), "timestamp": pa.timestamp("us", "UTC"),
-    _MAP: pa.map_(pa.string(), pa.string()),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
 }  # fmt: skip
 
 

@@ -7,7 +7,6 @@ record batches in this module are slices of these blocks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -23,95 +22,51 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from pyspark_mq.decode.columns import COLUMNS, QUEUES, STREAMS, TIMESTAMP
 from pyspark_mq.errors import SchemaError
 from pyspark_mq.sources.connections.block import BlockRows, block_schema
 
-__all__ = ["ALL_COLUMNS", "COLUMNS", "SCHEMA", "BatchBuilder"]
+__all__ = ["ALL_COLUMNS", "SCHEMA", "BatchBuilder", "stream_schema"]
 
-
-class _Column(NamedTuple):
-    """A column of the source.
-
-    Attributes:
-        kind: Spark type of the column.
-        text: description of the column in Markdown, from which `make docs` writes the table in docs/options.md.
-        asked_for: whether the column is present only if a schema names it or `includeMetadata` is set.
-    """
-
-    kind: DataType
-    text: str
-    asked_for: bool = False
-
-
-COLUMNS: Mapping[str, _Column] = {
-    "messageId": _Column(
-        StringType(),
-        "the ID that `messageIdFrom` chooses, in full. Null if the message has no ID: do not merge by this column "
-        "unless all messages have an ID",
-    ),
-    "body": _Column(BinaryType(), "the payload"),
-    "destination": _Column(
-        StringType(),
-        "the `queue` (or `topic`) that the message was read from. The producer may have published the message to "
-        "another destination",
-    ),
-    "properties": _Column(
-        MapType(StringType(), StringType()),
-        "the message's headers or application properties as text; an empty map if there are none",
-    ),
-    "correlationId": _Column(StringType(), "an ID by which producers match replies with requests"),
-    "replyTo": _Column(StringType(), "[where to send the reply](request-reply.md)"),
-    "contentType": _Column(StringType(), "MIME type of the body, if the producer sets it"),
-    "type": _Column(StringType(), "the producer's name for this kind of message"),
-    "priority": _Column(IntegerType(), "the priority by which the broker sorts"),
-    "timestamp": _Column(TimestampType(), "when the message was created; null if absent or out of range"),
-    "expiration": _Column(
-        TimestampType(),
-        "when the message expires; null if the message has no expiration. A time to live that is set on the queue or "
-        "by a policy does not appear here",
-    ),
-    "redelivered": _Column(
-        BooleanType(),
-        "the broker's flag that this delivery is a redelivery. Brokers sometimes omit the flag; the source does "
-        "not need it to recognise messages that have an ID",
-    ),
-    "deliveryCount": _Column(
-        IntegerType(),
-        "1 at the first delivery; null if the broker does not count deliveries, or if the count exceeds 2147483647",
-    ),
-    "routingKey": _Column(StringType(), "the routing key that the message was published with", asked_for=True),
-    "exchange": _Column(
-        StringType(), "the exchange that the message was published to; empty for the default exchange", asked_for=True
-    ),
-    "userId": _Column(
-        StringType(), "the user that published the message, if the broker checks or sets this property", asked_for=True
-    ),
-    "appId": _Column(StringType(), "the name that the publishing application gives itself", asked_for=True),
-    "contentEncoding": _Column(
-        StringType(), "how the body is encoded, for example `gzip`; it is not decoded", asked_for=True
-    ),
-    "persistent": _Column(BooleanType(), "whether the message should survive a broker restart", asked_for=True),
-    "groupId": _Column(StringType(), "the group of messages that the message belongs to", asked_for=True),
-    "groupSequence": _Column(LongType(), "the message's number within its group", asked_for=True),
-}
-
-#: All columns, in the documented order.
-ALL_COLUMNS = StructType([StructField(name, column.kind) for name, column in COLUMNS.items()])
-
-#: Columns of a query without a schema.
-SCHEMA = StructType([field for field in ALL_COLUMNS if not COLUMNS[field.name].asked_for])
-
-_ARROW: Mapping[type[DataType], pa.DataType] = {
-    StringType: pa.string(), BinaryType: pa.binary(), BooleanType: pa.bool_(), IntegerType: pa.int32(),
-    LongType: pa.int64(), TimestampType: pa.timestamp("us", tz="UTC"),
+#: Spark's types by Arrow's.
+_SPARK: Mapping[pa.DataType, DataType] = {
+    pa.string(): StringType(), pa.binary(): BinaryType(), pa.bool_(): BooleanType(), pa.int32(): IntegerType(),
+    pa.int64(): LongType(), TIMESTAMP: TimestampType(),
+    pa.map_(pa.string(), pa.string()): MapType(StringType(), StringType()),
 }  # fmt: skip
+
+
+def _columns(where: str, *, asked_for: bool) -> StructType:
+    """Return the columns of queues or of streams, in the documented order.
+
+    Args:
+        asked_for: whether to include columns that are present only if a query asks for them.
+    """
+    return StructType(
+        [
+            StructField(name, _SPARK[column.kind])
+            for name, column in COLUMNS.items()
+            if where in column.where and (asked_for or not column.asked_for)
+        ]
+    )
+
+
+#: All columns of queues.
+ALL_COLUMNS = _columns(QUEUES, asked_for=True)
+#: Columns of a query without a schema.
+SCHEMA = _columns(QUEUES, asked_for=False)
+
+
+def stream_schema(*, include_metadata: bool) -> StructType:
+    """Return the columns of a query of streams without a schema."""
+    return _columns(STREAMS, asked_for=include_metadata)
 
 
 def _arrow_type(kind: DataType) -> pa.DataType:
     if isinstance(kind, MapType):
         # Spark compares the types of record batches down to the nullability of map values.
         return pa.map_(pa.string(), pa.field("value", pa.string(), nullable=kind.valueContainsNull))
-    return _ARROW[type(kind)]
+    return next(arrow for arrow, spark in _SPARK.items() if type(spark) is type(kind))
 
 
 class BatchBuilder:
@@ -128,7 +83,7 @@ class BatchBuilder:
         for field in schema.fields:
             _check(field)
         if not schema.fields:
-            raise SchemaError(f"the schema is empty; choose from {', '.join(COLUMNS)}")
+            raise SchemaError(f"the schema is empty; choose from {', '.join(ALL_COLUMNS.names)}")
         self._schema = pa.schema(
             [pa.field(f.name, _arrow_type(f.dataType), nullable=f.nullable) for f in schema.fields]
         )
@@ -175,12 +130,11 @@ class BatchBuilder:
 
 
 def _check(field: StructField) -> None:
-    known = COLUMNS.get(field.name)
-    if known is None:
-        near = {name.lower(): name for name in COLUMNS}.get(field.name.lower())
-        hint = f"; did you mean '{near}'?" if near else f"; the columns are {', '.join(COLUMNS)}"
+    if field.name not in ALL_COLUMNS.names:
+        near = {name.lower(): name for name in ALL_COLUMNS.names}.get(field.name.lower())
+        hint = f"; did you mean '{near}'?" if near else f"; the columns are {', '.join(ALL_COLUMNS.names)}"
         raise SchemaError(f"the schema names column '{field.name}', which the source does not have{hint}")
-    expected = known.kind
+    expected = ALL_COLUMNS[field.name].dataType
     if type(field.dataType) is not type(expected) or (
         isinstance(field.dataType, MapType)
         and (field.dataType.keyType, field.dataType.valueType) != (StringType(), StringType())

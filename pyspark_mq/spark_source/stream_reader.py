@@ -8,14 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import StructType
 
-from pyspark_mq.decode.amqp10_columns import COLUMN_TYPES, TIMESTAMP
+from pyspark_mq.decode.columns import COLUMNS
 from pyspark_mq.errors import SchemaError
 from pyspark_mq.sources.exposure import exposures
 from pyspark_mq.spark_source.failures import without_traceback
 from pyspark_mq.spark_source.read_limits import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow, is_unlimited
-from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
+from pyspark_mq.spark_source.schema import stream_schema
 from pyspark_mq.spark_source.shown_offset import ShownOffset
 from pyspark_mq.streams.planner import Planner
 from pyspark_mq.streams.ranges import Range
@@ -25,21 +25,6 @@ from pyspark_mq.streams.settings import StreamSettings
 __all__ = ["StreamBatchReader", "StreamReader", "arrow_schema", "stream_schema"]
 
 _LOG = logging.getLogger("pyspark_mq")
-
-#: Columns that only streams have: the stream that is the partition, the message's offset in this stream, and the time
-#: of the message's chunk.
-_OWN = {"partition": StringType(), "streamOffset": LongType(), "chunkTimestamp": TimestampType()}
-#: Columns that only deliveries from queues have.
-_OF_QUEUES = frozenset({"redelivered", "deliveryCount"})
-_TYPES = {**COLUMN_TYPES, "destination": pa.string(), "partition": pa.string(), "streamOffset": pa.int64(),
-     "chunkTimestamp": TIMESTAMP}  # fmt: skip
-
-
-def stream_schema(*, include_metadata: bool) -> StructType:
-    """Return the columns of a query that sets no schema."""
-    fields = ALL_COLUMNS if include_metadata else SCHEMA
-    own = [StructField(name, kind) for name, kind in _OWN.items()]
-    return StructType([field for field in fields if field.name not in _OF_QUEUES] + own)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -57,7 +42,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
                 f"the schema names column '{field.name}' as {field.dataType.simpleString()}, but a source of streams "
                 f"{has}; its columns are {', '.join(known)}"
             )
-        fields.append(pa.field(field.name, _TYPES[field.name], nullable=field.nullable))
+        fields.append(pa.field(field.name, COLUMNS[field.name].kind, nullable=field.nullable))
     if not fields:
         raise SchemaError(f"the schema is empty; choose from {', '.join(known)}")
     return pa.schema(fields)

@@ -68,7 +68,7 @@ def test_an_unknown_column_is_refused_with_the_nearest_name(name: str, near: str
     text = refused(("body", "string"), (name, "string"))
     assert f"column '{name}', which is not a column of a write" in text
     assert (f"did you mean '{near}'?" in text) == bool(near)
-    assert "Columns are body, messageId, " in text
+    assert "Columns are messageId, body, " in text
 
 
 @pytest.mark.parametrize(

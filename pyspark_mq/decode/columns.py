@@ -1,0 +1,190 @@
+"""The columns of rows: of queues, of streams, and of writes. Everything else about a column is in its decoders.
+
+To add a column, add it here, and a function with its name to each decoder: `columns` of :class:`.Amqp091Batch` and
+:class:`.StompBatch`, and `DECODERS` in :mod:`.amqp10_message`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pyarrow as pa
+
+__all__ = ["COLUMNS", "QUEUES", "STREAMS", "TIMESTAMP", "MessageColumn", "WrittenColumn"]
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+_TEXT = pa.string()
+_MAP = pa.map_(pa.string(), pa.string())
+#: What has a column: rows that are read from queues, and rows that are read from streams.
+QUEUES, STREAMS = "queues", "streams"
+_READ = frozenset({QUEUES, STREAMS})
+
+
+class WrittenColumn(NamedTuple):
+    """What a column means in a write.
+
+    Attributes:
+        code: number that stands for the column in the digest from which a row's ID is made; 0 if the digest does not
+            include the column. Codes never change.
+        kinds: Spark's names of the accepted types.
+        text: what the column means in a message, as Markdown for docs/write-to-queues.md.
+    """
+
+    code: int
+    kinds: tuple[str, ...]
+    text: str
+
+
+class MessageColumn(NamedTuple):
+    """A column.
+
+    Attributes:
+        kind: Arrow type of the column.
+        text: description of the column in Markdown, from which `make docs` writes the table in docs/options.md. Empty
+            for a column that only streams or only writes have.
+        written: what the column means in a write. None if a write accepts the column but ignores it, because it
+            describes a delivery, or a position in a stream.
+        where: which rows that are read have the column: those of :data:`QUEUES`, of :data:`STREAMS`, or of both.
+        asked_for: whether the column is present only if a schema names it or `includeMetadata` is set.
+        content: whether a producer sets the value, so that it is part of a message's content. The content identifies a
+            message without an ID. The body and the properties are part of it, too.
+        decoded: whether the value comes from a message's bytes, and not from its queue or its place in a stream.
+    """
+
+    kind: pa.DataType
+    text: str = ""
+    written: WrittenColumn | None = None
+    where: frozenset[str] = _READ
+    asked_for: bool = False
+    content: bool = False
+    decoded: bool = True
+
+
+def _text(text: str, code: int, written: str, *, asked_for: bool = False) -> MessageColumn:
+    """Return a column of text that a producer sets."""
+    return MessageColumn(_TEXT, text, WrittenColumn(code, ("string",), written), asked_for=asked_for, content=True)
+
+
+#: All columns, in the order of the documentation.
+COLUMNS: Mapping[str, MessageColumn] = MappingProxyType({
+    "messageId": MessageColumn(
+        _TEXT,
+        "the ID that `messageIdFrom` chooses, in full. Null if the message has no ID: do not merge by this column "
+        "unless all messages have an ID",
+        WrittenColumn(0, ("string",), "the message's ID; a row without an ID gets a [stable ID](#ids)"),
+    ),
+    "body": MessageColumn(
+        pa.binary(),
+        "the payload",
+        WrittenColumn(1, ("string", "binary"), "a string is sent as a text message, binary as a bytes message. The "
+                      "column is required and must not be null"),
+    ),
+    "destination": MessageColumn(
+        _TEXT,
+        "the `queue` (or `topic`) that the message was read from. The producer may have published the message to "
+        "another destination",
+        decoded=False,
+    ),
+    "queue": MessageColumn(
+        _TEXT,
+        written=WrittenColumn(0, ("string",), "the queue for this row, if no option names a destination. On ActiveMQ "
+                              "Classic and Artemis also `topic://name`, and the [`replyTo`](request-reply.md) of a row "
+                              "that was read"),
+        where=frozenset(),
+        decoded=False,
+    ),
+    "properties": MessageColumn(
+        _MAP,
+        "the message's headers or application properties as text; an empty map if there are none",
+        WrittenColumn(14, ("map<string,string>",), "headers or application properties, as text"),
+    ),
+    "correlationId": _text(
+        "an ID by which producers match replies with requests", 3, "an ID that matches a reply with its request"
+    ),
+    "replyTo": _text(
+        "[where to send the reply](request-reply.md)", 4, "[where to send the reply](request-reply.md)"
+    ),
+    "contentType": _text("MIME type of the body, if the producer sets it", 5, "MIME type of the body"),
+    "type": _text(
+        "the producer's name for this kind of message", 7,
+        "the producer's name for this kind of message; sent as the subject over AMQP 1.0",
+    ),
+    "priority": MessageColumn(
+        pa.int32(),
+        "the priority by which the broker sorts",
+        WrittenColumn(8, ("int", "bigint", "smallint", "tinyint"), "0 to 255; on ActiveMQ Classic and Artemis 0 to 9"),
+        content=True,
+    ),
+    "timestamp": MessageColumn(
+        TIMESTAMP,
+        "when the message was created; null if absent or out of range",
+        WrittenColumn(9, ("timestamp",), "creation time; sent in whole seconds over AMQP 0-9-1"),
+        content=True,
+    ),
+    "expiration": MessageColumn(
+        TIMESTAMP,
+        "when the message expires; null if the message has no expiration. A time to live that is set on the queue or "
+        "by a policy does not appear here",
+        WrittenColumn(0, ("timestamp",), "when the message expires; sent as a time to live"),
+    ),
+    "redelivered": MessageColumn(
+        pa.bool_(),
+        "the broker's flag that this delivery is a redelivery. Brokers sometimes omit the flag; the source does "
+        "not need it to recognise messages that have an ID",
+        where=frozenset({QUEUES}),
+    ),
+    "deliveryCount": MessageColumn(
+        pa.int32(),
+        "1 at the first delivery; null if the broker does not count deliveries, or if the count exceeds 2147483647",
+        where=frozenset({QUEUES}),
+    ),
+    "routingKey": MessageColumn(
+        _TEXT,
+        "the routing key that the message was published with",
+        WrittenColumn(0, ("string",), "RabbitMQ only: the routing key for this row, unless an option sets one"),
+        asked_for=True,
+    ),
+    "exchange": MessageColumn(
+        _TEXT,
+        "the exchange that the message was published to; empty for the default exchange",
+        WrittenColumn(0, ("string",), "RabbitMQ only: the exchange for this row, if no option names a destination"),
+        asked_for=True,
+    ),
+    "userId": MessageColumn(
+        _TEXT,
+        "the user that published the message, if the broker checks or sets this property",
+        asked_for=True,
+        content=True,
+    ),
+    "appId": _text(
+        "the name that the publishing application gives itself", 10, "name of the publishing application",
+        asked_for=True,
+    ),
+    "contentEncoding": _text(
+        "how the body is encoded, for example `gzip`; it is not decoded", 6,
+        "how the body is encoded; the body itself is sent unchanged", asked_for=True,
+    ),
+    "persistent": MessageColumn(
+        pa.bool_(),
+        "whether the message should survive a broker restart",
+        WrittenColumn(13, ("boolean",), "if false, a broker restart may lose the message. Null means true"),
+        asked_for=True,
+        content=True,
+    ),
+    "groupId": _text(
+        "the group of messages that the message belongs to", 11, "the group of messages that the message belongs to",
+        asked_for=True,
+    ),
+    "groupSequence": MessageColumn(
+        pa.int64(),
+        "the message's number within its group",
+        WrittenColumn(12, ("bigint", "int"), "the message's number within its group"),
+        asked_for=True,
+        content=True,
+    ),
+    "partition": MessageColumn(_TEXT, where=frozenset({STREAMS}), decoded=False),
+    "streamOffset": MessageColumn(pa.int64(), where=frozenset({STREAMS}), decoded=False),
+    "chunkTimestamp": MessageColumn(TIMESTAMP, where=frozenset({STREAMS}), decoded=False),
+})  # fmt: skip
