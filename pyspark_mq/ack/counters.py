@@ -6,13 +6,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any
 
-__all__ = ["GAUGES", "Counters"]
+__all__ = ["ALARMS", "GAUGES", "SAID", "Counters"]
 
-#: Names of the counters that are gauges: current values, which may also fall.
-GAUGES = ("unacked", "buffered", "carried", "remembered", "backlog")
+
+def _count(*, done: bool = False, alarm: bool = False, said: str = "") -> int:
+    """Return a counter, and record what it means.
+
+    Args:
+        done: whether a delivery that counts here is finished with, so that a bounded run that waits for this delivery
+            may end.
+        alarm: whether the listener warns when the counter rises.
+        said: the words for the counter in the listener's line; empty if the line does not have the counter.
+    """
+    found: int = field(default=0, metadata={"done": done, "alarm": alarm, "said": said})
+    return found
+
+
+def _gauge() -> int:
+    """Return a gauge: a current value, which may also fall."""
+    found: int = field(default=0, metadata={"gauge": True})
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +59,26 @@ class Counters:
         backlog: now: messages that wait in the queue, as the broker last reported; null if it does not report them.
     """
 
-    received: int = 0
-    redelivered: int = 0
-    duplicates_dropped: int = 0
-    reused_ids: int = 0
-    rebound: int = 0
-    planned: int = 0
-    settled: int = 0
-    returned: int = 0
-    ambiguous: int = 0
-    nameless: int = 0
-    rejected: int = 0
-    reconnects: int = 0
-    replays: int = 0
-    lost: int = 0
-    forgotten: int = 0
-    unacked: int = 0
-    buffered: int = 0
-    carried: int = 0
-    remembered: int = 0
-    backlog: int | None = 0
+    received: int = _count()
+    redelivered: int = _count()
+    duplicates_dropped: int = _count(done=True, said="duplicates dropped")
+    reused_ids: int = _count()
+    rebound: int = _count(done=True)
+    planned: int = _count(done=True)
+    settled: int = _count()
+    returned: int = _count()
+    ambiguous: int = _count()
+    nameless: int = _count()
+    rejected: int = _count(done=True, alarm=True, said="rejected")
+    reconnects: int = _count(said="reconnects")
+    replays: int = _count(said="replays")
+    lost: int = _count(alarm=True, said="lost")
+    forgotten: int = _count()
+    unacked: int = _gauge()
+    buffered: int = _gauge()
+    carried: int = _gauge()
+    remembered: int = _gauge()
+    backlog: int | None = _gauge()
 
     def __add__(self, other: Counters) -> Counters:
         """Add up the counters of two queues. Only `replays` is not added: both queues count the same replays."""
@@ -69,6 +86,11 @@ class Counters:
         known = self.backlog is not None and other.backlog is not None
         backlog = self.backlog + other.backlog if known else None  # type: ignore[operator]
         return Counters(**{**both, "replays": max(self.replays, other.replays), "backlog": backlog})
+
+    @property
+    def done(self) -> int:
+        """Number of deliveries that a bounded run has finished with."""
+        return sum(_done(self))
 
     def totals(self) -> Counters:
         """Return these counters with all gauges set to 0, for a queue that is no longer read."""
@@ -85,9 +107,20 @@ class Counters:
         return {_documented(name): value for name, value in asdict(self).items()}
 
 
-_COUNTS = [field for field in fields(Counters) if field.name != "backlog"]
-
-
 def _documented(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(map(str.capitalize, rest))
+
+
+def _names(kind: str) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(Counters) if field.metadata.get(kind))
+
+
+_COUNTS = [field for field in fields(Counters) if field.name != "backlog"]
+_done = attrgetter(*_names("done"))
+#: Names of the counters that are gauges.
+GAUGES = _names("gauge")
+#: Documented names of the counters that are alarms.
+ALARMS = tuple(map(_documented, _names("alarm")))
+#: Documented name -> the words for the counter in the listener's line.
+SAID = {_documented(field.name): field.metadata["said"] for field in fields(Counters) if field.metadata.get("said")}

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from pyspark_mq.ack.counters import GAUGES
+from pyspark_mq.ack.counters import ALARMS, GAUGES, SAID
 from pyspark_mq.errors import ConfigurationError
 from pyspark_mq.spark_source.metrics import Metrics, Spans, serve
 from pyspark_mq.spark_source.progress import Reading, readings
@@ -43,8 +43,6 @@ __all__ = ["QueueListener"]
 
 _LOG = logging.getLogger("pyspark_mq.listener")
 
-#: Counters that are logged immediately.
-_ALARMS = ("lost", "rejected")
 _ERROR_SHOWN = 300
 
 
@@ -138,7 +136,7 @@ class QueueListener(StreamingQueryListener):
             run.sums[now.source].update(grown)
             self._metrics.add(run.label, now, grown)
             self._spans.confirmed(run.epochs, now)
-            alarms += [f"{grown[name]} {name} of {now.reads}" for name in _ALARMS if grown[name]]
+            alarms += [f"{grown[name]} {name} of {now.reads}" for name in ALARMS if grown[name]]
         if alarms and self._log_every_s is not None:
             _LOG.warning("%s: %s message(s)", run.label, ", ".join(alarms))
 
@@ -208,14 +206,7 @@ def _line(sums: Counter[str], reading: Reading) -> str:
         return f"{sums['planned']:,} offsets planned, backlog {counters.backlog:,}{of}"
     backlog = "unknown" if counters.backlog is None else f"{counters.backlog:,}"
     parts = [f"{sums['received']:,} received", f"{sums['settled']:,} settled"]
-    parts += [
-        f"{sums[name]:,} {words}"
-        for name, words in (
-            ("duplicatesDropped", "duplicates dropped"), ("rejected", "rejected"), ("lost", "lost"),
-            ("reconnects", "reconnects"), ("replays", "replays"),
-        )
-        if sums[name]
-    ]  # fmt: skip
+    parts += [f"{sums[name]:,} {words}" for name, words in SAID.items() if sums[name]]
     return ", ".join(
         [*parts, f"{counters.unacked:,} unacknowledged, {counters.buffered:,} buffered, backlog {backlog}"]
     )

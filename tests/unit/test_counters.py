@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.ack import InFlightTable
-from pyspark_mq.ack.counters import GAUGES, Counters
+from pyspark_mq.ack.counters import ALARMS, GAUGES, SAID, Counters
 
 OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 NAMES = [field.name for field in fields(Counters)]
@@ -39,6 +39,15 @@ def test_every_counter_has_a_line_in_the_docstring() -> None:
 
 def test_what_the_docstring_calls_of_now_is_a_reading() -> None:
     assert tuple(re.findall(r"^ +(\w+): now: ", str(Counters.__doc__), re.MULTILINE)) == GAUGES
+
+
+def test_what_a_counter_is_stands_beside_it() -> None:
+    counters = Counters(**{name: 2**place for place, name in enumerate(NAMES)})
+    finished = ("planned", "rebound", "duplicates_dropped", "rejected")
+    assert counters.done == sum(getattr(counters, name) for name in finished)
+    assert set(ALARMS) == {"lost", "rejected"}
+    assert set(ALARMS) <= set(SAID) <= set(counters.report())
+    assert not set(GAUGES) & set(SAID)
 
 
 def test_the_in_flight_counts_under_the_same_names() -> None:

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.listener import (
 
 import pyspark_mq
 from pyspark_mq import QueueListener, readings
-from pyspark_mq.ack.counters import GAUGES, Counters
+from pyspark_mq.ack.counters import ALARMS, GAUGES, Counters
 from pyspark_mq.errors import ConfigurationError, MissingExtraError
 from pyspark_mq.spark_source.listener import _growth
 from pyspark_mq.spark_source.metrics import Metrics
@@ -206,6 +206,7 @@ def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are() -> None:
     alerts = set(re.findall(r"pyspark_mq_[a-z_]+", block("docs/monitor.md", "# alerts.yml")))
     asked = set(re.findall(r"pyspark_mq_[a-z_]+", DASHBOARD.read_text("utf-8"))) | alerts
     assert (len(alerts), len(asked) > 10) == (4, True)
+    assert {f"pyspark_mq_{name}_total" for name in ALARMS} <= alerts & asked
     assert {name for name in asked if f"\n{name}{{" not in page} == set()
     assert 'le="0.025"' in page, "the buckets are of seconds"
     for label in ("query=", "messaging_destination_name=", "step=", "le="):

@@ -86,8 +86,7 @@ class EndOfRun:
 
     @property
     def _done(self) -> int:
-        counted = self._queue.counters()
-        return counted.planned + counted.rebound + counted.duplicates_dropped + counted.rejected
+        return self._queue.counters().done
 
     def awaits_confirmation(self) -> bool:
         """Whether to wait until the broker has confirmed acknowledgements; for messages without an ID, until settled.
