@@ -54,7 +54,7 @@ _NOTED_MIN = 4_096
 class Lookup(Protocol):
     """The look-ups in the in-flight table that a :class:`ContentMatcher` needs."""
 
-    def all_unseen(self, keys: set[Any]) -> bool:
+    def none_here(self, keys: set[Any]) -> bool:
         """Whether all of these keys are unknown."""
 
     def states(self, keys: Collection[Any]) -> Callable[[Any], State]:
@@ -111,7 +111,7 @@ class ContentMatcher:
         first = [digest + _FIRST for digest in digests]
         every = set(first)
         known, left, repeats = self._memory.contents_among(every)
-        quiet = not known and not repeats and len(every) == len(first) and lookup.all_unseen(every)
+        quiet = not known and not repeats and len(every) == len(first) and lookup.none_here(every)
         if quiet and self._waiting.keys().isdisjoint(digests) and self._coming.keys().isdisjoint(digests):
             self._doubt(compress(first, map(not_, not_redelivered)))
             return first
@@ -256,7 +256,7 @@ class ContentMatcher:
                 every.append(key)
             else:
                 first = key + _FIRST
-                if first in used or key in known or not lookup.all_unseen({first}):
+                if first in used or key in known or not lookup.none_here({first}):
                     self._repeat(key, repeats)
                     first = self._further(key)
                 every.append(first)

@@ -133,11 +133,11 @@ class InFlightTable(Generic[K, P]):
         in_runs = (len(tags) for run in self._runs for number, tags in run.parts if number == session)
         return len(self._open[session]) + sum(in_runs)
 
-    def unseen(self, keys: Collection[K]) -> Iterator[K]:
+    def not_here(self, keys: Collection[K]) -> Iterator[K]:
         state_of = self.states(keys)
         yield from (key for key in keys if state_of(key) is State.UNSEEN)
 
-    def all_unseen(self, keys: set[K]) -> bool:
+    def none_here(self, keys: set[K]) -> bool:
         """Whether all of these keys are unknown.
 
         Runs are not searched. The callers have spread them before, or ask about contents, which are never in runs.
@@ -221,7 +221,7 @@ class InFlightTable(Generic[K, P]):
             self._spread()
             keys = [*keys]  # from now on each key is one object, which all containers share
             distinct = set(keys)
-            if len(distinct) < len(keys) or not self.all_unseen(distinct):
+            if len(distinct) < len(keys) or not self.none_here(distinct):
                 return False
         self._count["received"] += len(keys)
         self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, parts, payloads, run)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Any
@@ -42,6 +43,47 @@ _NOTES = {
     OnMissing.REJECT: "They are rejected for good",
     OnMissing.FAIL: "Messages that cannot be decoded are identified by their bytes",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrivals:
+    """Deliveries of one session on their way into the in-flight table, by place.
+
+    A reason not to take some deliveries is one step that returns the others (:meth:`without`).
+
+    Attributes:
+        session: number of the session.
+        tags: handles of the deliveries, ascending.
+        keys: the key of each message; None for a message that has neither an ID nor a digest.
+        rows: the row of each message.
+        not_redelivered: for each delivery, True if nothing marks the message as delivered before. Empty if no message
+            is identified by its content.
+    """
+
+    session: int
+    tags: Sequence[int]
+    keys: Sequence[Any]
+    rows: Sequence[Row]
+    not_redelivered: Sequence[bool]
+
+    def without(self, places: Collection[int]) -> _Arrivals:
+        """Return the deliveries that are not at these places."""
+        if not places:
+            return self
+        kept = [place for place in range(len(self.rows)) if place not in places]
+        return _Arrivals(
+            self.session,
+            [self.tags[place] for place in kept],
+            [self.keys[place] for place in kept],
+            [self.rows[place] for place in kept],
+            [self.not_redelivered[place] for place in kept] if self.not_redelivered else [],
+        )
+
+    @property
+    def need_names(self) -> bool:
+        """Whether there is a message without an ID that is text."""
+        keys = self.keys
+        return bool(self.not_redelivered) or (not isinstance(keys, range | TextKeys) and None in keys)
 
 
 class Deliveries:
@@ -151,30 +193,19 @@ class Deliveries:
         session, metadata, block, count = event.session, event.metadata, event.rows.block, len(event.rows)
         self.taken_in[session] += count
         self.counted["redelivered"] += int(metadata.redelivered.sum())
-        tags: Sequence[int] = metadata.tags
-        rows: Sequence[Row] = event.rows
-        keys: Sequence[Any] = metadata.keys
-        not_redelivered: Sequence[bool] = metadata.not_redelivered
-        if not self._exact:
-            keys = range(self._serial, self._serial + count)
-            self._serial += count
-
-        every_id = isinstance(keys, range | TextKeys)
-        left_out = self._refused(event) if metadata.unreadable or (not every_id and None in keys) else {}
-        if left_out:
-            tags, keys, rows = _without(left_out, tags, keys, rows)
-            not_redelivered = [sure for place, sure in enumerate(not_redelivered) if place not in left_out]
+        arrivals = self._wanted(event)
+        if arrivals.need_names:
+            arrivals = self._named(arrivals)
         elsewhere: Collection[Any] = ()
-        if not_redelivered or (not every_id and None in keys):
-            keys = self._named(session, keys, not_redelivered)
         if self._exact:
             if over_limit:
-                tags, keys, rows = self._only_known(session, tags, keys, rows)
+                arrivals = self._only_known(arrivals)
             # Messages that are unknown here, but committed by another query.
-            elsewhere = self._store.known(key for key in self._in_flight.unseen(keys) if not is_content(key))
+            elsewhere = self._store.known(key for key in self._in_flight.not_here(arrivals.keys) if not is_content(key))
+        keys, rows = arrivals.keys, arrivals.rows
         in_flight = self._in_flight
         buffered = len(in_flight.received)
-        self._acknowledge(in_flight.deliver(session, tags, keys, rows, elsewhere))
+        self._acknowledge(in_flight.deliver(session, arrivals.tags, keys, rows, elsewhere))
         taken = len(in_flight.received) - buffered
         if taken < count:
             places = range(len(keys)) if taken == len(keys) else in_flight.held(keys, rows)
@@ -233,9 +264,9 @@ class Deliveries:
             )  # fmt: skip
         self.counted["reused_ids"] += len(ids)
 
-    def _named(self, session: int, keys: Sequence[Any], not_redelivered: Sequence[bool]) -> list[Any]:
-        """Return the keys, in which each message without an ID has a key that identifies it."""
-        matcher, in_flight = self._matcher, self._in_flight
+    def _named(self, arrivals: _Arrivals) -> _Arrivals:
+        """Return the deliveries, in which each message without an ID has a key that identifies it."""
+        matcher, in_flight, keys = self._matcher, self._in_flight, arrivals.keys
         assert matcher is not None, "messages are distinguished, so there is a memory"
         if not self._noted:
             self._noted = True
@@ -246,8 +277,9 @@ class Deliveries:
         places = [place for place, key in enumerate(keys) if type(key) is bytes and len(key) == CONTENT_DIGEST_BYTES]
         named = list(keys)
         digests = keys if len(places) == len(keys) else [keys[place] for place in places]
-        sure = not_redelivered if digests is keys else [not_redelivered[place] for place in places]
-        names = matcher.name(session, digests, sure, in_flight)
+        sure = arrivals.not_redelivered
+        sure = sure if digests is keys else [sure[place] for place in places]
+        names = matcher.name(arrivals.session, digests, sure, in_flight)
         self._tell_of_echoes(matcher.echoes(names))
         for place, key in zip(places, names, strict=True):
             named[place] = key
@@ -255,7 +287,7 @@ class Deliveries:
         self.counted["nameless"] += len(nameless)
         for place, key in zip(nameless, matcher.name_nothing(len(nameless)), strict=True):
             named[place] = key
-        return named
+        return replace(arrivals, keys=named)
 
     def _tell_of_echoes(self, echoes: Sequence[Any]) -> None:
         if echoes and not self._told_of_echoes:
@@ -280,6 +312,16 @@ class Deliveries:
         """Merge small runs that are still buffered into one run, and their rows into one block."""
         small, self._small_runs = {run for one in self._small_runs if (run := one())}, []
         self._in_flight.received.join(small, _joined)
+
+    def _wanted(self, event: Delivered) -> _Arrivals:
+        """Return the deliveries of an event without those that are rejected."""
+        metadata = event.metadata
+        keys: Sequence[Any] = metadata.keys
+        if not self._exact:
+            keys = range(self._serial, self._serial + len(event.rows))
+            self._serial += len(event.rows)
+        arrivals = _Arrivals(event.session, metadata.tags, keys, event.rows, metadata.not_redelivered)
+        return arrivals.without(self._refused(event)) if metadata.unreadable or arrivals.need_names else arrivals
 
     def _refused(self, event: Delivered) -> dict[int, str]:
         """Reject messages that have no ID or cannot be decoded, if the options say so.
@@ -312,28 +354,27 @@ class Deliveries:
             self._connections.reject(event.session, sorted(tags[row] for row in refused))
         return refused
 
-    def _only_known(
-        self, session: int, tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row]
-    ) -> tuple[Sequence[int], Sequence[Any], Sequence[Row]]:
-        """Return the tags, keys and rows of those deliveries whose messages are known.
+    def _only_known(self, arrivals: _Arrivals) -> _Arrivals:
+        """Return those deliveries whose messages are known.
 
         Deliveries of new messages are skipped: they stay unacknowledged until their session ends.
         """
-        new = set(self._in_flight.unseen(keys))
+        session, keys = arrivals.session, arrivals.keys
+        new = set(self._in_flight.not_here(keys))
         places = {place for place, key in enumerate(keys) if key in new}
         if not places:
-            return tags, keys, rows
+            return arrivals
         if not self._skipped:
             _LOG.warning(
                 "%s: more than %d bytes arrived that the replay does not need; further such messages are skipped and "
                 "requested again later, which counts as one more delivery of each",
                 self._destination, self._settings.max_bytes,
             )  # fmt: skip
-        self._in_flight.pass_over(session, tags[min(places)])
+        self._in_flight.pass_over(session, arrivals.tags[min(places)])
         if self._matcher is not None:
             self._matcher.give_back([keys[place] for place in places])
         self._skipped[session] = self._skipped.get(session, 0) + len(places)
-        return _without(places, tags, keys, rows)
+        return arrivals.without(places)
 
     def take_back(self, now_s: float) -> None:
         """End the sessions that have skipped deliveries, so that the broker redelivers the skipped messages.
@@ -375,10 +416,3 @@ def _together(ranges: Sequence[RowRange]) -> RowRange:
     if all(rows.block is first.block and rows.numbers.start == end for rows, end in zip(ranges, ends, strict=False)):
         return RowRange(first.block, range(ends[0], ends[-1]))
     return BlockRows.of(*ranges).joined().rows
-
-
-def _without(
-    places: Collection[int], tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row]
-) -> tuple[list[int], list[Any], list[Row]]:
-    kept = [place for place in range(len(rows)) if place not in places]
-    return [tags[place] for place in kept], [keys[place] for place in kept], [rows[place] for place in kept]
