@@ -178,7 +178,7 @@ def test_an_epoch_that_does_not_follow_its_start_is_refused(start: int) -> None:
     scene.publish(10)
     end = scene.query.source.latest(scene.query.position(0), 10)
     with pytest.raises(
-        CheckpointError, match=f"epoch 2 follows epoch 1, but Spark runs it after epoch {start}.*two runs"
+        CheckpointError, match=f"epoch 2 was planned after epoch 1, but Spark runs it after epoch {start}.*two runs"
     ):
         scene.query.source.payload(Position(start), end)
     scene.query.crash()
@@ -189,7 +189,7 @@ def test_the_first_epoch_follows_the_beginning() -> None:
     scene = Scene(max_messages=10)
     scene.publish(10)
     end = scene.query.source.latest(Position(0), 10)
-    with pytest.raises(CheckpointError, match="epoch 1 follows epoch 0"):
+    with pytest.raises(CheckpointError, match="epoch 1 was planned after epoch 0"):
         scene.query.source.payload(Position(3), end)
 
 
