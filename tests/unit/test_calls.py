@@ -217,7 +217,8 @@ def check_from_behind_the_answer_is_the_last_one() -> None:
 def check_from_beyond_is_an_error() -> None:
     for epoch in EpochPlace:
         _, source, end = epoch_at(epoch)
-        with pytest.raises(InternalError, match=f"continues from epoch 99, but the last epoch that the source knows is {end.epoch}$"):
+        text = f"from epoch 99, but the last epoch that the source knows is {end.epoch}$"
+        with pytest.raises(InternalError, match=text):
             source.latest(Position(99), LIMIT)
 
 

@@ -1,1 +1,1 @@
-"""AMQP 0-9-1 by pika."""
+"""Receives over AMQP 0-9-1, with pika."""

@@ -1,4 +1,4 @@
-"""pika's connection and loop with two changes: bytes can stay in the socket, and deliveries stay undecoded."""
+"""pika's connection and event loop with two changes: reading can be paused, and pika does not decode deliveries."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from pyspark_mq.sources.connections.socket_loop import ReadPace
 
 __all__ = ["Answer", "Loop", "PikaConnection"]
 
-#: pika reads 4 KiB at a time. Larger reads take the interpreter from the query's thread less often, and their
-#: deliveries are decoded together. A paused session reads less.
+#: Number of bytes to read at a time: usually, and in a session that is paused. pika itself reads 4 KiB at a time.
+#: Larger reads interrupt the query's thread less often, and their deliveries are decoded together.
 _READ_BYTES, _LOOK_BYTES = 1 << 20, 256 << 10
-#: Event that reports, even while nothing is read, that the other side is gone. Only Linux has it.
+#: Event by which `poll` reports that the other side has closed the connection, even if no bytes are read. Only Linux
+#: has it.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
 
 
 class Loop(IOLoop):  # type: ignore[misc]
-    """pika's loop, extended so that it can leave incoming bytes in the socket. pika's own loop reads whatever arrives.
+    """pika's event loop, which can also stop reading, so that bytes that arrive stay in the socket.
 
     Args:
-        hung_up: called when the other side ends the connection while nothing is read.
+        hung_up: called if the other side ends the connection while the loop does not read.
     """
 
     def __init__(self, hung_up: Callable[[], None]) -> None:
@@ -38,13 +39,13 @@ class Loop(IOLoop):  # type: ignore[misc]
         self._late: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Run until stopped. pika creates a new poller for each run, so register our events again."""
+        """Run the loop until it is stopped. pika creates a new poller for each run, so set the events again."""
         if self._holding:
             super().add_callback_threadsafe(self._watch)
         super().start()
 
     def hold(self) -> None:
-        """Read nothing until :meth:`release`."""
+        """Do not read from the socket until :meth:`release` is called."""
         self._holding = True
         self._watch()
 
@@ -80,7 +81,7 @@ class Loop(IOLoop):  # type: ignore[misc]
         super().remove_handler(fd)
 
     def add_callback_threadsafe(self, callback: Callable[[], None]) -> None:
-        """Schedule a callback. With TLS, pika schedules the rest of a read this way."""
+        """Schedule a callback. With TLS, pika reads further bytes by such a callback, so delay that one if paused."""
         if self._holding and getattr(callback, "__name__", "") == "_on_socket_readable":
             self._late.append(callback)
         else:
@@ -104,13 +105,13 @@ class Answer:
 
 
 class PikaConnection(SelectConnection):  # type: ignore[misc]
-    """pika's connection, with deliveries cut out of the bytes before pika sees them.
+    """pika's connection, but deliveries are cut out of the bytes before pika gets these.
 
-    This class uses names that are private to pika, so `pyproject.toml` admits only versions of pika that
-    `tests/integration/test_pika_versions.py` has tried.
+    This class uses private names of pika, so `pyproject.toml` accepts only versions of pika with which
+    `tests/integration/test_pika_versions.py` passes.
 
     Attributes:
-        looks: whether the connection reads only small pieces, for the occasional read of a paused session.
+        looks: whether to read only a few bytes at a time, because the session is paused.
     """
 
     looks = False
@@ -132,7 +133,7 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
             self._on_data_available(begun)
 
     def _receive(self, opened: socket.socket, maximum: int) -> memoryview:
-        """Read from the socket in pika's place, into memory that batches of deliveries then refer to."""
+        """Read from the socket instead of pika, into memory to which batches of deliveries then refer."""
         assert self._reader is not None
         room = self._reader.room()
         return room[: opened.recv_into(room, min(len(room), _LOOK_BYTES if self.looks else maximum))]
@@ -143,7 +144,7 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
             super()._on_data_available(data_in)
             return
         self._pace.read(len(data_in), self._socket)
-        # To see that the broker is alive, pika counts the bytes that it takes off its buffer.
+        # pika counts the bytes that it processes, to notice that the broker is alive. Count all bytes that were read.
         before = self.bytes_received
         if isinstance(data_in, memoryview):
             reader.received(len(data_in))

@@ -1,4 +1,4 @@
-"""Errors of pika and reasons from RabbitMQ, as errors of this package."""
+"""Converts errors of pika, and reasons that RabbitMQ states, into errors of this package."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["connect_error", "handshake_hint", "queue_error", "reason_of", "was_stated"]
 
-#: AMQP 0-9-1, "reply-code": an operator intervened to close the connection.
+#: Reply code with which RabbitMQ closes connections when it is stopped (AMQP 0-9-1, "reply-code").
 _CONNECTION_FORCED = 320
-#: Name of pika's error for a connection that ended without a reason. Other errors of pika quote this name.
+#: Name of pika's error for a connection that has ended without a reason. Other errors of pika quote this name.
 _LOST = StreamLostError.__name__
 _TLS_ALERT = re.compile(r"\[SSL: (\w*ALERT\w*)\]")
 
 
 def _causes(error: object) -> list[BaseException]:
-    """Unwrap an error of pika: the error and its causes, outermost first."""
+    """Return an error of pika, followed by the errors that caused it."""
     found: list[BaseException] = []
     pending: list[object] = [error]
     while pending:
@@ -45,7 +45,7 @@ def _causes(error: object) -> list[BaseException]:
 
 
 def reason_of(error: object) -> str:
-    """Return the most informative message among the causes of an error."""
+    """Return the most informative text among those of an error and its causes."""
     causes = _causes(error)
     for cause in reversed(causes):
         if isinstance(cause, ConnectionClosedByBroker | ChannelClosedByBroker):
@@ -56,22 +56,25 @@ def reason_of(error: object) -> str:
 
 
 def was_stated(error: object) -> bool:
-    """Whether the broker gave a reason that may recur. A shutdown (320, connection-forced) does not count."""
+    """Whether the broker has stated a reason that may end the next session, too.
+
+    That it is stopped (320) is not one.
+    """
     said = [cause for cause in _causes(error) if isinstance(cause, ConnectionClosedByBroker | ChannelClosedByBroker)]
     return any(cause.reply_code != _CONNECTION_FORCED for cause in said)
 
 
 def connect_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
-    """Return this package's error for a failed attempt to connect."""
+    """Return this package's error for an attempt to connect that has failed."""
     causes, reason = _causes(error), reason_of(error)
     for cause in causes:
         if isinstance(cause, ssl.SSLError):
             return tls_error(cause, url)
-        # TLS 1.3 reports a refusal after the handshake, and pika keeps only its message.
+        # With TLS 1.3 the broker may refuse a certificate after the handshake. Then only the text of the error is left.
         alert = _TLS_ALERT.search(str(cause))
         if alert is not None:
             return tls_error(alert[1], url)
-        # RabbitMQ states why it refuses. pika reports a connection that was cut at this stage as refused, too.
+        # pika also reports a refusal if the connection was only lost at this stage. RabbitMQ states why it refuses.
         if _LOST in str(cause):
             continue
         if isinstance(cause, ProbableAuthenticationError) or _closed_with(cause, 403):
@@ -94,7 +97,11 @@ def _closed_with(cause: BaseException, code: int) -> bool:
 
 
 def handshake_hint(causes: Sequence[BaseException], url: BrokerUrl) -> str:
-    """Return a hint about what the port may speak instead, if these causes ended an attempt."""
+    """Return a text to add to an error of an attempt to connect: that the port may speak another protocol.
+
+    Args:
+        causes: the errors that caused the failure.
+    """
     refused = any(isinstance(cause, ConnectionRefusedError | socket.gaierror) for cause in causes)
     if refused or url.tls:
         return ""
@@ -104,7 +111,7 @@ def handshake_hint(causes: Sequence[BaseException], url: BrokerUrl) -> str:
 
 
 def queue_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
-    """Return this package's error for a channel that ended while looking up the queue."""
+    """Return this package's error for a channel that the broker has closed while the queue was looked up."""
     destination = endpoint.destination
     reason = reason_of(error)
     exclusive = exclusive_error(reason, url, endpoint)

@@ -1,8 +1,9 @@
-"""Deliveries from the bytes of an AMQP 0-9-1 connection. Uses no socket, no clock and no client library.
+"""Cuts deliveries out of the bytes of an AMQP 0-9-1 connection, before pika gets these. This saves time.
 
-pika creates three objects for each delivery and decodes all its properties, which is nine tenths of pika's cost per
-message. At first only the bounds of a delivery's parts are needed. So deliveries are cut out here, and everything else
-goes to pika, in order. Frames: AMQP 0-9-1, 2.3.5 and 4.2.3; content: 4.2.6.
+For each delivery pika creates three objects and decodes all properties, which is nine tenths of the time that it takes
+for a message. But at first it is only needed where the parts of a delivery begin and end. So this module cuts the
+deliveries out of the bytes, and passes all other frames to pika, in order. It uses no socket, no clock and no client
+library. AMQP 0-9-1 describes frames in 2.3.5 and 4.2.3, and content in 4.2.6.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pyspark_mq.sources.connections.read_memory import ReadMemory
 
 __all__ = ["Amqp091FrameError", "DeliveryReader"]
 
-#: Smallest value that may be negotiated as the largest frame (AMQP 0-9-1, constant frame-min-size).
+#: The maximum size of a frame is at least this (AMQP 0-9-1, constant frame-min-size).
 _FRAME_BYTES_MIN = 4096
 
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, 0xCE
@@ -34,30 +35,40 @@ _HEADER_BYTES_MAX = 512 << 20
 #: Class basic, method deliver.
 _DELIVER = b"\x00\x3c\x00\x3c"
 _BASIC = 0x3C
-#: Bytes of a frame before its payload; and these bytes plus the end octet after the payload.
+#: Number of bytes before the payload of a frame, and in all the bytes before and after the payload.
 _HEAD, _FRAMING = 7, 8
-#: Bytes of a content-header frame before the properties.
+#: Number of bytes before the properties in a content-header frame.
 _CONTENT_HEAD = 19
 
 _frame_head = Struct(">BHI").unpack_from  # type, channel, size
 _content_head = Struct(">BHIHHQ").unpack_from  # the same, then class, weight, body size
 _tag_and_bits = Struct(">QB").unpack_from
 _TAG_AND_BITS = 9
-#: The largest size of a delivery's method: three short strings and nine octets.
+#: Maximum size of a method `basic.deliver`: three short strings and nine octets.
 _METHOD_BYTES_MAX = 4 + 3 * 256 + _TAG_AND_BITS
-#: Assumed smallest size of a delivery: a read too short for `batch_min` such deliveries is not tried as a batch.
+#: Assumed smallest size of a delivery. If a read has fewer bytes than `batch_min` such deliveries, it is not processed
+#: as a batch.
 _DELIVERY_BYTES = 100
-#: An incomplete delivery of at most this size waits for the next read, to be decoded with others.
+#: If an incomplete delivery is at most this large, it is kept until the next read, to be processed with others.
 _LEFT_BYTES_MAX = 64 << 10
 
 
 class Amqp091FrameError(Exception):
-    """A frame is malformed or not allowed. The connection cannot be used any more."""
+    """A frame is malformed or not allowed, so the connection cannot be used any more."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A delivery that has arrived in part."""
+    """A delivery that has arrived in part.
+
+    Attributes:
+        tag: the delivery tag.
+        redelivered: whether the broker has flagged it as redelivered.
+        where: encoded exchange and routing key.
+        properties: encoded properties; None if they have not arrived.
+        left: number of bytes of the body that have not arrived.
+        parts: the parts of the body that have arrived.
+    """
 
     tag: int
     redelivered: bool
@@ -68,17 +79,17 @@ class _Open:
 
 
 class DeliveryReader:
-    """Cuts the deliveries of one channel out of a stream of bytes.
+    """Cuts the deliveries of one channel out of the bytes of a connection.
 
-    The reader buffers at most one frame or small delivery of the stream, and the parts of one body. Batches refer to
-    the memory into which the stream was read.
+    The reader keeps at most one incomplete frame or small delivery, and the parts of one body. Batches of deliveries
+    refer to the memory into which the bytes were read.
 
     Args:
         channel: number of the channel.
-        frame_bytes_max: largest size of a whole frame, as negotiated.
-        deliver: called with deliveries, in order: a list, or a :class:`.Amqp091Batch`.
-        pass_on: called with every other frame, whole, after the deliveries before it were passed to `deliver`.
-        batch_min: the fewest deliveries to pass as a batch.
+        frame_bytes_max: the negotiated maximum size of a frame.
+        deliver: called with deliveries, in order: with a list, or with an :class:`.Amqp091Batch`.
+        pass_on: called with each other frame. The deliveries that arrived before it were passed to `deliver` before.
+        batch_min: minimum number of deliveries in a batch.
     """
 
     def __init__(
@@ -98,11 +109,11 @@ class DeliveryReader:
         self._memory = ReadMemory()
         self._need = 0
         self._found: list[Raw] = []
-        #: Whether the kept bytes begin with a delivery that was examined before.
+        #: Whether the kept bytes begin with an incomplete delivery, which is examined again with the next bytes.
         self._again = False
 
     def feed(self, data: bytes) -> None:
-        """Process bytes that were read elsewhere; see :meth:`received`."""
+        """Process bytes that were not read into :meth:`room`. Otherwise like :meth:`received`."""
         at = 0
         while at < len(data):
             room = self.room()
@@ -116,7 +127,7 @@ class DeliveryReader:
         return self._memory.room(self._need)
 
     def received(self, count: int) -> None:
-        """Process this many bytes that were read into :meth:`room`.
+        """Process this number of bytes, which were read into :meth:`room`.
 
         Raises:
             Amqp091FrameError: the bytes are not a valid frame.
@@ -140,10 +151,11 @@ class DeliveryReader:
             self._deliver(found)
 
     def _cut(self, data: memoryview, at: int, size: int) -> int:
-        """Take whole frames; return the start of the first frame that was not taken.
+        """Process all frames that have arrived completely. Return where the first byte is that has to be kept.
 
         Args:
-            at, size: start of the frames, and end of the received bytes.
+            data: the memory with the bytes.
+            at, size: where the frames begin, and where the received bytes end.
         """
         own, first = self._channel, at
         begun, together = -1, size - at >= self._batch_min * _DELIVERY_BYTES
@@ -182,7 +194,7 @@ class DeliveryReader:
             begun, at = at, self._take_delivery(data, at, end, size)
 
     def _take_delivery(self, data: memoryview, at: int, end: int, size: int) -> int:
-        """Take the method frame of a delivery, and its content if complete; return the start of the next frame."""
+        """Process the method frame of a delivery, and its content if complete. Return where the next frame begins."""
         behind = at + 12 + data[at + 11]
         if behind + _TAG_AND_BITS >= end:
             raise Amqp091FrameError("the method frame of a delivery is too short for its tags")
@@ -208,22 +220,22 @@ class DeliveryReader:
         return at
 
     def _left(self, first: int, begun: int, at: int) -> int:
-        """Return the start of the bytes to keep.
+        """Return where the bytes begin that have to be kept until the next read.
 
         Args:
-            first: start of the examined bytes.
-            begun: start of the delivery that has arrived in part; -1 to keep none.
-            at: start of the first incomplete frame.
+            first: where the examined bytes begin.
+            begun: where the delivery begins that has arrived in part; -1 if it must not be kept.
+            at: where the first incomplete frame begins.
         """
         again, self._again = self._again, False
-        # There is nothing to keep (-1), or the delivery was kept before (then it begins the bytes).
+        # Do not keep a delivery a second time (in that case the bytes begin with it), and do not keep a large one.
         if self._open is None or begun < first + again or at - begun + self._need > _LEFT_BYTES_MAX:
             return at
         self._open, self._need, self._again = None, at - begun + self._need, True
         return begun
 
     def _take(self, kind: int, channel: int, frame: bytes) -> bool:
-        """Process a frame that does not begin a delivery. Return True if it is not part of a delivery."""
+        """Process a frame that does not begin a delivery. Return whether the frame was passed to pika."""
         opened = self._open
         if channel != self._channel or opened is None:
             self._hand_over()
@@ -254,19 +266,19 @@ class DeliveryReader:
 def _find_batch(
     data: memoryview, at: int, size: int, channel: int, least: int, most: int
 ) -> tuple[Amqp091Batch, int] | None:
-    """Find consecutive deliveries that each have a method, a header and one body frame.
+    """Find consecutive deliveries that have the common form: a method, a header and one body frame each.
 
-    Anything else is left to :class:`DeliveryReader`. This function never decides that a frame is broken.
+    Stop at any other frame. :class:`DeliveryReader` processes it, and decides whether it is malformed.
 
     Args:
-        data: the bytes that were read.
-        at, size: start of the first frame, and end of the received bytes.
-        channel: channel of the deliveries.
-        least: the fewest deliveries to return; one or more.
-        most: largest payload of a frame, in bytes.
+        data: the memory with the bytes.
+        at, size: where the first frame begins, and where the received bytes end.
+        channel: number of the channel of the deliveries.
+        least: minimum number of deliveries to return; one or more.
+        most: maximum size of the payload of a frame, in bytes.
 
     Returns:
-        the deliveries and the start of the next frame; None if there are fewer than `least`.
+        the deliveries, and where the next frame begins; None if there are fewer than `least` deliveries.
     """
     starts, end = _starts(data, at, size)
     if len(starts) < least:
@@ -295,12 +307,12 @@ def _find_batch(
 
 
 def _framed(views: Views, begins: Any, ends: Any, kind: int, channel: int) -> Any:
-    """Return, for each place, whether a frame of this kind starts there and ends with the end octet."""
+    """Return for each pair of begin and end whether a frame of this kind begins and ends there."""
     return (views.at(begins, 1) == kind) & (views.at(begins + 1, 2) == channel) & (views.at(ends - 1, 1) == _END)
 
 
 def _starts(data: memoryview, at: int, size: int) -> tuple[list[int], int]:
-    """Return the start of each delivery, and the end of the last delivery, if all deliveries have the common form."""
+    """Return where each delivery begins, and where the last one ends, assuming that all have the common form."""
     starts: list[int] = []
     append = starts.append
     method, lengths = 0, _lengths(0)
@@ -324,5 +336,9 @@ def _starts(data: memoryview, at: int, size: int) -> tuple[list[int], int]:
 
 @lru_cache(_METHOD_BYTES_MAX)
 def _lengths(method: int) -> Callable[[memoryview, int], tuple[Any, ...]]:
-    """Return a function that reads the sizes of a delivery's method, header and body, if the method has this size."""
+    """Return a function that reads the sizes of the method, header and body frames of a delivery.
+
+    Args:
+        method: size of the delivery's method frame, on which the places of the other sizes depend.
+    """
     return Struct(f">I{method + 4}xI4xQ").unpack_from

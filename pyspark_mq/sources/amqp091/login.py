@@ -1,4 +1,4 @@
-"""Connection parameters for pika: an endpoint's address, login and TLS."""
+"""Creates pika's connection parameters from an endpoint: address, login and TLS."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ def connection_parameters(
     name: str,
     attempt: int = 0,
 ) -> pika.ConnectionParameters:
-    """Return the parameters of one attempt.
+    """Return the parameters for one attempt to connect.
 
     Args:
         login: user and password, as :meth:`.Endpoint.credentials` returns them.
-        name: name of the connection, in the broker's lists.
-        attempt: failed attempts so far. The first attempt tries all addresses of the host in turn. Each later attempt
-            tries a single address, because pika stays with the first address that accepts a connection.
+        name: name of the connection, which the broker's management interface shows.
+        attempt: number of failed attempts so far. The first attempt tries all addresses of the host, one after the
+            other. Each later attempt tries one address, because pika uses the first address that accepts a connection,
+            even if no broker answers there.
     """
-    # pika gives each address of a host the whole timeout, so a silent address would leave no time for the others.
+    # Divide the timeout by the number of addresses, because pika waits for the whole timeout at each of them.
     addresses = [url.host]
     with suppress(OSError):
         addresses = [address[0] for *_, address in addresses_of(url.host, url.port)] or addresses
@@ -51,6 +52,6 @@ def connection_parameters(
 def _credentials(endpoint: Endpoint, url: BrokerUrl, login: tuple[str | None, str | None]) -> Any:
     username, password = login
     if username is None and url.tls and endpoint.tls.cert_file is not None:
-        # With a client certificate and no user, the certificate is the login (SASL EXTERNAL).
+        # If there is a client certificate but no user, the certificate is the login (SASL EXTERNAL).
         return pika.credentials.ExternalCredentials()
     return pika.PlainCredentials("guest" if username is None else username, "guest" if password is None else password)

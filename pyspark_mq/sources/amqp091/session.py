@@ -1,15 +1,15 @@
-"""AMQP 0-9-1 by pika.
+"""Sessions over AMQP 0-9-1, with pika.
 
-The session drives pika's callback connection directly: :meth:`Amqp091Session.run` runs its I/O loop for a while on the
-supervisor's thread. pika's blocking connection adds a layer per message, and rejects its buffered messages when a
-consumer is cancelled.
+The session uses pika's asynchronous connection: :meth:`Amqp091Session.run` runs its event loop for a while on the
+supervisor's thread. pika's blocking connection would take more time for each message, and reject messages in its buffer
+when a consumer is cancelled.
 
-A flush marker confirms acknowledgements: it is a passive queue.declare sent after them on the same channel. A channel
-handles its methods in order, so the answer proves that the earlier methods were processed (measured on classic and
-quorum queues; a classic queue may write to disk half a second later, which `settleGrace` covers). The answer also
-reports the depth of the queue. At most one flush marker is outstanding; the next one covers everything sent meanwhile.
-On a slow link the answer arrives after a whole window, and pika sends a declare only when the previous declare is
-answered.
+RabbitMQ does not answer acknowledgements. So the session sends a *flush marker* after them on the same channel: a
+passive queue.declare. A channel processes its methods in order, so the answer proves that the acknowledgements were
+processed. (This was tested on classic and quorum queues. A classic queue may write them to disk half a second later,
+for which `settleGrace` is long enough.) The answer also has the depth of the queue. There is at most one unanswered
+flush marker, because pika sends a declare only when the one before is answered; on a slow network, the answer arrives
+after a whole window of messages. The next flush marker confirms everything that was sent meanwhile.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from pyspark_mq.sources.url import BrokerUrl
 __all__ = ["Amqp091Session"]
 
 _LOG = logging.getLogger("pyspark_mq")
-#: The version from which a quorum queue counts no delivery of messages that a consumer returns.
+#: From this version on a quorum queue does not count a delivery of messages that a consumer returns.
 _RETURNS_SINCE = (4, 3)
-# pika writes a traceback for each failed attempt; this package reports failed attempts itself.
+# pika logs a traceback for each attempt that fails, but this package reports such attempts itself.
 leave_out_own_lines("pika")
 
 _CLOSE_TIMEOUT_S = 1.0
-#: Header of each message of a stream, as a short string with its length (AMQP 0-9-1, 4.2.5.3).
+#: The encoded name (AMQP 0-9-1, 4.2.5.3) of a header that each message of a RabbitMQ stream has.
 _STREAM_OFFSET = b"\x0fx-stream-offset"
-#: Interval for checking the file with a secret. Tokens are replaced minutes before they expire.
+#: Interval at which the password file is checked for a new secret. Tokens are replaced minutes before they expire.
 _SECRET_LOOK_S = 5.0
 
 
 class Amqp091Session(Session):
-    """One connection with one channel. Each widening of the window adds consumers to the channel."""
+    """A session over AMQP 0-9-1: one connection with one channel. If its window is widened, it may add consumers."""
 
     batches: ClassVar[type[DeliveryBatch]] = Amqp091Batch
 
@@ -67,13 +67,13 @@ class Amqp091Session(Session):
         self._queue = self.endpoint.queue or ""
         self._consumer_tags: list[str] = []
         self._started = 0
-        # The current window; the sum of the windows of all consumers so far; the newest delivery tag.
+        # The current window; the sum of the prefetches of all consumers that were started; the newest delivery tag.
         self._window = self._granted = self._last_tag = 0
         #: Whether any delivery was acknowledged or rejected.
         self._acknowledged = self._reading_one = False
         self._end: object = None
-        #: Acknowledgements not covered by a flush marker yet; acknowledgements covered by the outstanding marker, or
-        #: None.
+        #: Numbers of requests that a later flush marker will confirm; and numbers of those that the unanswered flush
+        #: marker will confirm, None if there is no unanswered one.
         self._unconfirmed: list[int] = []
         self._confirming: list[int] | None = None
         self._url: BrokerUrl | None = None
@@ -110,10 +110,10 @@ class Amqp091Session(Session):
         return Greeting(url, self._broker_id(), depth, server=f"{self._field('product')}/{self._field('version')}")
 
     def _renew_secret(self, url: BrokerUrl) -> None:
-        """Send the broker the secret in the file, if it has changed.
+        """If the secret in the password file has changed, send it to the broker. Then schedule the next check.
 
-        When a token expires, the session ends, unless the token was replaced before (connection.update-secret,
-        RabbitMQ's extension for OAuth 2). If the file cannot be read, the next check tries again.
+        When an OAuth 2 token expires, the broker ends the session, unless it got a new token before
+        (connection.update-secret, an extension of RabbitMQ).
         """
         with suppress(OptionError):
             secret = self.endpoint.credentials(url)[1]
@@ -124,16 +124,16 @@ class Amqp091Session(Session):
         self._loop.call_later(_SECRET_LOOK_S, partial(self._renew_secret, url))
 
     def _broker_id(self) -> str:
-        """Return the cluster's name, if it has one.
+        """Return the name of the broker's cluster; empty if it may be the name of a single node of a cluster.
 
-        In a cluster without a name each node reports its own name, `rabbit@host` (RabbitMQ 3.10, `rabbit_nodes`). A URL
-        with several candidates means a cluster; a hosted broker may be a cluster.
+        If a cluster has no name of its own, each node reports its own name, `rabbit@host` (RabbitMQ 3.10,
+        `rabbit_nodes`).
         """
         name = self._field("cluster_name")
         return "" if "@" in name and self.endpoint.clustered else name
 
     def _field(self, name: str) -> str:
-        """Return a server property as text; empty if missing."""
+        """Return a property that the broker has stated for the connection, as text; empty if it is missing."""
         assert self._pika is not None
         return as_text((self._pika.server_properties or {}).get(name)) or ""
 
@@ -156,7 +156,7 @@ class Amqp091Session(Session):
         return self._depth(self._call(deadline, self._channel.queue_declare, self._queue, passive=True), 0)
 
     def _bind_topic(self, topic: str, deadline: float) -> None:
-        """Bind a queue to the exchange that stands for the topic. A durable subscription gets a durable queue."""
+        """Bind a queue to the exchange that is the topic. For a durable subscription, the queue is durable."""
         name = self.endpoint.subscription
         kind = {"durable": name is not None, "exclusive": name is None, "auto_delete": name is None}
         self._call(deadline, self._channel.exchange_declare, topic, passive=True)
@@ -165,7 +165,7 @@ class Amqp091Session(Session):
         self._call(deadline, self._channel.queue_bind, self._queue, topic, routing_key="#")
 
     def _call(self, deadline: float, method: Callable[..., object], *args: Any, **kwargs: Any) -> Any:
-        """Call a synchronous method of the channel and wait for its answer."""
+        """Call a method of the channel to which the broker replies, and return the reply."""
         answer = Answer(self._loop)
         method(*args, **kwargs, callback=answer)
         self._until(lambda: answer.came, deadline)
@@ -177,17 +177,18 @@ class Amqp091Session(Session):
     # -- receiving
 
     def consume(self, window: int) -> None:
-        """Start a consumer, or another one if the window has grown.
+        """Start a consumer, or another one to widen the window.
 
-        A consumer's window is fixed. Cancelling a consumer returns the messages on their way to it: pika returns them
-        (Channel._on_deliver, 1.3.2 and 1.4.4), and so do quorum queues (RabbitMQ 3.10), which count each as a delivery.
-        So another consumer takes the difference, unless the present window is full: then no message is on its way, and
-        a new consumer, which counts from zero, replaces the old one. A quorum queue alternates between consumers, so
-        with several consumers messages arrive slightly out of order.
+        The prefetch of a consumer cannot be changed. If a consumer is cancelled, messages that are on their way to it
+        are returned to the queue, by pika (Channel._on_deliver, 1.3.2 and 1.4.4) and by quorum queues (RabbitMQ 3.10),
+        which count each of them as a delivery. So to widen the window, another consumer is added for the difference. A
+        quorum queue alternates between its consumers, so messages then arrive slightly out of order. But if the window
+        is full, no message is on its way. Then the consumer is replaced by a new one, for which held messages do not
+        count.
 
-        Consumer tags ascend: when a session ends, a quorum queue requeues messages in the order of the tags (measured
-        on RabbitMQ 3.10). The first consumer's messages are redelivered first, so a replay finds them without receiving
-        all others.
+        The names of the consumers are in ascending order. When a session ends, a quorum queue requeues messages in the
+        order of these names (RabbitMQ 3.10). So the messages of the first consumer are redelivered first, and a replay
+        does not have to receive all other messages to find them.
         """
         if self._acknowledged or self._last_tag < self._granted:
             self.extend(window)
@@ -199,15 +200,15 @@ class Amqp091Session(Session):
         self.extend(window)
 
     def extend(self, window: int) -> None:
-        """Widen the window, always by adding consumers for the difference."""
+        """Widen the window by adding consumers for the difference."""
         assert self._pika is not None
         maximum = self.endpoint.broker.prefetch_max[AMQP_0_9_1]
-        if not self._granted:  # from the first consumer on, deliveries are cut out before pika decodes them
+        if not self._granted:  # this is the first consumer: from now on, cut deliveries out before pika decodes them
             self._pika.read_deliveries(self._channel.channel_number, self._deliver)
         while (part := min(window - self._window, maximum)) > 0:
             self._window += part
             self._granted += part
-            # RabbitMQ applies this to each consumer started later on the channel (global=False).
+            # RabbitMQ applies this prefetch to each consumer that is started later on the channel (global=False).
             self._channel.basic_qos(prefetch_count=part)
             self._started += 1
             tag = f"pyspark-mq-{self._started:06}"
@@ -218,7 +219,7 @@ class Amqp091Session(Session):
         self.consuming = True
 
     def _deliver(self, raws: list[Raw] | Amqp091Batch) -> None:
-        """Take deliveries in order, up to the first one that ends the session."""
+        """Put deliveries into the inbox. If one of them ends the session, leave it and the following ones out."""
         if self._end is not None:
             return
         tags = np.array([raw[0] for raw in raws], np.uint64).astype(np.int64) if isinstance(raws, list) else raws.tags
@@ -244,16 +245,17 @@ class Amqp091Session(Session):
         size = sum(map(Amqp091Batch.size, raws)) + ROW_BYTES * len(raws) if isinstance(raws, list) else raws.size_bytes
         self.buffer.count(len(raws), size)
         if self.buffer.full and (not self.paused or self._reading_one):
-            # Cancelling the consumer would add deliveries, and the broker would not count it while it holds messages.
+            # Stop reading. Do not cancel the consumer: its messages would be redelivered, which counts as deliveries.
             self.paused = True
             self._reading_one = False
             self._loop.hold()
 
     def _ask_for_stream(self) -> None:
-        """Refuse a stream. A queue may hold messages copied from a stream, so ask the broker whether this is a stream.
+        """Find out whether the queue is a stream, and if so, end the session.
 
-        The broker accepts a consumer with an offset only on a stream, and refuses it elsewhere (``invalid arg
-        'x-stream-offset'``, measured on 3.10 and 4.3). The refusal closes just the channel.
+        A queue may also have messages that were copied from a stream. So try to start a consumer with an offset on
+        another channel: the broker accepts this only for a stream, and otherwise closes that channel (``invalid arg
+        'x-stream-offset'``, 3.10 and 4.3).
         """
 
         def consume(channel: Any) -> None:
@@ -275,7 +277,7 @@ class Amqp091Session(Session):
     def run(self, timeout_s: float) -> None:
         self._raise_if_ended()
         if self.paused and self._pika is not None:
-            # To see that the broker is alive, pika counts the bytes it gets, and unread bytes do not reach pika.
+            # pika takes the broker for dead if it gets no bytes for a while. While the session is paused, it gets none.
             self._pika.bytes_received += 1
             if self.keep_alive_read_due and not self._reading_one:
                 self._reading_one = self._pika.looks = True
@@ -284,7 +286,7 @@ class Amqp091Session(Session):
         try:
             self._loop.start()
         except Exception as error:  # noqa: BLE001 - pika raises whatever it runs into
-            # A dead connection that pika has not noticed, or frames that are not allowed. Earlier deliveries are valid.
+            # The connection is dead and pika has not noticed it, or a frame is malformed. Earlier deliveries are valid.
             self._ended(getattr(self._pika, "_error", None) or error)
         finally:
             self._loop.remove_timeout(timer)
@@ -295,7 +297,7 @@ class Amqp091Session(Session):
             return
         if isinstance(self._end, MessageError | DestinationError):
             raise self._end
-        # If another connection has an exclusive consumer, the broker reports that only when consuming begins.
+        # If another connection has an exclusive consumer, the broker says so only when this session starts to consume.
         exclusive = self._url and exclusive_error(reason_of(self._end), self._url, self.endpoint)
         if exclusive:
             raise exclusive
@@ -325,7 +327,7 @@ class Amqp091Session(Session):
         self._send_flush_marker()  # its answer reports the depth as well
 
     def _send_flush_marker(self) -> None:
-        """Send a flush marker, unless one is outstanding."""
+        """Send a flush marker, unless one is unanswered."""
         if self._confirming is not None:
             return
         self._confirming, self._unconfirmed = self._unconfirmed, []
@@ -341,7 +343,7 @@ class Amqp091Session(Session):
             self._send_flush_marker()
 
     def reject(self, tags: Sequence[int]) -> None:
-        """Reject without requeueing; the broker dead-letters if the queue has a dead-letter exchange."""
+        """Reject messages without requeueing them. The broker dead-letters them if the queue has such an exchange."""
         self._acknowledged = True
         for tag in tags:
             self._channel.basic_reject(tag, requeue=False)
@@ -356,13 +358,14 @@ class Amqp091Session(Session):
             if not (connection.is_closing or connection.is_closed):
                 returns = version_of(self._field("version")) >= _RETURNS_SINCE
                 if returns and self._channel is not None and self._channel.is_open:
-                    # A quorum queue counts a delivery of what the end of a channel returns, but not of what its
-                    # consumer returns. Without consumers, nothing comes back here. In 3.10 this costs the order.
+                    # Return the messages before the channel is closed. A quorum queue counts a delivery of each message
+                    # that the end of a channel returns, but not of those that a consumer returns. Cancel the consumers
+                    # first, so that the messages are not delivered here again. (In 3.10 this would change the order.)
                     for tag in self._consumer_tags:
                         self._channel.basic_cancel(tag)
                     self._channel.basic_nack(0, multiple=True)
                 connection.close()
-            # The answer to the close comes after all unread bytes.
+            # Do not wait if the session is paused, because the answer to the close comes after all unread bytes.
             while not self.paused and not connection.is_closed and self.now_s() < deadline:
                 timer = self._loop.call_later(0.1, self._loop.stop)
                 self._loop.start()
@@ -373,7 +376,7 @@ class Amqp091Session(Session):
             self._drop_socket(connection)
 
     def _drop_socket(self, connection: Any) -> None:
-        """Abort a connection that did not close in time, because it would otherwise keep its messages."""
+        """Abort a connection that was not closed in time, so that the broker requeues its messages."""
         transport = getattr(connection, "_transport", None)
         if transport is not None and not connection.is_closed:
             with suppress(Exception):

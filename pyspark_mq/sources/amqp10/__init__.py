@@ -1,1 +1,1 @@
-"""AMQP 1.0 by python-qpid-proton."""
+"""Receives over AMQP 1.0, with python-qpid-proton."""

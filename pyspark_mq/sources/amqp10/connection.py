@@ -1,8 +1,9 @@
-"""The connection of an AMQP 1.0 session: login, bytes both ways, heartbeats, and why it ended.
+"""The connection of an AMQP 1.0 session: it logs in, sends and receives bytes and heartbeats, and notes why it ended.
 
-One thread runs :meth:`Amqp10Connection._turn`, which sends the engine's output, waits for the socket, and feeds the
-engine its input. The first cause that ends the connection is kept and raised. Links and deliveries belong to the
-session (:mod:`pyspark_mq.sources.amqp10.session`).
+proton's *engine* encodes and decodes frames, but does not use a socket. One thread runs :meth:`Amqp10Connection._turn`,
+which writes the engine's output to the socket, waits for bytes, and passes them to the engine. If the connection ends,
+the first reason is kept and raised. Links and deliveries are handled by the session
+(:mod:`pyspark_mq.sources.amqp10.session`).
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ __all__ = ["UNREADABLE", "UNREADABLE_ERRORS", "Amqp10Connection"]
 
 _READ_BYTES = 1 << 20
 _CLOSE_TIMEOUT_S = 1.0
-#: Proton's own description of a connection on which nothing arrived for the idle timeout.
+#: proton's description of the reason if nothing has arrived on a connection for the idle timeout.
 _SILENCE = "local-idle-timeout expired"
-#: A broker's description of itself is decoded on access: text must be UTF-8 (1.6.20), and map keys must be symbols
-#: (2.8.12), because other keys may not be hashable.
+#: Text of the error, and errors of proton, if the broker's properties cannot be decoded. proton decodes them when they
+#: are read: text must be UTF-8 (1.6.20), and keys must be symbols (2.8.12), because other keys may not be hashable.
 UNREADABLE = "the broker's description of itself cannot be read"
 UNREADABLE_ERRORS = (ProtonException, TypeError, ValueError, OverflowError, RecursionError)
 
 
 class Amqp10Connection(Session):
-    """One connection, until it ends."""
+    """The connection of one session, until it ends."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -63,44 +64,48 @@ class Amqp10Connection(Session):
 
     @abstractmethod
     def _top_up(self) -> None:
-        """Grant more credit, before a turn."""
+        """Grant more credit to the broker. Called before bytes are sent."""
 
     @abstractmethod
     def _take_deliveries(self) -> None:
-        """Take messages out of the engine, which has new bytes and little room."""
+        """Take messages out of the engine. Called after bytes were passed to the engine, which has limited memory."""
 
     @abstractmethod
     def _pass_on(self) -> None:
-        """Pass on the messages taken in a turn."""
+        """Put the messages that were taken out of the engine into the inbox."""
 
     @abstractmethod
     def _look(self) -> None:
-        """Confirm settled acknowledgements after a turn; raise if something was closed or messages were taken back."""
+        """Process what has arrived: confirm acknowledgements that the broker has settled.
+
+        Raise an error if the broker has closed the link, the session or the connection, or has taken messages back.
+        """
 
     # -- login
 
     def _begin(self, url: BrokerUrl) -> None:
-        """Set identity and login. Nothing is sent before the first turn."""
+        """Set the container ID and the login. They are sent by the first :meth:`_turn`."""
         log_in(self._transport, self._proton, self.endpoint, url, self._container_id())
 
     def _container_id(self) -> str:
-        # The JMS client identifier. With a name, it identifies a durable subscription.
+        # Brokers take this for the JMS client ID, which together with the link's name identifies a durable
+        # subscription.
         subscription = self.endpoint.subscription
         if subscription is None or self.endpoint.shared:
             return f"pyspark-mq-{id(self):x}-{time.time_ns():x}"
         return f"pyspark-mq.{subscription}"
 
     def _property(self, name: str) -> str:
-        """Return a connection property from the broker; empty if missing."""
+        """Return a property that the broker has stated for the connection; empty if it is missing."""
         properties = self._proton.remote_properties
         return str(properties.get(name, "")) if isinstance(properties, Mapping) else ""
 
     # -- errors
 
     def _condition(self) -> tuple[str, str] | None:
-        """Return the condition that ended the session, or None.
+        """Return the name and description of the error condition that has ended the session; None if there is none.
 
-        If there are several conditions, return the condition of the part that is closest to the queue.
+        Look first at the link, then at the session, then at the connection.
         """
         places = [place for place in (self._link, self._session, self._proton) if place is not None]
         for place in places:
@@ -137,7 +142,7 @@ class Amqp10Connection(Session):
     # -- a turn
 
     def _turn(self, timeout_s: float) -> None:
-        """Send, wait, receive; raise if the connection has ended."""
+        """Send what is due, wait for bytes, and process them. Raise an error if the connection has ended."""
         if self._end is not None or not self._socket.connected:
             raise SessionLostError(self._end or "not connected", stated=self._stated)
         self._top_up()
@@ -150,10 +155,10 @@ class Amqp10Connection(Session):
             try:
                 self._receive()
             finally:
-                self._pass_on()  # even if receiving raises, because confirmations come after deliveries
+                self._pass_on()  # even if receiving fails, because deliveries must come before later confirmations
             send_acknowledgements(self._transport, self._socket)
         except ssl.SSLError as error:
-            # TLS 1.3 reports a refusal with the first bytes after the handshake.
+            # With TLS 1.3 the broker may refuse a certificate after the handshake, with the first bytes it sends.
             self._refused = self._refused or error
             self._ended(f"{type(error).__name__}: {error}")
         except (OSError, UnicodeDecodeError, ProtonException) as error:
@@ -161,7 +166,7 @@ class Amqp10Connection(Session):
         self._look()
 
     def _receive(self) -> None:
-        """Read the available bytes, but not more than a limit, so that requests do not have to wait."""
+        """Read the bytes that have arrived, up to a limit, so that requests do not have to wait long."""
         transport = self._transport
         data = self._socket.read(_READ_BYTES) if transport.capacity() >= 0 else b""
         if data is None:
@@ -186,8 +191,9 @@ class Amqp10Connection(Session):
             link, self._window, self._link = self._link, 0, None
             with contextlib.suppress(Exception):  # the session is over, whatever the other side says
                 if link is not None:
-                    # A quorum queue of RabbitMQ 4.3 counts a delivery of what the end of a connection returns, but not
-                    # of what a detached link returns. Closing the link would end a durable subscription.
+                    # Detach the link first. A quorum queue of RabbitMQ 4.3 counts a delivery of each message that the
+                    # end of a connection returns, but not of those that a detached link returns. Do not close the
+                    # link, because this would end a durable subscription.
                     link.detach()
                 self._proton.close()
                 closed_s = self.now_s() + _CLOSE_TIMEOUT_S

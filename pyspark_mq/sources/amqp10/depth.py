@@ -1,7 +1,7 @@
-"""Questions about a queue to RabbitMQ 4.0 or later over AMQP 1.0, by a pair of links to its management node.
+"""Queries about a queue to RabbitMQ 4.0 or later over AMQP 1.0, through a pair of links to its management address.
 
-A request is a message with the method as its subject and the path as its address; the answer has the status as its
-subject (RabbitMQ's documentation, "AMQP 1.0", "Management"). Any user with permission to read the queue may ask.
+A request is a message whose subject is the method, and whose address is the path. The answer has the status as its
+subject (RabbitMQ's documentation, "AMQP 1.0", "Management"). Each user who may read the queue may send such requests.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _ADDRESS = "/management"
 _NAME = "pyspark-mq-management"
 _CREDIT = 10
 _OK = "200"
-#: A section `amqp-value` with null (AMQP 1.0, 3.2.8 and 1.6.1). proton leaves the section out, but the broker requires
-#: it.
+#: An encoded section `amqp-value` with null (AMQP 1.0, 3.2.8 and 1.6.1). The broker requires it in a request, but
+#: proton does not write a section for null.
 _NULL_VALUE = b"\x00\x53\x77\x40"
 
 
 class ManagementLinks:
-    """Asks about one queue. A refused question does not end the session, but leaves the depth unknown.
+    """The pair of links, for queries about one queue. If the broker refuses a query, the session continues.
 
     Args:
         session: an open session.
@@ -38,7 +38,7 @@ class ManagementLinks:
     def __init__(self, session: ProtonSession, queue: str) -> None:
         self._path = f"/queues/{quote(queue, safe='')}"
         self._number = 0
-        #: Whether an answer is due.
+        #: Whether a request was sent that is not answered yet.
         self.asked = False
         self._to: Sender = session.sender(_NAME)
         self._from: Receiver = session.receiver(_NAME)
@@ -52,11 +52,11 @@ class ManagementLinks:
 
     @property
     def refused(self) -> bool:
-        """Whether the broker closed the link."""
+        """Whether the broker has closed one of the links."""
         return bool((self._to.state | self._from.state) & Endpoint.REMOTE_CLOSED)
 
     def ask(self) -> None:
-        """Ask about the queue, unless an answer is due."""
+        """Send a request about the queue, unless the answer to the last request is still to come."""
         if self.asked or self.refused:
             return
         self._number += 1
@@ -68,7 +68,7 @@ class ManagementLinks:
         self._to.advance()
 
     def answer(self) -> dict[str, Any] | None:
-        """Return the newest answer since the last call; None if there is no usable answer."""
+        """Return the newest answer that has arrived since the last call; None if there is no usable answer."""
         found = None
         while (delivery := self._from.current) is not None and delivery.readable and not delivery.partial:
             found = self._read(delivery) or found
@@ -88,7 +88,7 @@ class ManagementLinks:
 
 
 def _dictionary(pairs: Pairs) -> dict[str, Any]:
-    """Convert a map, and maps within it, to dictionaries; keys that are not text are left out."""
+    """Convert a decoded map, and maps within it, to dictionaries. Entries whose keys are not text are left out."""
     return {
         key: _dictionary(value) if isinstance(value, Pairs) else value for key, value in pairs if isinstance(key, str)
     }

@@ -1,4 +1,4 @@
-"""Proton's engine on our own socket: logging in over AMQP 1.0 and SASL, sending, and freeing links."""
+"""Functions for proton's engine, which source and sink share: logging in, sending, and freeing links."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["FRAME_BYTES", "free_closed", "log_in", "send", "send_acknowledgements", "state_unsettled"]
 
-#: Small frames make the incoming window, which counts frames, a fine measure of bytes.
+#: Size of frames. The incoming window of a session counts frames, so with small frames it limits bytes precisely.
 FRAME_BYTES = 16 << 10
 _CLOSING_LINKS_MAX = 100
 #: A frame has its size, its data offset in words, and its type and channel (AMQP 1.0, 2.3.1).
@@ -29,10 +29,10 @@ _FALSE = 0x42
 
 
 def log_in(transport: Transport, connection: Connection, endpoint: Endpoint, url: BrokerUrl, container: str) -> None:
-    """Set identity and login. Nothing is sent before the transport is asked for its bytes.
+    """Set the container ID and the login of a connection. They are sent with the first bytes of the transport.
 
     Args:
-        container: the ID of this container (AMQP 1.0, 2.7.1).
+        container: the container ID (AMQP 1.0, 2.7.1).
     """
     dialect = endpoint.broker.amqp10
     assert dialect is not None, "an option names this protocol for a broker without it"
@@ -60,17 +60,17 @@ def log_in(transport: Transport, connection: Connection, endpoint: Endpoint, url
 
 
 def free_closed(links: deque[Link]) -> None:
-    """Free the oldest links that were closed here, once the broker has closed them, too.
+    """Free the memory of the oldest links that this side has closed, as soon as the broker has closed them, too.
 
-    If a link is freed earlier, proton keeps 2 kB of it. The plugin of RabbitMQ 3 never closes a link, so if more than
-    :data:`_CLOSING_LINKS_MAX` links wait, the oldest are freed all the same.
+    If a link is freed earlier, proton leaks 2 kB. The plugin of RabbitMQ 3 never closes a link in return, so if there
+    are more than :data:`_CLOSING_LINKS_MAX` links, the oldest are freed nevertheless.
     """
     while links and (links[0].state & Link.REMOTE_CLOSED or len(links) > _CLOSING_LINKS_MAX):
         links.popleft().free()
 
 
 def send(transport: Transport, connected: SocketLoop) -> None:
-    """Write as much of the transport's output as the socket accepts."""
+    """Write as much of proton's output as the socket accepts now."""
     outgoing = connected.outgoing
     connected.write()
     while not outgoing and transport.pending() > 0:
@@ -79,7 +79,7 @@ def send(transport: Transport, connected: SocketLoop) -> None:
 
 
 def send_acknowledgements(transport: Transport, connected: SocketLoop) -> None:
-    """Write all of a receiver's output, with `settled` in its dispositions."""
+    """Write all of proton's output for a session that receives, after :func:`state_unsettled` has corrected it."""
     frames = bytearray()
     while transport.pending() > 0:
         frames += _taken(transport)

@@ -1,4 +1,4 @@
-"""Error conditions of AMQP 1.0 (2.8.14 to 2.8.18) as errors of this package."""
+"""Converts error conditions of AMQP 1.0 (2.8.14 to 2.8.18) into errors of this package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["PROTOCOL_NAME", "is_stated", "open_error"]
 #: The protocol's name in errors.
 PROTOCOL_NAME = "AMQP 1.0"
 _UNAUTHORIZED = ("amqp:unauthorized-access", "amqp:not-allowed")
-#: Error conditions (AMQP 1.0, 2.8.15 to 2.8.18) on which another attempt would fail again.
+#: Error conditions (AMQP 1.0, 2.8.15 to 2.8.18) after which another attempt would fail, too -> end of the error's text.
 _REFUSALS = {
     "amqp:not-found": "does not exist; create it first, or correct the option",
     "amqp:unauthorized-access": "may not be accessed by this user",
@@ -24,27 +24,29 @@ _REFUSALS = {
     "amqp:not-implemented": "cannot be read this way",
     "amqp:illegal-state": "cannot be read this way",
 }
-#: Words with which brokers report, under various conditions, that a subscription or queue is in use elsewhere.
+#: Words in the descriptions of various conditions by which brokers say that a subscription or queue is in use
+#: elsewhere.
 _IN_USE = ("already connected", "consumer limit", "exclusive")
 
 
-#: What brokers say of connections that they close as they are stopped, and what engines say of a silent peer. RabbitMQ
-#: says `amqp:internal-error`, "Connection forced: …" (4.0, 4.3), and ActiveMQ Classic `amqp:decode-error` (6.3).
+#: Descriptions that are not a reason for the next session to end, too: the broker was stopped, or one side did not hear
+#: from the other for too long. A RabbitMQ that is stopped states `amqp:internal-error`, "Connection forced: …" (4.0,
+#: 4.3), and ActiveMQ Classic states `amqp:decode-error` (6.3).
 _NO_REASON = ("Connection forced", "Could not process AMQP commands", "idle-timeout expired")
 
 
 def is_stated(name: str, description: str) -> bool:
-    """Whether a condition is a reason that may hold for the next connection, too."""
+    """Whether a condition is a reason that may end the next connection, too."""
     return name != "amqp:connection:forced" and not any(words in description for words in _NO_REASON)
 
 
 def open_error(condition: tuple[str, str], url: BrokerUrl, endpoint: Endpoint, *, opened: bool, login: bool) -> MqError:
-    """Return this package's error for a failed attempt to open a session.
+    """Return this package's error for an attempt to open a session that has failed.
 
     Args:
-        condition: name and description of the broker's condition; an empty name for other reasons.
-        opened: whether the broker had opened the connection before the attempt failed.
-        login: whether SASL refused the login.
+        condition: name and description of the broker's error condition. The name is empty for other reasons.
+        opened: whether the broker had opened the connection before it failed.
+        login: whether the broker has refused the login.
     """
     name, description = condition
     reason = _reason(name, description)
@@ -61,13 +63,13 @@ def open_error(condition: tuple[str, str], url: BrokerUrl, endpoint: Endpoint, *
 
 
 def _link_error(name: str, description: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
-    """Return this package's error for a refused queue or topic."""
+    """Return this package's error for a link to a queue or topic that the broker has refused."""
     destination, reason = endpoint.destination, _reason(name, description)
     exclusive = exclusive_error(reason, url, endpoint)
     if exclusive is not None:
         return exclusive
     if name == "amqp:resource-locked" or any(words in description.lower() for words in _IN_USE):
-        # The user may be our own former connection, whose end the broker has not noticed.
+        # It may be in use by a former connection of this query, whose end the broker has not noticed yet. So try again.
         return BrokerUnavailableError(
             f"{url}: {destination} is in use by another connection, or still by a former one ({reason})"
         )

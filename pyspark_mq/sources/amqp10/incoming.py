@@ -1,11 +1,12 @@
-"""The deliveries of a receiving link in proton's engine.
+"""Takes deliveries out of proton's engine, and gives them their outcomes, through proton's C functions.
 
-Proton's Python classes create an object and a dictionary for each delivery: 6 to 7 µs to take a delivery, and 4 µs to
-settle it. The C functions below them, available through `cffi` since 0.39, need 0.7 µs to take a delivery and 0.3 µs to
-settle it. They are not a public interface, so the extra `amqp10` pins the tested versions.
+proton's Python classes need 6 to 7 µs to take a delivery and 4 µs to settle it, because they create an object and a
+dictionary for each delivery. The C functions, which `cffi` makes available since 0.39, need 0.7 µs and 0.3 µs. These
+functions are not a public interface, so the extra `amqp10` requires versions of proton that were tested.
 
-A handle is valid from the moment a delivery is taken until the delivery is settled here. Proton keeps the delivery
-alive until then (`pn_delivery_settle` in `delivery.h`), and the link stays alive as long as this object lives.
+A handle is a C pointer to a delivery. It is valid from the moment when the delivery is taken until
+:meth:`Incoming.settle` or :meth:`Incoming.reject` settles it: proton keeps the delivery until then
+(`pn_delivery_settle` in `delivery.h`), and the link exists as long as the :class:`Incoming` object.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ __all__ = ["Handle", "Incoming"]
 Handle = Any
 
 _ACCEPTED, _REJECTED = int(Delivery.ACCEPTED), int(Delivery.REJECTED)
-#: States set by the sender that agree with our outcome: no state, or `accepted`.
+#: States that the broker may set for a delivery that this side has accepted: no state, or `accepted`.
 _AGREED = frozenset({0, _ACCEPTED})
-#: Larger messages get a buffer of their own.
+#: Size of the shared buffer for a message. A larger message gets its own buffer.
 _BUFFER_BYTES = 64 << 10
 
 
 class Incoming:
-    """Deliveries of one link. Called by the thread that feeds the transport.
+    """The deliveries of one link. Only the thread that passes bytes to proton calls the methods.
 
     Args:
-        link: a receiver.
-        transfers: has the payloads that proton was not given; None if proton got all of them.
+        link: the receiving link.
+        transfers: has the payloads that were cut out before proton got the bytes; None if proton has all payloads.
     """
 
     def __init__(self, link: Receiver, transfers: Transfers | None = None) -> None:
@@ -58,9 +59,9 @@ class Incoming:
         self._buffer = ffi.new("char[]", _BUFFER_BYTES)
 
     def messages(self) -> Iterator[tuple[Handle, bytes]]:
-        """Yield complete messages in order, each after taking it from the link.
+        """Take complete messages out of proton, in order, and yield their handles and encoded bytes.
 
-        A message that the sender aborts (AMQP 1.0, 2.6.14) is skipped.
+        A message that the broker has aborted (AMQP 1.0, 2.6.14) is skipped.
 
         Raises:
             LinkException: proton cannot read a delivery.
@@ -97,7 +98,7 @@ class Incoming:
             raise LinkException(f"proton lacks the deliveries of {len(payloads)} payloads that were taken")
 
     def check(self) -> None:
-        """Check that payloads and deliveries still belong together; to be called before the messages are passed on.
+        """Check that the last payload and the last delivery belong together. Called before messages are passed on.
 
         Raises:
             LinkException: the last payload belongs to another delivery, so an acknowledgement could settle a message
@@ -128,13 +129,13 @@ class Incoming:
         return data
 
     def accept(self, handles: Iterable[Handle]) -> None:
-        """Give deliveries the outcome `accepted` (3.4.2). One disposition is sent for each range of deliveries."""
+        """Give deliveries the outcome `accepted` (3.4.2). proton sends one disposition for consecutive deliveries."""
         update = lib.pn_delivery_update
         for delivery in handles:
             update(delivery, _ACCEPTED)
 
     def settle(self, handles: Iterable[Handle]) -> None:
-        """Settle deliveries on this side, with the outcome they have. Their handles become invalid."""
+        """Settle deliveries on this side, with the outcome that they have. After that their handles are invalid."""
         settle = lib.pn_delivery_settle
         for delivery in handles:
             settle(delivery)
@@ -145,9 +146,9 @@ class Incoming:
         lib.pn_delivery_settle(handle)
 
     def settled(self, handle: Handle) -> bool:
-        """Whether the sender has settled the delivery."""
+        """Whether the broker has settled the delivery."""
         return bool(lib.pn_delivery_settled(handle))
 
     def taken_back(self, handle: Handle) -> bool:
-        """Whether the sender gave the delivery an outcome other than `accepted` (3.4), before or after we did."""
+        """Whether the broker has set another outcome than `accepted` (3.4), so that it keeps the message."""
         return lib.pn_delivery_remote_state(handle) not in _AGREED

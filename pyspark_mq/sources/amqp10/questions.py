@@ -1,9 +1,10 @@
-"""Questions about a queue to Artemis over AMQP 1.0, sent to its management address over a separate connection.
+"""Queries about a queue to Artemis over AMQP 1.0, sent to its management address over a separate connection.
 
-As over STOMP (:mod:`pyspark_mq.sources.stomp.depth`), a question names an operation in its properties and has the
-arguments in its body, as JSON (Artemis' manual, "Using Management Message API"). Answers go to an address that the
-broker creates for a link that requests one (AMQP 1.0, 3.5.3). The user must be allowed to `manage` and `send` to the
-management address, and to create and consume a temporary queue. A user without these rights loses only this connection.
+As over STOMP (:mod:`pyspark_mq.sources.stomp.depth`), a query is a message that names an operation in its properties,
+and has the arguments in its body, as JSON (Artemis' manual, "Using Management Message API"). Answers go to a temporary
+address, which the broker creates for a link that requests one (AMQP 1.0, 3.5.3). The user needs the permissions
+`manage` and `send` for the management address, and the permissions to create and consume a temporary queue. If they are
+missing, the broker ends only this separate connection.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _CREDIT = 10
 
 
 def ask_queue(endpoint: Endpoint, url: BrokerUrl) -> QueueFacts:
-    """Return facts about the queue and its address; empty if the user may not ask."""
+    """Return facts about the queue and its address. No fact is known if the user lacks the permissions."""
     asker = _Asker(replace(endpoint, selector=None, subscription=None), 1, ReceiveBuffer())
     facts = NOTHING_KNOWN
     try:
@@ -54,7 +55,7 @@ def ask_queue(endpoint: Endpoint, url: BrokerUrl) -> QueueFacts:
 
 
 class _Asker(Amqp10Session):
-    """A connection with a link for questions and a link for answers, instead of a link to the queue."""
+    """A connection with a link for queries and a link for answers, instead of a link to the queue."""
 
     _to: Sender
 
@@ -73,10 +74,10 @@ class _Asker(Amqp10Session):
         return super()._attached() and bool(self._to.state & State.REMOTE_ACTIVE)
 
     def queues(self, field: str, value: str) -> list[dict[str, Any]]:
-        """Return the queues in which a field has this value.
+        """Return the broker's entries for the queues in which a field has this value.
 
         Raises:
-            SessionLostError: this user may not ask.
+            SessionLostError: the user lacks a permission.
             TimeoutError: the broker does not answer.
         """
         which = json.dumps({"field": field, "operation": "EQUALS", "value": value})
@@ -85,10 +86,10 @@ class _Asker(Amqp10Session):
         return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
     def ask(self, operation: str, *arguments: object) -> bytes:
-        """Call an operation of the broker's control; return the broker's answer.
+        """Call a management operation, and return the body of the broker's answer.
 
         Raises:
-            SessionLostError: this user may not ask.
+            SessionLostError: the user lacks a permission.
             TimeoutError: the broker does not answer.
         """
         deadline = self.now_s() + _ANSWER_TIMEOUT_S

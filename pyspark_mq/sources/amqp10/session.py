@@ -1,19 +1,20 @@
-"""AMQP 1.0 by python-qpid-proton.
+"""Sessions over AMQP 1.0, with python-qpid-proton.
 
-Proton's engine does no I/O: socket bytes go into its transport and come out of it, and connection, session and link
-report their states. So the socket is ours and TLS is Python's, as for the other protocols, and events that we do not
-use cost nothing. The library's reactor would add a fifth to the time per message.
+proton's engine encodes and decodes frames, but does no I/O: this package passes the bytes of its own socket to the
+engine and writes the engine's output, with Python's TLS as for the other protocols. The library's own event loop would
+take a fifth more time for each message.
 
-Flow control is by link credit (AMQP 1.0, 2.6.7): each session has at most `window` unsettled deliveries, and its credit
-is topped up as they are settled. When too many bytes wait in the inbox, deliveries stay in the transport, whose
-incoming window closes (2.5.6).
+Link credit (AMQP 1.0, 2.6.7) limits what the broker delivers: a session has at most `window` unsettled deliveries, and
+grants more credit when some are settled. If too many bytes are unprocessed in the inbox, deliveries stay in the engine,
+and its incoming window closes (2.5.6).
 
-The broker confirms an acceptance by settling the delivery (2.6.12). If a broker does not settle deliveries, a new link
-is opened after the acceptances, and the broker's answer to this link confirms the acceptances: they were processed,
-though they may not be on disk. A delivery is settled here only after its confirmation, so that the broker's own outcome
-is noticed. Any outcome but `accepted` ends the session, and the message is redelivered. A broker that settles
-deliveries may leave a delivery unsettled for long. Then such a link is opened, too. The broker's answer to this link
-shows that the broker does not hold the delivery, and the session ends.
+To acknowledge a delivery, the session accepts it, and the broker confirms this by settling it (2.6.12). Some brokers do
+not settle deliveries. For these, the session opens another link after it has accepted deliveries: a *flush marker*. The
+broker's answer to this link shows that the acceptances were processed, though they may not be on disk. The session
+settles a delivery only after its confirmation, so that it notices the broker's own outcome. If that is another outcome
+than `accepted`, the session ends, and the message is redelivered. If a broker that settles deliveries leaves one
+unsettled for long, the session opens a flush marker, too. If the broker answers that link first, it does not hold the
+delivery any more, and the session ends.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ from pyspark_mq.sources.url import BrokerUrl
 __all__ = ["Amqp10Session"]
 
 _INCOMING_BYTES = 16 << 20
-#: Wait for a settlement, after which a flush marker asks whether the settlement is still to come.
+#: If the broker has not settled accepted deliveries after this time, a flush marker finds out whether it still will.
 _SETTLED_S = 30.0
-#: Longest wait for a report on a queue.
+#: Longest wait for the broker's report about a queue while a session is opened.
 _ASK_TIMEOUT_S = 5.0
-#: Credit is topped up only when a tenth of the window is free, because each top-up is a frame.
+#: More credit is granted only when at least a tenth of the window is free, because each grant is a frame.
 _TOP_UP_PARTS = 10
-#: Message annotation of each message of a stream, as a symbol (AMQP 1.0, 1.6.21).
+#: The encoded name (AMQP 1.0, 1.6.21) of a message annotation that each message of a RabbitMQ stream has.
 _STREAM_OFFSET = b"\xa3\x0fx-stream-offset"
 _SELECTOR = "apache.org:selector-filter:string"
 
 
 class Amqp10Session(Amqp10Connection):
-    """One connection with one session and one receiving link."""
+    """A session over AMQP 1.0: one connection with one AMQP session and one receiving link."""
 
     batches: ClassVar[type[DeliveryBatch]] = Amqp10Batch  # type: ignore[type-abstract]  # `of` chooses
 
@@ -69,16 +70,17 @@ class Amqp10Session(Amqp10Connection):
         self._open: dict[int, Handle] = {}
         #: Tag of the newest delivery.
         self._newest = 0
-        #: The newest messages, which are not in the inbox yet. The tag of the last message is `_newest`.
+        #: The newest messages, which are not in the inbox yet. The last of them has the tag `_newest`.
         self._taken: list[bytes] = []
-        #: Requests that the broker confirms by settling, with their time and their deliveries that are not settled yet.
+        #: Requests that the broker confirms by settling deliveries: number, time, and deliveries that are not settled.
         self._requests: deque[tuple[int, float, deque[Handle]]] = deque()
         self._closing: deque[Link] = deque()
-        #: Acknowledgements not covered by a flush marker yet; and the outstanding flush marker with the
-        #: acknowledgements that it covers.
+        #: Accepted deliveries that a later flush marker will confirm; and the flush marker that is not answered yet,
+        #: with the accepted deliveries that it will confirm.
         self._unconfirmed: list[tuple[int, list[Handle]]] = []
         self._flush_marker: tuple[Link, list[tuple[int, list[Handle]]]] | None = None
-        #: Time of the request about which the outstanding flush marker asks; None if it asks about no request.
+        #: Time of the request that the broker has not settled for long, and for which the flush marker was opened; None
+        #: if there is no such request.
         self._doubted_s: float | None = None
 
     # -- opening
@@ -109,7 +111,7 @@ class Amqp10Session(Amqp10Connection):
         return Greeting(url, broker_id or "", self._depth(info), server, of_rabbitmq(info, version_of(server)))
 
     def _ask_queue(self, deadline: float) -> dict[str, Any] | None:
-        """Ask the broker about the queue; return None if the broker reports nothing."""
+        """Ask the broker about the queue. Return its answer; None if it does not answer."""
         if self.endpoint.queue is None or not self._dialect.answers(self._property("version")):
             return None
         assert self._session is not None
@@ -127,7 +129,7 @@ class Amqp10Session(Amqp10Connection):
         return info
 
     def _depth(self, info: Mapping[str, Any]) -> QueueDepth:
-        # A link counts as a consumer, even without credit; so does a flush marker, for a moment.
+        # The broker counts each link as a consumer, even without credit: the receiving link and a flush marker.
         own = (self._link is not None) + (self._flush_marker is not None)
         counts = (info.get("message_count"), info.get("consumer_count"))
         ready, consumers = (count if isinstance(count, int) else 0 for count in counts)
@@ -164,7 +166,7 @@ class Amqp10Session(Amqp10Connection):
         return self._dialect.queue_address(self.endpoint.name, self._property("version"))
 
     def _attached(self) -> bool:
-        # A refused link is attached without a source and then detached (AMQP 1.0, 2.6.3).
+        # A broker that refuses a link first attaches it without a source and then detaches it (AMQP 1.0, 2.6.3).
         link = self._link
         assert link is not None
         if not link.state & Endpoint.REMOTE_ACTIVE or not link.remote_source.address:
@@ -180,14 +182,14 @@ class Amqp10Session(Amqp10Connection):
         self._turn(timeout_s)
 
     def _look(self) -> None:
-        """Confirm acknowledgements that the broker settled; raise if something was closed or messages taken back."""
+        """Process what has arrived, see the base class."""
         self._confirm()
         if self._management is not None and self._management.asked and self._window:
             info = self._management.answer()
             if info is not None:
                 self.buffer.reported(self._depth(info))
-        # When RabbitMQ 4.3's consumer timeout expires, the broker takes messages back from the consumer, the oldest
-        # first, by a disposition on the link. The link stays open, but the messages are not redelivered on it.
+        # When the consumer timeout of RabbitMQ 4.3 has passed, the broker takes messages back, the oldest first, by
+        # sending a disposition on the link. The link stays open, but the messages are not redelivered on it.
         oldest = next(iter(self._open.values()), None)
         if oldest is not None and self._deliveries.taken_back(oldest):
             self._ended("the broker took back messages that were not acknowledged in time")
@@ -203,7 +205,7 @@ class Amqp10Session(Amqp10Connection):
     # -- receiving
 
     def consume(self, window: int) -> None:
-        """Consume with this window, which counts all held deliveries."""
+        """Start to consume, or change the window, in which all held deliveries count."""
         self.consuming = True  # the link is attached
         self._window = window
         self._top_up()
@@ -265,7 +267,7 @@ class Amqp10Session(Amqp10Connection):
     # -- acknowledging
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
-        """Accept deliveries. Consecutive deliveries are accepted by one disposition with a range."""
+        """Accept deliveries. One disposition is sent for consecutive deliveries."""
         held, deliveries = self._open, self._deliveries
         tags = [*takewhile(lambda tag: tag <= upto, held), *(tag for tag in singles if tag > upto)]
         handles = [held.pop(tag) for tag in tags if tag in held]
@@ -277,24 +279,26 @@ class Amqp10Session(Amqp10Connection):
         self._raise_flush_marker()
 
     def _raise_flush_marker(self) -> None:
-        """Send a flush marker for everything accepted since the last marker, unless a marker is outstanding.
+        """Open a flush marker for all deliveries that were accepted since the last one, unless one is unanswered.
 
-        The plugin of RabbitMQ 3 fails if thousands of links are opened and closed (`noproc` of a consumer).
+        There is only one at a time, because the plugin of RabbitMQ 3 fails if thousands of links are opened and closed
+        (`noproc` of a consumer).
         """
         if self._flush_marker is None and self._unconfirmed:
             self._flush_marker = self._flush_marker_link(), self._unconfirmed
             self._unconfirmed = []
 
     def _flush_marker_link(self) -> Link:
-        """Open a link without messages: the broker answers once it has processed everything sent before."""
+        """Open a link without credit. The broker answers when it has processed everything that was sent before."""
         assert self._session is not None
         name = f"pyspark-mq-flush-marker-{time.monotonic_ns()}"
         if self.endpoint.topic is None:
-            # Permission to read suffices for another receiving link; without credit nothing is sent to it.
+            # Another receiving link needs only the permission to read. Without credit the broker delivers nothing on
+            # it.
             link: Link = self._session.receiver(name)
             source = link.source
         else:
-            # On a topic a receiving link would be one more subscription.
+            # On a topic a receiving link would create another subscription, so open a sending link.
             link = self._session.sender(name)
             source = link.target
         source.address = self._address()
@@ -315,7 +319,7 @@ class Amqp10Session(Amqp10Connection):
                 break
             self._requests.popleft()
             self.buffer.confirmed(number)
-        # A broker may refuse the link because of too many consumers; the refusal is an answer, too.
+        # The broker may refuse the flush marker because of too many consumers. This counts as an answer, too.
         if self._flush_marker is not None and self._flush_marker[0].state & (
             Endpoint.REMOTE_ACTIVE | Endpoint.REMOTE_CLOSED
         ):
@@ -335,13 +339,20 @@ class Amqp10Session(Amqp10Connection):
         free_closed(self._closing)
 
     def _doubt(self, asked_s: float) -> None:
-        """Ask by a flush marker whether the oldest request is processed, if the broker has not settled it for long."""
+        """If the broker has not settled a request for long, open a flush marker to find out whether it still will.
+
+        Args:
+            asked_s: time of the request.
+        """
         if self._flush_marker is None and self.now_s() - asked_s > _SETTLED_S:
             self._doubted_s = asked_s
             self._flush_marker = self._flush_marker_link(), []
 
     def _settle(self, accepted: Sequence[Handle]) -> bool:
-        """Settle accepted deliveries; end the session and return False if the broker gave another outcome."""
+        """Settle accepted deliveries.
+
+        If the broker has set another outcome for one, end the session and return False.
+        """
         deliveries = self._deliveries
         if any(map(deliveries.taken_back, accepted)):
             self._ended("the broker did not accept an acknowledgement and keeps its message")
@@ -358,7 +369,7 @@ class Amqp10Session(Amqp10Connection):
                 self._deliveries.reject(handle)
 
     def ask_depth(self) -> None:
-        """Ask in the broker's own way, if the broker has one. AMQP 1.0 does not define such a question."""
+        """Ask the broker at its management address, if it has one. AMQP 1.0 itself does not define such a query."""
         if self._management is not None:
             self._management.ask()
 

@@ -1,10 +1,10 @@
-"""Payloads of transfers, cut out of a connection's bytes before proton sees them. Uses no socket and no proton.
+"""Cuts the payloads of messages out of a connection's bytes, before proton gets these. This saves memory.
 
-Proton keeps a delivery's payload until the delivery is settled, which happens only after the commit of its epoch, and
-the size of the payload's buffer is rounded up to a power of two. So this module takes the payload of each message that
-fits one frame, and proton gets the transfer without the payload. Everything else goes to proton unchanged: other
-frames, messages in several frames, and encodings that brokers do not use. Frames: AMQP 1.0, 2.3; transfer: 2.7.5;
-attach: 2.7.3.
+proton keeps the payload of a delivery until it is settled, which is only after the commit of its epoch, and rounds the
+size of its buffer up to a power of two. So this module takes the payload of each message that fits into one frame, and
+proton gets the frame without the payload. All other bytes go to proton unchanged: other frames, messages in several
+frames, and encodings that brokers do not use. The module uses neither a socket nor proton. Frames are described in AMQP
+1.0, 2.3; the frame `transfer` in 2.7.5, and `attach` in 2.7.3.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _ATTACH, _TRANSFER = 0x12, 0x14
 _UINT = b"\x40\x43\x52\x70"
 #: Fields of a transfer, by their numbers.
 _NUMBER, _TAG, _MORE, _ABORTED = 1, 2, 5, 9
-#: Number of frames that are compared with a known frame at once. Later comparisons include twice as many frames as
-#: matched the last time. After a mismatch, this many frames are examined one by one.
+#: Minimum number of frames that are compared with a known frame at once. The next comparison is for twice as many
+#: frames as have matched before. After a mismatch, this number of frames is examined one by one.
 _ALIKE_MIN = 8
 #: An empty frame (2.4.5).
 _EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"
@@ -36,10 +36,13 @@ _unpack, _pack = Struct(">I").unpack_from, Struct(">I").pack
 
 
 class _Like(NamedTuple):
-    """The head of a transfer: the bytes between its size field and its payload.
+    """The head of a known transfer frame, with which other frames are compared.
 
-    The heads of similar transfers differ only in the octets for which `free` is set. The delivery tag is in octets
-    `tag` to `tag_end` of the frame.
+    Attributes:
+        head: the bytes between the frame's size and its delivery number, which are equal in similar frames.
+        octets: array of the bytes between the frame's size and its payload.
+        free: for each of these bytes, whether it may differ in similar frames.
+        tag, tag_end: where the delivery tag begins and ends in the frame.
     """
 
     head: bytes
@@ -54,8 +57,9 @@ class _Tags(NamedTuple):
 
     Attributes:
         messages: number of messages.
-        data: bytes with the tags, `width` for each message; None if proton has the payload.
-        tag, tag_end: place of a tag within these bytes.
+        data: bytes that contain the tags; None if proton has the payloads.
+        width: number of these bytes for each message.
+        tag, tag_end: where the tag begins and ends within the bytes of a message.
     """
 
     messages: int
@@ -65,21 +69,21 @@ class _Tags(NamedTuple):
     tag_end: int = 0
 
     def at(self, row: int) -> bytes | None:
-        """Return the tag of a message."""
+        """Return the tag of the message with this index; None if proton has its payload."""
         begin = row * self.width
         return None if self.data is None else self.data[begin + self.tag : begin + self.tag_end]
 
 
 class Transfers:
-    """Cuts the frames of a connection, and takes payloads of one link.
+    """Cuts the payloads of one link out of the bytes of a connection.
 
     Args:
-        link: the link's name.
-        frame_bytes_max: largest size of a frame, as offered to the peer.
+        link: name of the link.
+        frame_bytes_max: largest size of a frame that this side has offered to the broker.
 
     Attributes:
-        taken: the payload of each complete message of the link, in order; None if proton has the payload. Take one
-            entry off with each message that proton returns. If no entry is left, proton has the payload.
+        taken: for each complete message of the link, in order, its payload; None if proton has the payload. The caller
+            removes one entry for each message that it takes from proton. If there is no entry, proton has the payload.
     """
 
     def __init__(self, link: str, frame_bytes_max: int) -> None:
@@ -90,23 +94,24 @@ class Transfers:
         self._link, self._frame_bytes_max = link, frame_bytes_max
         #: Channel and handle of the link.
         self._handle: tuple[bytes, int] | None = None
-        #: The start of an incomplete frame; None before anything arrived.
+        #: The bytes of an incomplete frame; None before the first bytes have arrived.
         self._rest: bytes | None = None
-        #: Whether a message of the link has begun and not ended.
+        #: Whether a message of the link has arrived in part.
         self._partial = False
-        #: Whether the encoding of everything so far was recognised.
+        #: Whether all bytes so far had the expected encoding. If not, all further bytes go to proton.
         self._knows = True
         self._like: _Like | None = None
-        #: Number of frames to compare at once, or number of frames read one by one.
+        #: Number of frames to compare at once; below `_ALIKE_MIN` the number of frames that were examined one by one.
         self._alike = 0
 
     def cut(self, data: bytes, *, take: bool) -> bytes:
-        """Return the next bytes for proton: whole frames, as long as the encoding of all frames is recognised.
+        """Process bytes that were read from the socket, and return the bytes that proton gets.
+
+        These are whole frames, as long as all frames have the expected encoding.
 
         Args:
-            data: the bytes read next.
-            take: whether to take payloads. A payload that is left to proton counts towards the incoming window of
-                proton's session.
+            data: the bytes.
+            take: whether to cut payloads out. A payload that proton gets counts in the incoming window of its session.
         """
         if self._rest is None:
             self._knows = _PROTOCOL.startswith(data[: len(_PROTOCOL)])
@@ -135,11 +140,11 @@ class Transfers:
         end = starts[-1] if self._knows else len(data)
         self._rest = data[end:]
         if not end and self._handle is not None:
-            return _EMPTY  # only part of a frame has arrived, but it is a sign of life, and proton has to know
+            return _EMPTY  # only part of a frame has arrived, but proton has to know that the broker is alive
         return b"".join([*found, data[begun:end]])
 
     def _starts(self, data: bytes) -> list[int]:
-        """Return the starts of the complete frames, and the end of the last complete frame."""
+        """Return where the complete frames begin, and, as the last entry, where the last of them ends."""
         starts, at, end = [0], 0, len(data)
         while end - at >= _HEAD_BYTES:
             (size,) = _unpack(data, at)
@@ -157,10 +162,10 @@ class Transfers:
     # -- many frames
 
     def _take_alike(self, data: bytes, starts: list[int], like: _Like) -> tuple[bytes, int]:
-        """Take the payloads of the first frames, as long as these frames match a known frame.
+        """Take the payloads of these frames, up to the first frame that does not match a known frame.
 
         Returns:
-            the frames without payloads, and their number.
+            the frames without their payloads, and their number.
         """
         octets, begins = np.frombuffer(data, np.uint8), np.array(starts)
         size = len(like.octets)
@@ -183,7 +188,7 @@ class Transfers:
         self._entries += tags.messages
 
     def newest_tag(self) -> bytes | None:
-        """Return the delivery tag (2.7.5) of the entry that was taken off last; None if the entry was None."""
+        """Return the delivery tag (2.7.5) of the entry that was last removed from `taken`; None if it was None."""
         last = self._entries - len(self.taken) - 1
         while self._tags and last >= self._before + self._tags[0].messages:
             self._before += self._tags.popleft().messages
@@ -192,7 +197,7 @@ class Transfers:
     # -- one frame
 
     def _look(self, data: bytes, at: int, end: int, *, take: bool) -> int:
-        """Process a frame; return the start of its payload if the payload was taken, otherwise 0.
+        """Process one frame. If its payload is taken, return where the payload begins; otherwise 0.
 
         Raises:
             EncodingError, UnicodeDecodeError, struct.error, IndexError: the frame has an unexpected encoding.
@@ -222,11 +227,12 @@ class Transfers:
         return self._transfer(data, at, fields, behind, end, count, take=take)
 
     def _transfer(self, data: bytes, at: int, place: int, behind: int, end: int, count: int, *, take: bool) -> int:
-        """Process a transfer of the link; return what :meth:`_look` returns.
+        """Process a transfer frame of the link. If its payload is taken, return where it begins; otherwise 0.
 
         Args:
-            place: start of the transfer's second field, the delivery number.
-            behind: start of the transfer's payload.
+            at, end: where the frame begins and ends.
+            place: where the transfer's second field begins, the delivery number.
+            behind: where the transfer's payload begins.
             count: number of the transfer's fields.
         """
         number, tag = place, b""
@@ -269,11 +275,11 @@ def _uint_at(data: bytes, place: int) -> tuple[Any, int]:
 
 @lru_cache
 def _flags(fields: bytes, count: int) -> tuple[bool, bool]:
-    """Read `more` and `aborted` of a transfer.
+    """Return the fields `more` and `aborted` of a transfer.
 
     Args:
-        fields: the fields after the delivery tag.
-        count: number of all fields.
+        fields: the encoded fields after the delivery tag.
+        count: number of all fields of the transfer.
     """
     place, found = 0, {}
     for number in range(_TAG + 1, count):
