@@ -1,1 +1,1 @@
-"""RabbitMQ streams: logs that are read by offset, in parallel, without acknowledgements."""
+"""Reads RabbitMQ streams, which are logs: they are read by offset, by parallel tasks, without acknowledgements."""

@@ -1,4 +1,4 @@
-"""Access to the brokers, in the form that is sent to tasks, with secrets. The repr hides the secrets."""
+"""Everything that a Spark task needs to connect to the brokers, secrets included. The repr hides the secrets."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ __all__ = ["Access", "make_access"]
 
 @dataclass(frozen=True)
 class Access:
-    """URLs, login, TLS settings, times, and the contents of all files as read by the driver. Times are seconds.
+    """URLs, login, TLS settings and time limits (in seconds) with which the driver and the tasks connect.
+
+    The object holds the contents of certificate files instead of their paths, as the files may exist only on the
+    driver's machine.
 
     Attributes:
-        ca, certificate: contents of PEM files; the client's certificate includes its key.
+        ca: content of the PEM file with the accepted certificate authorities; None for those of the system.
+        certificate: content of the PEM file with the client's certificate and its key; None for no client certificate.
     """
 
     urls: tuple[BrokerUrl, ...]
@@ -34,13 +38,13 @@ class Access:
     heartbeat_s: float = 60.0
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS context."""
+        """Return the TLS context for a connection to a broker."""
         context = ssl.create_default_context(cadata=self.ca)
         if not self.verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if self.certificate is not None:
-            # OpenSSL reads the certificate only from a file; this file is private and removed at once.
+            # OpenSSL reads a certificate only from a file. Only this user can read the file, and it is removed at once.
             descriptor, name = tempfile.mkstemp(suffix=".pem")
             try:
                 with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -52,7 +56,11 @@ class Access:
 
 
 def make_access(endpoint: Endpoint) -> Access:
-    """Return the access that the options describe. Raise an OptionError if a file named there cannot be read."""
+    """Return the access that the connection options describe, and read the files that the options name.
+
+    Raises:
+        OptionError: a certificate file or key file cannot be read.
+    """
     url = endpoint.urls[0]
     username, password = endpoint.credentials(url)
     tls = endpoint.tls

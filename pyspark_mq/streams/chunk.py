@@ -1,8 +1,9 @@
-"""Decoder of chunks, the units of a stream (``osiris_log.erl``, ``PROTOCOL.adoc``). Uses no socket and no clock.
+"""Decodes chunks, the units in which a stream is stored and delivered (``osiris_log.erl``, ``PROTOCOL.adoc``).
 
-A chunk is written once and is the same on all replicas. A chunk's header has the offset of the first record and the
-number of records. The chunk's CRC covers the data. Sizes are trusted only within the chunk's own bytes, and packed
-entries are unpacked only up to their stated size.
+A chunk is written once and is the same on all replicas. Its header has the offset of the first record, the number of
+records, and a CRC of the data. The data consists of *entries*: a simple entry is one record, and a packed entry holds
+several records, which may be compressed. A size that the bytes state is used only after a check that it does not exceed
+the chunk, and a packed entry is unpacked only up to its stated size. This module only decodes; it does not receive.
 """
 
 from __future__ import annotations
@@ -20,23 +21,28 @@ __all__ = ["ENTRY_BYTES_MAX", "HEADER_BYTES", "Chunk", "ChunkError", "ChunkIdent
 _HEADER = struct.Struct(">BBHIqqqIIII")
 HEADER_BYTES = _HEADER.size
 _MAGIC = 0x50
-#: Kinds of chunks. All chunks but user chunks hold the broker's own records.
+#: The kind of user chunks, which hold messages, and the number of kinds. Other chunks hold the broker's own records.
 _USER, _KINDS = 0, 3
-#: Largest offset, and largest time in microseconds.
+#: Largest accepted offset, and largest accepted time in microseconds.
 _NUMBER_MAX = 2**63 - 2**32
-#: The first bit marks an entry with several records. Kind of compression, number of records and sizes follow.
+#: Header of a packed entry. Its first bit is set; the kind of compression, the number of records and the sizes after
+#: and before unpacking follow.
 _SUB_ENTRY = struct.Struct(">BHII")
-#: Most bytes of an unpacked entry, unless option `maxEntryBytes` is set. Producers pack frames of up to 1 MiB, unless
-#: the broker allows more. 300 bytes of Zstandard can unpack to 8 MiB.
+#: Default of option `maxEntryBytes`, the maximum size of an unpacked entry. Producers pack up to 1 MiB (one frame),
+#: unless the broker allows larger frames. The limit is needed because 300 bytes of Zstandard can unpack to 8 MiB.
 ENTRY_BYTES_MAX = 16 << 20
 
 
 class ChunkError(Exception):
-    """The chunk does not match its header."""
+    """The bytes are not a valid chunk: they are damaged or cut off, or do not match the chunk's header."""
 
 
 class ChunkIdentity(NamedTuple):
-    """Identity of a chunk. Chunks at the same offset in other streams with the same name have other identities."""
+    """Identity of a chunk: its first offset, time, epoch (the broker's, not Spark's) and CRC.
+
+    If a stream is deleted and another stream is created with the same name, its chunks have other identities, even at
+    the same offsets.
+    """
 
     chunk: int
     timestamp_ms: int
@@ -45,13 +51,16 @@ class ChunkIdentity(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A chunk as delivered.
+    """A chunk as the broker delivered it.
 
     Attributes:
         first: offset of the chunk's first record.
         records: number of records in the chunk, which is the number of offsets that the chunk takes.
         entries: number of entries in the data.
         user: whether the chunk has messages. Other chunks have the broker's own records, which take offsets, too.
+        timestamp_ms: time at which the broker's leader wrote the chunk.
+        epoch: the broker's count of leader elections when the chunk was written.
+        crc: CRC of `data`, as stated in the chunk's header.
         data: the chunk's entries, as bytes.
     """
 
@@ -73,7 +82,10 @@ class Chunk(NamedTuple):
         return ChunkIdentity(self.first, self.timestamp_ms, self.epoch, self.crc)
 
     def check(self) -> list[Entry]:
-        """Check the CRC and the number of entries, without unpacking any entry.
+        """Check the CRC and the number of records, without unpacking any entry.
+
+        Returns:
+            the chunk's entries; an empty list if the chunk has no messages.
 
         Raises:
             ChunkError: the chunk's bytes or header are damaged.
@@ -90,7 +102,8 @@ class Chunk(NamedTuple):
     def _entries(self) -> Iterator[Entry]:
         data, size = self.data, len(self.data)
         if self.entries == self.records:
-            # A packed entry may hold just one record. Read as a simple entry, such an entry is longer than any chunk.
+            # Usually all entries are simple here. But a packed entry may hold just one record: read as a simple entry,
+            # a packed entry would be longer than any chunk, so a ChunkError is raised.
             with suppress(ChunkError):
                 begins = _begins(data, self.records)
                 if len(begins) == self.records + 1:
@@ -99,7 +112,7 @@ class Chunk(NamedTuple):
         at = simple = 0
         for _ in range(self.entries):
             if at + 4 > size:
-                raise ChunkError(f"{self.entries} entries do not fit in {size} bytes")
+                raise ChunkError(f"its {self.entries} entries do not fit into its {size} bytes")
             if data[at] < 0x80:
                 at += 4 + int.from_bytes(data[at : at + 4], "big")
                 continue
@@ -118,12 +131,13 @@ class Chunk(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A packed entry, or consecutive simple entries.
+    """A packed entry, or consecutive simple entries of a chunk, which are handled as one entry.
 
     Attributes:
         records: number of records in the entry, which is the number of offsets that the entry takes.
-        data: bytes as stored.
-        begins: starts of simple records, as :meth:`unpacked` returns them; None for a packed entry.
+        data: the entry's bytes as stored.
+        begins: the positions in `data` at which simple records begin, as :meth:`unpacked` returns them; None for a
+            packed entry.
     """
 
     records: int
@@ -131,14 +145,15 @@ class Entry(NamedTuple):
     begins: list[int] | None = None
 
     def unpacked(self, bytes_max: int = ENTRY_BYTES_MAX) -> tuple[bytes, list[int]]:
-        """Unpack the records of this entry, up to the count and the size that the entry states.
+        """Unpack the records of this entry.
 
         Args:
-            bytes_max: most bytes that a compressed entry may state.
+            bytes_max: maximum unpacked size, unless the packed entry itself is larger.
 
         Returns:
-            bytes in which the size of each record, in four bytes, precedes the record; and the starts of the records,
-            followed by one more number. Record `n` extends from `begins[n]` to `begins[n + 1] - 4`.
+            a pair `data, begins`. In `data`, each record follows its size, which takes four bytes. `begins` has the
+            position of each record in `data`, and one more number, so that record `n` extends from `begins[n]` to
+            `begins[n + 1] - 4`.
 
         Raises:
             ChunkError: the entry cannot be unpacked, or does not match its header.
@@ -170,7 +185,11 @@ def _simple(data: bytes) -> Entry:
 
 
 def _begins(data: bytes, count: int | None = None) -> list[int]:
-    """Return the starts of records, as :meth:`Entry.unpacked` does. With `count`, not many more starts are returned."""
+    """Return the positions at which the records in `data` begin, as :meth:`Entry.unpacked` describes.
+
+    Args:
+        count: the expected number of records; None if unknown. Reading stops after this number of records.
+    """
     return _equal(data, count or 0) or _walked(data, count)
 
 
@@ -201,7 +220,7 @@ def _walked(data: bytes, count: int | None) -> list[int]:
 
 
 def _decompressed(kind: int, packed: bytes, plain_size: int) -> bytes:
-    """Unpack an entry, but stop one byte after the stated size. A byte there shows that the stated size is wrong."""
+    """Unpack an entry, but stop one byte after the stated size: if there is one more byte, the stated size is wrong."""
     if kind == 0:
         return packed
     if kind == 1:
@@ -215,7 +234,7 @@ def _decompressed(kind: int, packed: bytes, plain_size: int) -> bytes:
 
 
 def _snappy_blocks(packed: bytes, plain_size: int) -> Iterator[bytes]:
-    """Split Snappy's framing format into blocks, and yield the unpacked blocks. Unframed bytes are one block."""
+    """Yield the unpacked blocks of an entry in Snappy's framing format. Without that format the entry is one block."""
     if packed[:4] != b"\xff\x06\x00\x00":
         yield _snappy(packed, plain_size)
         return
@@ -232,7 +251,7 @@ def _snappy_blocks(packed: bytes, plain_size: int) -> Iterator[bytes]:
 
 
 def _snappy(block: bytes, maximum: int) -> bytes:
-    """Unpack a block. A block begins with its unpacked size, with seven bits in each byte."""
+    """Unpack a block of Snappy. A block begins with its unpacked size, a number of which each byte has seven bits."""
     size = shift = 0
     for byte in block[:5]:
         size |= (byte & 0x7F) << shift

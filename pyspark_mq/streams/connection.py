@@ -1,8 +1,8 @@
-"""One connection of the stream protocol: blocking, for one thread, without reconnects.
+"""One connection of RabbitMQ's stream protocol. It blocks, is used by one thread, and does not reconnect.
 
 If the connection ends, for whatever reason, :class:`StreamLost` is raised and the connection cannot be used afterwards.
-Permanent refusals raise errors of the package. The version in the broker's greeting is checked, because an unknown
-command would end the connection.
+If the broker refuses permanently (for example the login), an error from :mod:`pyspark_mq.errors` is raised instead. The
+broker's version is checked at login, because a broker closes the connection at a command that it does not know.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from pyspark_mq.streams.frames import FieldReader, StreamFrameError, StreamLost
 __all__ = ["NO_STREAM", "Member", "NoStream", "StreamConnection", "StreamLost", "Subscription"]
 
 _RECEIVE_BYTES = 256 << 10
-#: Head of a frame: the size of the rest, the command, and the version.
+#: Header of a frame: the size of everything after the size itself, the command, and the command's version.
 _HEAD = struct.Struct(">IHH")
-#: Largest accepted chunk; the protocol has no limit. All other frames are small.
+#: Largest accepted frame with a chunk, and largest accepted other frame. The protocol itself does not limit chunks.
 _CHUNK_BYTES_MAX, _FRAME_BYTES_MAX = 1 << 30, 1 << 20
-#: Most members of a stream; more than any cluster has.
+#: Maximum number of members (nodes with a copy of the stream) that are used. No cluster has more members in practice.
 _MEMBERS_MAX = 16
-#: Most characters of a broker's message that an error shows.
+#: Maximum number of characters of a broker's message that an error shows.
 _REASON_MAX = 300
 _NUMBERS = {"first_chunk_id", "committed_chunk_id"}
 _REFUSALS = frozenset({7, 8, 9, 10, 11, 12, 16})
 #: Response codes: the stream does not exist, or has no member on this node.
 NO_STREAM, _NOT_HERE = 2, 6
 _SUBSCRIPTIONS = 256
-#: RabbitMQ 3.10's osiris cannot report the end of a stream.
+#: The first version whose statistics report the committed end of a stream. RabbitMQ 3.10 does not report it.
 _VERSION_MIN = (3, 11)
-#: Offset specifications of Subscribe.
+#: Values in command Subscribe: the subscription begins at an offset, or at a time.
 _AT, _SINCE = 4, 5
 
 
 class Member(NamedTuple):
-    """A node's address for clients."""
+    """A broker node with a copy of a stream, by the address at which clients reach the node."""
 
     host: str
     port: int
@@ -67,23 +67,23 @@ class NoStream(Exception):  # noqa: N818
 
 
 class StreamConnection:
-    """A connection to one node.
+    """A connection to one broker node. The connection logs in when it is constructed.
 
     Args:
-        access: user, virtual host, TLS and times.
-        member: the node.
-        url: the candidate URL, for errors.
+        access: login, virtual host, TLS settings and time limits.
+        member: the node to connect to.
+        url: the URL among the user's URLs that errors mention.
 
     Raises:
-        StreamLost: the node does not answer, or speaks another protocol.
-        RefusedError: the node refused user, password, virtual host or TLS.
-        ConfigurationError: the broker is too old.
+        StreamLost: the node does not answer, or does not speak the stream protocol.
+        RefusedError: the node refused the user, password, virtual host or TLS certificate.
+        ConfigurationError: the broker is older than RabbitMQ 3.11.
     """
 
     def __init__(self, access: Access, member: Member, url: BrokerUrl) -> None:
         self._access, self._url = access, url
-        #: The requested node, and the node that answers (`advertised`), as the broker reports it at login. Behind a
-        #: load balancer these may be two nodes.
+        #: The node that was to be reached (`member`), and the node that answers, by the address that it reports at
+        #: login (`advertised`). Behind a load balancer these may be two different nodes.
         self.member = self.advertised = member
         self._socket: socket.socket | None = None
         self._buffer, self._at = b"", 0
@@ -92,7 +92,7 @@ class StreamConnection:
         self._last = 0
         self._next_subscription = 0
         self._subscription: Subscription | None = None
-        #: Longest silence of the broker, in seconds.
+        #: How many seconds the broker may take to answer a request or to send the rest of a frame.
         self.patience_s = access.connect_timeout_s
         try:
             self._connect()
@@ -101,7 +101,7 @@ class StreamConnection:
             self.close()
             raise
 
-    # -- greeting
+    # -- connecting and login
 
     def _connect(self) -> None:
         timeout_s = self._access.connect_timeout_s
@@ -110,11 +110,11 @@ class StreamConnection:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = plain
             if self._url.tls:
-                # A node's certificate is for its advertised address.
+                # A node's certificate is issued for the address that the node advertises.
                 self._socket = self._access.context().wrap_socket(plain, server_hostname=self.member.host)
         except ssl.SSLError as failed:
             raise tls_error(failed, self._url) from None
-        except (OSError, ValueError, OverflowError) as failed:  # brokers may advertise anything
+        except (OSError, ValueError, OverflowError) as failed:  # a broker may advertise an invalid host or port
             text = f"{self.place} cannot be reached: {failed}"
             if self._socket is not None:
                 text = f"{self.place} does not answer with TLS: {failed}; without TLS, use {self._url.partner}://"
@@ -147,17 +147,25 @@ class StreamConnection:
 
     @property
     def place(self) -> str:
-        """Host and port, for errors."""
+        """Host and port of the node, for errors."""
         return place_of(self.member.host, self.member.port)
 
     # -- requests
 
     def request(self, command: int, content: bytes, stream: str = "") -> FieldReader:
-        """Send a request and wait for the answer. Return a reader positioned after the answer's response code.
+        """Send a request and wait for the answer.
+
+        Args:
+            command: number of the command.
+            content: the request's fields after the correlation number.
+            stream: the stream that the request is about, for errors.
+
+        Returns:
+            a reader of the fields that follow the answer's response code.
 
         Raises:
-            NoStream: the request's `stream` does not exist, or has no member on this node.
-            RefusedError: the broker refuses permanently.
+            NoStream: the stream does not exist, or has no member on this node.
+            RefusedError: the broker refuses the request permanently.
             StreamLost: the connection ended, or the broker cannot fulfil the request now.
         """
         self._last += 1
@@ -167,7 +175,7 @@ class StreamConnection:
             return answered & ~frames.RESPONSE == command and answered != frames.TUNE and fields.u32() == self._last
 
         reader = self._await(is_answer)
-        # The answer to Metadata has its own codes.
+        # An answer to Metadata has a response code for each stream instead of one for the whole answer.
         code = frames.OK if command == frames.METADATA else reader.u16()
         if code == frames.OK:
             return reader
@@ -182,7 +190,11 @@ class StreamConnection:
         raise StreamLost(f"{self.place} refused command {command}: {reason}")
 
     def stats(self, stream: str) -> dict[str, int]:
-        """Return a stream's statistics, such as `first_chunk_id` and `committed_chunk_id`. -1 means no chunk yet."""
+        """Return a stream's statistics by name, such as `first_chunk_id` and `committed_chunk_id`.
+
+        These two are the offsets at which the first and the last committed chunk begin; -1 means that there is no such
+        chunk yet.
+        """
         answer = self.request(frames.STREAM_STATS, frames.text(stream), stream)
         found = dict(answer.array(lambda: (answer.text(), answer.i64())))
         if lacking := sorted(_NUMBERS - found.keys()):
@@ -190,7 +202,7 @@ class StreamConnection:
         return found
 
     def partitions(self, super_stream: str) -> list[str]:
-        """Return the partitions of a super stream in order. The list is empty if the stream is not a super stream."""
+        """Return the partitions of a super stream in order, or an empty list if the name is not of a super stream."""
         try:
             answer = self.request(frames.PARTITIONS, frames.text(super_stream))
         except NoStream:
@@ -198,7 +210,11 @@ class StreamConnection:
         return answer.array(answer.text)
 
     def members(self, stream: str) -> list[Member]:
-        """Return the nodes of a stream, the leader first. The list is empty if there is no leader and no replica."""
+        """Return the nodes that have a copy of a stream, the leader first. The list is empty if no node reports one.
+
+        Raises:
+            NoStream: the stream does not exist.
+        """
         answer = self.request(frames.METADATA, frames.array([frames.text(stream)]))
         nodes = dict(answer.array(lambda: (answer.u16(), Member(answer.text(), answer.u32()))))
         found: list[Member] = []
@@ -214,9 +230,13 @@ class StreamConnection:
 
     @contextmanager
     def subscribed(self, stream: str, offset: int | None = None, since_ms: int = 0) -> Iterator[Subscription]:
-        """Subscribe with one credit, from an offset on. Without an offset, subscribe from a time on.
+        """Subscribe to a stream for the duration of the `with` block, at first with a credit of one chunk.
 
-        After an error the connection is useless.
+        If the block raises an error, the connection cannot be used any more.
+
+        Args:
+            offset: the offset at which the subscription begins; None to begin at a time.
+            since_ms: the time at which the subscription begins if `offset` is None.
 
         Raises:
             NoStream: the stream does not exist, or has no member on this node.
@@ -224,7 +244,7 @@ class StreamConnection:
         number = self._next_subscription
         self._next_subscription = (number + 1) % _SUBSCRIPTIONS
         kind, where = (_SINCE, since_ms) if offset is None else (_AT, offset)
-        # Without the selector the broker leaves out its own chunks, and gaps would look like loss.
+        # Without the selector the broker would omit its own chunks, and the gaps would look like lost messages.
         properties = frames.array([frames.text("chunk_selector") + frames.text("all")])
         start = frames.u16(kind) + frames.u64(where)
         content = frames.u8(number) + frames.text(stream) + start + frames.u16(1) + properties
@@ -240,7 +260,7 @@ class StreamConnection:
     # -- frames
 
     def _await(self, is_answer: Callable[[int, FieldReader], bool]) -> FieldReader:
-        """Return the next answer. If no answer arrives in time, the connection is lost."""
+        """Receive frames until `is_answer` accepts a frame, and return its reader. Raise StreamLost if none arrives."""
         deadline = time.monotonic() + self.patience_s
         try:
             while True:
@@ -253,17 +273,21 @@ class StreamConnection:
             raise StreamLost(f"{self.place} does not speak the stream protocol: {wrong}") from None
 
     def receive(self, deadline: float) -> tuple[int, FieldReader]:
-        """Return the next frame. If the frame belongs to the subscription, the subscription takes the frame first.
+        """Receive one frame. A frame for the current subscription is passed on to the subscription, too.
+
+        Returns:
+            the frame's command, and a reader of the frame's fields.
 
         Raises:
-            TimeoutError: no frame arrived in time.
+            TimeoutError: no frame arrived before `deadline`.
+            StreamLost: the connection ended.
         """
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{self.place} sent only unrelated frames in time")
+            raise TimeoutError(f"{self.place} did not answer in time: it sent only frames about other things")
         size, command, _ = _HEAD.unpack(self._take(_HEAD.size, deadline))
         if not 4 <= size <= (_CHUNK_BYTES_MAX if command == frames.DELIVER else _FRAME_BYTES_MAX):
             raise StreamFrameError(f"{self.place} sent a frame of {size} bytes")
-        # The deadline is for the first bytes of a frame; once begun, a frame is read to its end.
+        # The deadline applies to the first bytes of a frame. A frame that has begun is read to its end.
         data = self._take(size - 4, deadline, started=True)
         reader = FieldReader(data)
         if command == frames.DELIVER:
@@ -325,14 +349,16 @@ class StreamConnection:
         self._sent_s = time.monotonic()
 
     def close(self) -> None:
-        """Close the connection without a handshake, because the broker keeps no state that a handshake would end."""
+        """Close the socket without the protocol's closing handshake, as the broker keeps no state of the connection."""
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.close()
 
 
 class Subscription:
-    """A subscription to one stream. It begins with one credit. A connection has one subscription at a time.
+    """A subscription to one stream. A connection has one subscription at a time.
+
+    The broker sends one chunk for each credit. A subscription begins with one credit, and :meth:`want` grants more.
 
     Attributes:
         ended: whether the broker has ended the subscription.
@@ -345,21 +371,25 @@ class Subscription:
         self.ended = False
 
     def take(self, delivery: bytes) -> None:
-        """Queue a chunk, unless the chunk is for an earlier subscription.
+        """Queue a delivered chunk, unless the chunk is for an earlier subscription.
 
-        Raise a StreamFrameError if no credit was left.
+        Args:
+            delivery: the content of a Deliver frame: the number of the subscription, then the chunk.
+
+        Raises:
+            StreamFrameError: the broker has sent more chunks than it had credit for.
         """
         if delivery[:1] == frames.u8(self._number):
             if len(self._chunks) == self._open:
-                raise StreamFrameError("the broker sent more chunks than credit allows")
+                raise StreamFrameError("the broker sent more chunks than it had credit for")
             self._chunks.append(delivery)
 
     def next(self, wait_s: float) -> Chunk:
-        """Return the next chunk.
+        """Wait for the next chunk and return it.
 
         Raises:
             StreamLost: the broker has ended the subscription or the connection.
-            TimeoutError: nothing arrived in time.
+            TimeoutError: no chunk arrived within `wait_s` seconds.
             ChunkError: a delivered chunk has a damaged header.
         """
         deadline = time.monotonic() + wait_s
@@ -372,7 +402,7 @@ class Subscription:
         return read_chunk(self._chunks.popleft(), 1)
 
     def want(self, chunks: int) -> None:
-        """Allow up to `chunks` chunks to be in flight."""
+        """Grant credit so that up to `chunks` chunks may be in flight. At more than half of that, grant nothing yet."""
         if self._open <= chunks // 2:
             self._connection.credit(self._number, chunks - self._open)
             self._open = chunks

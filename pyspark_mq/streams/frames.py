@@ -1,6 +1,7 @@
-"""Writing and reading frames of the RabbitMQ stream protocol (``PROTOCOL.adoc`` of rabbitmq_stream). Pure.
+"""Encodes and decodes frames of the RabbitMQ stream protocol (``PROTOCOL.adoc`` of rabbitmq_stream).
 
-A frame consists of its size in four bytes, a command, the command's version, and fields without names.
+A frame consists of its size in four bytes, the number of a command, the command's version, and the command's fields,
+one after another without names. Sending and receiving is the work of :mod:`pyspark_mq.streams.connection`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ T = TypeVar("T")
 SUBSCRIBE, DELIVER, CREDIT, UNSUBSCRIBE = 0x07, 0x08, 0x09, 0x0C
 METADATA, METADATA_UPDATE, PEER_PROPERTIES, SASL_HANDSHAKE, SASL_AUTHENTICATE = 0x0F, 0x10, 0x11, 0x12, 0x13
 TUNE, OPEN, CLOSE, HEARTBEAT, PARTITIONS, STREAM_STATS = 0x14, 0x15, 0x16, 0x17, 0x19, 0x1C
-#: Bit that is set in the command of an answer.
+#: Bit that is set in the command number of an answer.
 RESPONSE = 0x8000
 
 OK = 1
@@ -36,8 +37,8 @@ REASONS = {
 }  # fmt: skip
 
 
-class StreamLost(Exception):  # noqa: N818 - nobody's error
-    """The connection has ended or cannot be used any more."""
+class StreamLost(Exception):  # noqa: N818 - callers retry after it; it is not shown to the user
+    """The connection has ended or cannot be used any more, so the caller has to try another connection."""
 
 
 class StreamFrameError(StreamLost):
@@ -81,11 +82,11 @@ class FieldReader:
         self._data, self._at = data, 0
 
     def raw(self, size: int) -> bytes:
-        """Take the next `size` bytes. Raise a StreamFrameError if fewer bytes are left in the frame."""
+        """Return the next `size` bytes. Raise a StreamFrameError if the frame has fewer remaining bytes."""
         end = self._at + size
         if end > len(self._data):
             raise StreamFrameError(
-                f"a frame of {len(self._data)} bytes has fewer than {size} bytes from byte {self._at} on"
+                f"a frame of {len(self._data)} bytes is cut off: it should have {size} bytes from byte {self._at} on"
             )
         found, self._at = self._data[self._at : end], end
         return found
@@ -103,14 +104,14 @@ class FieldReader:
         return self._number(8, signed=True)
 
     def text(self) -> str:
-        """Read a string. A null string counts as empty."""
+        """Read a string. For a null string, return an empty string."""
         size = self._number(2, signed=True)
         return self.raw(size).decode("utf-8", "backslashreplace") if size > 0 else ""
 
     def array(self, item: Callable[[], T]) -> list[T]:
-        """Read an array; `item` reads one item."""
+        """Read an array, and call `item` to read each of its items."""
         return [item() for _ in range(max(0, self._number(4, signed=True)))]
 
     def pairs(self) -> dict[str, str]:
-        """Read an array of names and values."""
+        """Read an array of names with their values."""
         return dict(self.array(lambda: (self.text(), self.text())))

@@ -1,10 +1,11 @@
-"""The offset of a stream query in Spark's log, and positions in options.
+"""Encodes the offset of a stream query for Spark's offset log, and parses options with offsets or times by partition.
 
-An offset is one JSON object: ``{"v": 1, "of": "streams 'orders' in virtual host '/'", "at": {"orders-0": {"next": 500,
-"last": [480, timestamp, epoch, crc], "first": [0, …]}}}``. ``next`` is the offset after the last record read. ``last``
-is the identity of the chunk with that record. ``first`` is the identity of the chunk that was the stream's first chunk
-when the offset was recorded. No other stream of this name has these chunks. ``last`` and ``first`` are null if there
-was no chunk. Partitions are sorted by name, because Spark compares offsets as text.
+Spark's offset is one JSON object: ``{"v": 1, "of": "streams 'orders' in virtual host '/'", "at": {"orders-0": {"next":
+500, "last": [480, timestamp, epoch, crc], "first": [0, …]}}}``. It has a position for each partition. ``next`` is the
+stream's offset after the last record read. ``last`` is the identity of the chunk with that record, and ``first`` is the
+identity of the chunk that was the stream's first chunk when the offset was recorded; each is null if there was no such
+chunk. These identities tell the stream from a later stream with the same name. Partitions are sorted by name, because
+Spark compares offsets as text.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ __all__ = ["EARLIEST", "LATEST", "StreamPosition", "decode", "encode", "parse_pl
 
 _VERSION = 1
 _OFFSET_MAX = 2**63 - 1
-#: As in Spark's Kafka source.
+#: Numbers in options that stand for the start and the end of a partition, as in Spark's Kafka source.
 EARLIEST, LATEST = -2, -1
 
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """A position in one partition.
+    """A position in one partition, before the record with offset `next`.
 
     Attributes:
         next: offset of the record after the position.
-        last: the chunk with the record before the position; None if unknown.
-        first: the stream's first chunk when the position was recorded; None if the stream had no chunk.
+        last: identity of the chunk with the record before the position; None if unknown.
+        first: identity of the stream's first chunk when the position was recorded; None if the stream had no chunk.
     """
 
     next: int
@@ -41,7 +42,12 @@ class StreamPosition:
 
 
 def encode(of: str, places: Mapping[str, StreamPosition]) -> dict[str, Any]:
-    """Encode the positions of all partitions as an offset of the query that reads `of`."""
+    """Encode the positions of all partitions as an offset for Spark.
+
+    Args:
+        of: the query's streams, as :attr:`.StreamSettings.of` names them.
+        places: the position in each partition.
+    """
     at = {
         name: {"next": place.next, "last": place.last and list(place.last), "first": place.first and list(place.first)}
         for name, place in sorted(places.items())
@@ -50,7 +56,11 @@ def encode(of: str, places: Mapping[str, StreamPosition]) -> dict[str, Any]:
 
 
 def decode(of: str, offset: Any) -> dict[str, StreamPosition]:
-    """Return the positions in an offset.
+    """Return the position in each partition from an offset that Spark passes.
+
+    Args:
+        of: the query's streams, as :attr:`.StreamSettings.of` names them.
+        offset: the offset, which may come from a checkpoint.
 
     Raises:
         CheckpointError: the offset has another version, or belongs to another query.
@@ -92,10 +102,12 @@ def _is_offset(value: object) -> bool:
 
 
 def parse_places(option: str, text: str) -> dict[str, int]:
-    """Parse an option with offsets or times by partition: JSON, with -2 for the earliest and -1 for the latest.
+    """Parse an option with offsets or times by partition.
+
+    The text is JSON such as `{"events": 500}`. Value -2 stands for the start of the partition and -1 for its end.
 
     Raises:
-        OptionError: the text is not of this form.
+        OptionError: the text does not have this form.
     """
     accepted = 'accepted is JSON that maps partitions to whole numbers, such as {"events": 500}'
     try:

@@ -1,8 +1,10 @@
-"""The driver's side: starts and ends of epochs, and the ranges that tasks read. No payload passes through here.
+"""Plans stream queries on the driver: starts and ends of epochs, and the ranges of offsets that tasks read.
 
-A *place* is a position in one partition: the start or the logged end of an epoch, or the bound of a run.
-:func:`.resume` decides what has become of a place since it was read. An epoch ends at the end of a committed chunk. The
-epoch's offset has the chunk's identity, and tasks compare the chunk that they read with that identity.
+The driver does not read the messages themselves; the tasks do. In this module, a *place* is a position in one
+partition: the start of an epoch, its end as Spark has logged it, or the end of a run with `Trigger.AvailableNow`. As a
+stream may be deleted, truncated or rewritten after a place was recorded, :func:`.resume` compares the place with the
+stream. An epoch ends at the end of a committed chunk. Spark's offset contains the identity of this chunk, and tasks
+compare the chunk that they read with it.
 """
 
 from __future__ import annotations
@@ -31,14 +33,14 @@ T = TypeVar("T")
 
 _log = logging.getLogger("pyspark_mq")
 
-#: Spark polls an idle query every ten milliseconds; partitions and leaders are refreshed at this interval.
+#: Shortest time between two refreshes of partitions and leaders. Spark asks an idle query for new data every 10 ms.
 _TOPOLOGY_S = 1.0
-#: How long the first search for the end of a partition waits for unreachable members.
+#: How long the first search for the end of a partition waits for members that cannot be reached.
 _SOON_S = 10.0
-#: Planning attempts if a stream disappears meanwhile.
+#: How many times planning is tried if streams disappear meanwhile.
 _TRIES = 3
-#: Log lines about a place. {0} is the offset at which reading continues, {1} the offset before {0}, {2} the place's
-#: offset.
+#: Texts of errors and warnings about a place. {0} is the offset at which reading continues, {1} the offset before {0},
+#: and {2} the offset of the place.
 _TEXTS = {
     Outcome.GONE: "offsets {2} to {1} are gone: retention removed them before they were read",
     Outcome.OTHER: "it was read up to offset {2}, but has been deleted and recreated since then: the new stream begins "
@@ -53,17 +55,19 @@ _TEXTS = {
 
 @dataclass
 class _Partition:
-    """Facts about a partition.
+    """The planner's knowledge about a partition, which is a stream or one of the streams of a super stream.
 
     Attributes:
-        of: name of the stream or of its super stream.
+        of: the name that the query reads: of the stream itself or of its super stream.
+        members: the nodes with a copy of the partition, the leader first.
         there: whether the partition existed at the last refresh.
-        seen: the place examined since the last refresh, the stream's end, and the place's fate. A refresh discards
-            these three, because a re-created stream may have the same end as before.
-        planned: the last planned epoch: the start place, the offset at which the epoch begins, and the end place.
+        seen: result of the last comparison since the last refresh: the compared place, the stream's end at that time,
+            and the outcome. A refresh discards the result, because a re-created stream may have the same end as before.
+        planned: the last planned epoch: its start place, the offset at which its reading begins, and its end place.
         furthest: the furthest place that this process has used.
-        reported: losses reported so far, and the offset up to which each loss was counted.
-        bound: end of a run of `Trigger.AvailableNow`.
+        reported: losses reported so far, by place and outcome, with the offset up to which each loss was counted.
+        bound: end of a run of `Trigger.AvailableNow`; None before such a run.
+        backlog: number of offsets between the end of the last planned epoch and the end of the partition.
     """
 
     name: str
@@ -79,12 +83,12 @@ class _Partition:
 
 
 class Planner:
-    """Plans the epochs of one query. A planner is for one thread, and connects at the first call."""
+    """Plans the epochs of one query. A planner is used by one thread, and connects to the brokers at the first call."""
 
     def __init__(self, settings: StreamSettings) -> None:
         self._settings = settings
         self._access: Access | None = None
-        #: All partitions seen so far or in the checkpoint.
+        #: By name: all partitions that the broker has listed so far or that the checkpoint contains.
         self._partitions: dict[str, _Partition] = {}
         self._looked_s = float("-inf")
         self._bounded = False
@@ -100,7 +104,7 @@ class Planner:
         return [partition for partition in self._partitions.values() if partition.there]
 
     def _look(self) -> None:
-        """Refresh partitions and their members."""
+        """Ask the broker for the partitions and their members, unless this was done less than a second ago."""
         if time.monotonic() - self._looked_s < _TOPOLOGY_S:
             return
         limit_s = self._settings.endpoint.connect_timeout_s if self._access is None else None
@@ -118,7 +122,7 @@ class Planner:
     def _located(self, access: Access, name: str, limit_s: float | None) -> dict[str, list[Member]]:
         known = [partition for partition in self._partitions.values() if partition.of == name]
         members = [member for partition in known if partition.there for member in partition.members]
-        # Do not wait again for a stream that was already gone before.
+        # Do not wait again for a stream that was already missing at the last refresh.
         absent_s = 0.0 if known and not members else None
         try:
             return persistently(
@@ -126,25 +130,25 @@ class Planner:
             )
         except NoStream:
             if known:
-                return {}  # it existed before, so this is a loss, which is reported when its position is checked
+                return {}  # the stream existed before, so its messages are lost; the check of its place reports this
             raise DestinationError(
                 f"stream '{name}' does not exist in virtual host '{self._settings.virtual_host}', or is a queue "
                 "of another kind; correct option 'stream', or read a queue with 'queue' and amqp://"
             ) from None
 
     def _steadily(self, plan: Callable[[], T]) -> T:
-        """Return the result of `plan`. If a stream disappears meanwhile, plan again."""
+        """Call `plan` and return its result. If a stream disappears meanwhile, refresh the partitions and try again."""
         for _ in range(_TRIES):
             self._look()
             try:
                 return plan()
             except NoStream as missing:
                 gone, self._looked_s = missing.stream, float("-inf")
-        text = "the nodes list this stream, but answer requests about it by saying that it does not exist"
+        text = "the broker lists this stream, but answers requests about the stream with 'the stream does not exist'"
         raise loss(gone, text, fails=self._settings.fail_on_loss)
 
     def _ask(self, partition: _Partition, ask: Callable[[StreamConnection], T], limit_s: float | None = None) -> T:
-        """Ask the members of a partition in turn until a member answers."""
+        """Call `ask` with a connection to one member of a partition after another, until a call succeeds."""
         assert self._access is not None
         return persistently(self._access, partition.members, ask, f"stream '{partition.name}'", limit_s=limit_s)
 
@@ -153,7 +157,10 @@ class Planner:
         return Copy(connection, partition.name, known, patient=partition.furthest is None)
 
     def _see(self, partition: _Partition, place: StreamPosition) -> Found:
-        """Find the fate of a place. Ask one member, and ask all members unless that member has the place unchanged."""
+        """Compare a place with the stream, and return what has become of the place.
+
+        If one member's copy still has the place unchanged, this settles it. Otherwise all members are compared, twice.
+        """
 
         def look(connection: StreamConnection) -> Found:
             assert self._access is not None
@@ -166,7 +173,7 @@ class Planner:
                     copies = ([Copy(one, partition.name) for one in connections] for _ in range(2))
                     found, again = (resume(place, some) for some in copies)
                     if found[:2] != again[:2]:
-                        text = f"two reads disagree about what became of offset {place.next}"
+                        text = f"two comparisons of offset {place.next} with the stream have different outcomes"
                         raise StreamLost(f"stream '{partition.name}': {text}")
             partition.seen = place, copy.end, found
             return found
@@ -176,9 +183,10 @@ class Planner:
         return found
 
     def _end(self, partition: _Partition) -> StreamPosition:
-        """Return the committed end of an unread partition. If all members can be reached soon, the furthest end counts.
+        """Return the committed end of a partition that was not read yet.
 
-        Otherwise the end that one member reports is returned.
+        If all members can be reached soon, this is the end of the newest copy. Otherwise it is the end of the copy of
+        the first member that answers.
         """
 
         def furthest(connection: StreamConnection) -> StreamPosition:
@@ -195,14 +203,14 @@ class Planner:
     # -- starts
 
     def initial(self) -> dict[str, Any]:
-        """Return the offset at which a new query starts."""
+        """Return the offset at which a new query starts, encoded for Spark. Option `startingOffsets` determines it."""
         places = self._steadily(lambda: self._resolved("startingOffsets", self._settings.starting))
         for name, place in places.items():
             self._at(name).furthest = place
         return encode(self._settings.of, places)
 
     def batch(self) -> list[Range]:
-        """Return the tasks of a batch from `startingOffsets` to `endingOffsets`."""
+        """Return the ranges of offsets that the tasks of a batch query read, `startingOffsets` to `endingOffsets`."""
         return self._steadily(self._batch)
 
     def _batch(self) -> list[Range]:
@@ -229,13 +237,13 @@ class Planner:
         copy = self._copy(partition, connection)
         end = copy.end_after(None)
         if copy.is_cut and option == "endingOffsets":
-            # No later batch would read messages that are left out here.
+            # A batch query omits the messages after a damaged chunk for good, so look for an intact copy.
             with everywhere(self._access, connection.members(name)) as connections:
                 copy = max([Copy(one, name) for one in connections], key=newest)
                 end = copy.end_after(None)
             if copy.is_cut:
                 self._note_loss(
-                    partition, f"the last chunk is damaged: messages after offset {end.next - 1} are left out", 0
+                    partition, f"the last chunk is damaged: messages after offset {end.next - 1} are not read", 0
                 )
         since_ms = (where.times_ms or {}).get(name, where.since_ms)
         offset = (where.offsets or {}).get(name, where.offset)
@@ -263,14 +271,19 @@ class Planner:
     # -- epochs
 
     def bound(self) -> None:
-        """Set the ends of a run of `Trigger.AvailableNow` to the present ends of all partitions."""
+        """Begin a run of `Trigger.AvailableNow`: the run ends at the current ends of all partitions."""
         self._looked_s = float("-inf")
         for partition, end in self._steadily(lambda: [(one, self._end(one)) for one in self._there()]):
             partition.bound = end
         self._bounded = True
 
     def latest(self, start: dict[str, Any], *, limited: bool = True) -> dict[str, Any]:
-        """Return the end of the next epoch, or `start` itself if there is nothing to read."""
+        """Return the end of the next epoch, encoded for Spark, or `start` itself if there is no epoch to plan yet.
+
+        Args:
+            start: the start of the epoch, encoded.
+            limited: whether option `maxOffsetsPerTrigger` applies.
+        """
         return self._steadily(lambda: self._latest(start, limited=limited))
 
     def _latest(self, start: dict[str, Any], *, limited: bool) -> dict[str, Any]:
@@ -301,11 +314,16 @@ class Planner:
             partition.planned = before[partition.name], begin, place
             partition.backlog = end.next - place.next
             self._planned += max(0, place.next - begin)
-        # A missing partition keeps its place, so that it is not read twice if it was just not listed for a while.
+        # A partition that the broker does not list keeps its place. If the partition is listed again later, it is then
+        # not read a second time.
         return encode(self._settings.of, before | after)
 
     def _bound_of(self, partition: _Partition, found: Found) -> StreamPosition:
-        """Return the end of a bounded run. If the stream no longer has the bound, the bound is replaced first."""
+        """Return the position up to which an epoch of a run of `Trigger.AvailableNow` may read.
+
+        If the stream no longer contains the recorded end of the run, because it was truncated or re-created, the
+        stream's current end becomes the end of the run.
+        """
         assert partition.bound is not None
         is_kept = found.outcome in {Outcome.SAME, Outcome.NOT_YET}
         if is_kept and partition.bound.next < found.end.next:
@@ -332,13 +350,17 @@ class Planner:
     def _judged(
         self, partition: _Partition, place: StreamPosition, found: Found, end: int | None = None, gone: int = 0
     ) -> int:
-        """Report the fate of a place, and return the offset at which reading continues.
-
-        A loss raises a DataLossError unless the options accept loss.
+        """Report a loss at a place, if there is any, and return the offset at which reading continues.
 
         Args:
-            end: end of an epoch. Messages after this end that retention removed count with the next epoch.
-            gone: how many planned offsets before the place are gone.
+            place: the place.
+            found: the result of the comparison of the place with the stream.
+            end: offset at which the epoch ends. Of the messages that retention removed, those after the end are counted
+                with the next epoch.
+            gone: how many planned offsets before the place no longer exist.
+
+        Raises:
+            DataLossError: messages are lost, and option `failOnDataLoss` is true.
         """
         begin, outcome = found.begin, found.outcome
         if outcome in _TEXTS and (begin > place.next or outcome is not Outcome.GONE):
@@ -355,7 +377,7 @@ class Planner:
         begin: int,
         gone: int = 0,
     ) -> None:
-        """Report a loss once for each place. If a loss to retention grows, report and count the further messages."""
+        """Report a loss once for each place. If retention later removes further messages, report and count these."""
         counted = partition.reported.get((place, outcome))
         if outcome is Outcome.GONE:
             gone = max(0, begin - (place.next if counted is None else counted))
@@ -374,7 +396,12 @@ class Planner:
     # -- tasks
 
     def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
-        """Cut an epoch into the ranges of its tasks."""
+        """Divide an epoch into the ranges of offsets that its tasks read.
+
+        Args:
+            start: the epoch's start, encoded.
+            end: the epoch's end, encoded.
+        """
         if start == end:
             return []
         return self._steadily(lambda: self._ranges(decode(self._settings.of, start), decode(self._settings.of, end)))
@@ -386,7 +413,7 @@ class Planner:
             if start == end:
                 continue
             if not partition.there:
-                text = f"it was deleted; offsets from {start.next} on were planned"
+                text = f"it was deleted before the planned offsets from {start.next} on were read"
                 self._note_loss(partition, text, end.next - start.next)
             elif partition.planned is not None and partition.planned[::2] == (start, end):
                 planned.append((partition, partition.planned[1], end))
@@ -395,7 +422,11 @@ class Planner:
         return self._split(planned)
 
     def _logged(self, partition: _Partition, start: StreamPosition, end: StreamPosition) -> tuple[int, StreamPosition]:
-        """Return the start offset and the end of an epoch that this process knows only from Spark's log."""
+        """Check an epoch that Spark has read from its log, as a former process planned the epoch.
+
+        Returns:
+            the offset at which reading begins, and the position at which the epoch ends.
+        """
         found = self._see(partition, start)
         begin = self._judged(partition, start, found, end.next)
         partition.furthest = end
@@ -423,7 +454,7 @@ class Planner:
         return found
 
     def report(self) -> dict[str, Any]:
-        """Return the counters for the query's progress, with the names that the counters of queues have."""
+        """Return the counters that are shown in the query's progress, with the same names as the counters of queues."""
         backlog = {partition.name: partition.backlog for partition in self._there()}
         return {
             "reads": self._settings.of,

@@ -1,18 +1,19 @@
-"""A range of offsets of one partition, which is read as a whole or not at all.
+"""Reads a range of offsets of one partition in a task. The range is read as a whole, or the task fails.
 
 A task emits exactly the records of its range, so a retry emits the same records. Four rules ensure this:
 
 1. The task subscribes to chunks of all kinds. They must follow each other without a gap, with valid headers and CRCs.
-2. A gap or a broken chunk is accepted only after each member in Metadata has shown the gap or the chunk three times, on
-   separate connections, because each member has its own retention.
+2. If offsets are missing or a chunk is damaged, the task skips them only after each of the stream's members has shown
+   this three times, on separate connections. Each member applies retention by itself, so another member may still have
+   the offsets.
 3. No chunk may have a later epoch than the chunk at the end of the range, and this end chunk must be the planned chunk.
-   A re-created stream never turns back into the old stream, so everything read before the end chunk is from the same
-   stream.
+   If the stream had been deleted and re-created during the read, the end chunk would be from the new stream. So if the
+   end chunk is as planned, everything before it is from the planned stream, too.
 4. If a connection is lost between two chunks, another connection, perhaps to another member, continues at the next
    offset.
 
-A member whose end is below the range proves nothing: the task waits, and fails only after it has made no progress for
-`reconnectTimeout`.
+If a member's copy ends before the range, this does not prove a loss, because the member may just lag behind. The task
+waits, and fails only after it has made no progress for `reconnectTimeout`.
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ __all__ = ["Part", "Range", "loss", "read_range"]
 
 _log = logging.getLogger("pyspark_mq")
 
-#: Longest silence of the first subscription; doubled for each further subscription.
+#: How many seconds the first subscription waits for a chunk; each further subscription waits twice as long.
 _WAIT_S = 5.0
-#: How often each member must show a gap, a broken chunk or another stream before the task accepts that.
+#: How often each member must show a gap, a damaged chunk or a differing chunk before the task accepts this as true.
 _TRIES = 3
-#: Most chunks in flight: enough even if each chunk has one message, and so few that little is wasted after the end.
+#: Maximum number of chunks in flight. This is enough for good speed even if each chunk has one message. A larger number
+#: would deliver many chunks after the end of the range, which are discarded.
 _CHUNKS_MAX = 64
 
 
@@ -48,9 +50,13 @@ class Range:
     """Offsets of a stream from `begin` to before `end`, read by one task.
 
     Attributes:
-        name: name of the stream or of its super stream.
-        proof: the last chunk of the epoch, or the chunk with record `end - 1`; None if unknown.
-        turn: index of the first member to try.
+        stream: name of the stream, which may be a partition of a super stream.
+        name: the name that the query reads: of the stream itself or of its super stream.
+        proof: identity of the last chunk of the epoch, or of the chunk with record `end - 1`; None if unknown.
+        members: the nodes with a copy of the stream.
+        access: login and settings for connections to these nodes.
+        fail_on_loss: value of option `failOnDataLoss`.
+        turn: index of the member to try first, so that tasks are distributed over the members.
     """
 
     stream: str
@@ -68,7 +74,7 @@ class Range:
 
 
 class Part(NamedTuple):
-    """Records of a checked chunk, from `low` to before `high`."""
+    """The records of a checked chunk that belong to the range: those with an index from `low` to before `high`."""
 
     chunk: Chunk
     entries: list[Entry]
@@ -77,11 +83,13 @@ class Part(NamedTuple):
 
 
 def loss(stream: str, text: str, *, fails: bool = True) -> DataLossError:
-    """Return the error for messages missing from a stream.
+    """Return the error for messages that are missing from a stream.
 
     Args:
-        fails: whether `failOnDataLoss` is on. If the option is off, a restarted query resumes with the remaining
-            messages.
+        stream: name of the stream.
+        text: description of the loss.
+        fails: value of option `failOnDataLoss`. The error advises to set the option to false if it is true, and
+            to restart the query otherwise.
     """
     advice = "Restart the query: it then reads the messages that the stream has now"
     if fails:
@@ -90,12 +98,12 @@ def loss(stream: str, text: str, *, fails: bool = True) -> DataLossError:
 
 
 def read_range(wanted: Range) -> Iterator[Part]:
-    """Read a range, over as many connections as needed.
+    """Read the records of a range, over as many connections as needed.
 
     Raises:
-        DataLossError: records are missing, or differ from the planned records.
-        RefusedError: nodes have refused the login, or TLS, for `reconnectTimeout`.
-        BrokerUnavailableError: there was no progress for `reconnectTimeout`.
+        DataLossError: records are missing and `failOnDataLoss` is true, or chunks differ from the planned chunks.
+        RefusedError: nodes have refused the login or TLS certificate for `reconnectTimeout`.
+        BrokerUnavailableError: no further record could be read for `reconnectTimeout`.
     """
     yield from _RangeReader(wanted).parts()
 
@@ -106,7 +114,8 @@ class _RangeReader:
         self._proved = wanted.proof is None
         what = lambda: f"{wanted}: no progress at offset {self._next}"  # noqa: E731
         self._attempts = Attempts(wanted.access, wanted.members, what, turn=wanted.turn)
-        #: For each member that lacks the next offset: the offsets at which that member continues, with the reasons.
+        #: For each member that does not have the next offset: one entry for each attempt, with the offset at which the
+        #: member continues and the reason.
         self._lacking: dict[Member, list[tuple[int, str]]] = defaultdict(list)
         self._others = 0
         self._get_to(wanted.begin)
@@ -142,8 +151,8 @@ class _RangeReader:
                     after = chunk.end
                     entries = self._checked(chunk)
                 except ChunkError as wrong:
-                    # The next chunk shows where the broken chunk ends.
-                    broken = broken or f"no member has a good chunk for offset {self._next}: {wrong}"
+                    # Continue with the next chunk, as its first offset shows where the damaged chunk ends.
+                    broken = broken or f"no member has an intact chunk with offset {self._next}: {wrong}"
                     self._wait(begun, broken)
                     subscription.want(1)
                     continue
@@ -155,10 +164,10 @@ class _RangeReader:
                     )
                 left = wanted.end - chunk.end
                 if left > 0:
-                    # Estimated from the remaining records: chunks after the range would be wasted.
+                    # Estimate the number of chunks from the remaining records, as chunks after the range are discarded.
                     subscription.want(min(_CHUNKS_MAX, left // max(1, chunk.records) + 1))
                 if chunk.end <= self._next:
-                    # A lagging member begins with earlier chunks.
+                    # A member that lags behind begins with earlier chunks.
                     self._wait(begun, f"{connection.place} has only reached offset {chunk.first}")
                     continue
                 if chunk.first > self._next:
@@ -170,32 +179,40 @@ class _RangeReader:
                 low, high = self._next - chunk.first, min(wanted.end, chunk.end) - chunk.first
                 if chunk.user:
                     yield Part(chunk, entries, low, high)
-                # The consumer of the rows may have taken long: restart the clock.
+                # Spark may have taken long to process the rows, so restart the time limits.
                 self._get_to(chunk.first + high)
                 begun, broken = time.monotonic(), ""
 
     def _checked(self, chunk: Chunk) -> list[Entry]:
         if chunk.first < self._next < chunk.end and self._next > self._wanted.begin:
-            raise ChunkError(f"the chunk at offset {chunk.first} begins within the one before it")
+            raise ChunkError(f"the chunk at offset {chunk.first} begins within the previous chunk")
         return chunk.check()
 
     def _wait(self, since_s: float, text: str) -> None:
-        """Leave a member that has sent no useful chunk for too long. The next member is given more time."""
+        """If a member has sent no useful chunk since `since_s` for too long, raise StreamLost to try the next member.
+
+        The next member gets more time.
+        """
         if time.monotonic() - since_s > self._wait_s:
             self._wait_s = max(_WAIT_S, min(2 * self._wait_s, self._attempts.left_s))
             raise StreamLost(
-                f"{text}; if the end of the stream was lost, this will be noticed when the next message is published"
+                f"{text}; if the end of the stream is lost, the query will notice this when the next message is "
+                "published"
             )
 
     def _gap(self, connection: StreamConnection, chunk: Chunk) -> str:
         if connection.stats(self._wanted.stream)["first_chunk_id"] > self._next:
             return "retention removed them"
-        return f"no member has them, and all have offset {chunk.first}"
+        return f"no member has these offsets, but all members have offset {chunk.first}"
 
     def _lacks(self, connection: StreamConnection, after: int, reason: str) -> NoReturn:
-        """Record that a member lacks the next offset, and at which offset the member continues.
+        """Note that a member does not have the next offset, and raise StreamLost to try another member.
 
-        If all members lack the next offset, skip the missing offsets.
+        If each member has shown this often enough, skip the missing offsets.
+
+        Args:
+            after: the offset at which the member continues.
+            reason: why the offsets before `after` are missing.
         """
         self._lacking[connection.advertised].append((after, reason))
         named = connection.members(self._wanted.stream)
@@ -204,11 +221,14 @@ class _RangeReader:
         raise StreamLost(f"{connection.place} continues at offset {after}: {reason}")
 
     def _skip(self, after: int, reason: str) -> None:
-        """Skip the offsets before `after` as lost. Raise a DataLossError unless the options accept the loss."""
+        """Treat the offsets before `after` as lost and skip them.
+
+        If `failOnDataLoss` is true, raise a DataLossError.
+        """
         wanted, end = self._wanted, min(after, self._wanted.end)
         text = f"offsets {self._next} to {end - 1} are gone: {reason}"
         if self._next >= wanted.end:
-            text = f"offsets {wanted.begin} to {end - 1} cannot be compared with the plan: {reason}"
+            text = f"offsets {wanted.begin} to {end - 1} cannot be verified against the planned chunk: {reason}"
         if wanted.fail_on_loss:
             raise loss(wanted.stream, text)
         _log.warning(
@@ -218,15 +238,21 @@ class _RangeReader:
         self._proved = self._proved or wanted.proof is None or wanted.proof.chunk < after
 
     def _prove(self, connection: StreamConnection, chunk: Chunk, proof: ChunkIdentity) -> None:
-        """Compare the chunk at the end of the range with the planned chunk."""
+        """Check that the chunk at the end of the range is the planned chunk, whose identity is `proof`."""
         if chunk.first > proof.chunk:
-            self._lacks(connection, chunk.first, "retention removed the end")
+            self._lacks(connection, chunk.first, "retention removed the chunk at the end of the range")
         if chunk.identity != proof:
             self._differs(f"is {chunk.identity} instead of {proof}")
         self._proved = True
 
     def _differs(self, text: str) -> NoReturn:
-        """Have a differing chunk read again. Raise a DataLossError if the chunk keeps differing."""
+        """Handle a chunk that differs from the plan: raise StreamLost, so that the chunk is read again.
+
+        If this has happened several times, raise a DataLossError instead.
+
+        Args:
+            text: how the chunk differs.
+        """
         self._others += 1
         if self._others >= _TRIES * max(1, len(self._wanted.members)):
             text = f"a chunk from offset {self._next} on is not the planned chunk: it {text}"

@@ -1,11 +1,14 @@
-"""The rule for resuming a stream. It derives the fate of a position from the members' copies of the stream. Pure.
+"""Decides where to resume reading a stream, by comparing a recorded position with the members' copies of the stream.
 
-Only chunk identities prove a loss. A time or a lower end proves nothing: after an election a leader correctly reports
-a lower end until replicas have acknowledged again (``osiris_writer:handle_continue``), and replicas lag.
+Meanwhile retention may have removed messages, or the stream may have been truncated, or deleted and re-created. Only
+the identities of chunks prove this. A stream that now ends before the position is not a proof: after an election a
+leader reports an earlier end until replicas have acknowledged again (``osiris_writer:handle_continue``), and replicas
+lag behind.
 
-Epochs never decrease along a log, and increase with each election. But a restored backup repeats epoch numbers, and
-clocks differ. So chunk B is newer than chunk A if B's epoch or B's time is later. If B's epoch is earlier, B's time
-must be later by more than clocks may differ.
+In this module, *epoch* is the broker's count of elections. Epochs never decrease along a stream, and increase with each
+election. But a restored backup repeats epoch numbers, and the clocks of nodes differ. So chunk B counts as newer than
+chunk A if B's epoch is later, or if B's time is later: for the same epoch by any difference, and for an earlier epoch
+by more than the clocks may differ.
 """
 
 from __future__ import annotations
@@ -22,32 +25,35 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "Outcome", "newest", "resume", "unchanged"]
 
-#: Largest difference between two leaders' clocks; a smaller difference between two times proves nothing.
+#: Largest expected difference between the clocks of two leaders. By a smaller difference between the times of two
+#: chunks it cannot be decided which chunk is newer.
 _CLOCKS_MS = 5_000
 
 
 class Outcome(Enum):
-    """Fate of a position."""
+    """What has become of a recorded position since it was recorded."""
 
     SAME = auto()
-    #: Retention removed the chunk before the position, on all members.
+    #: Retention has removed the chunk before the position on all members.
     GONE = auto()
-    #: Another stream has this name now.
+    #: The stream was deleted, and another stream has its name now.
     OTHER = auto()
     #: Chunks before the position were replaced, from a known offset on (CUT) or from an unknown offset on (AGAIN).
     CUT, AGAIN = auto(), auto()
-    #: No member has reached the position. Lag and truncation look alike until the next publish.
+    #: No member's copy reaches the position. The members may lag or the stream may be truncated; until the next message
+    #: is published, this cannot be decided.
     NOT_YET = auto()
 
 
 class Found(NamedTuple):
-    """Fate of a position, and where to resume.
+    """Result of the comparison of a recorded position with a stream.
 
     Attributes:
-        begin: offset to resume at.
-        end: position after the stream's last chunk; the examined position if there is nothing to read.
-        stop: new end for an epoch whose logged end is the examined position. The new end is before the replaced chunks,
-            and the next epoch reads those chunks.
+        outcome: what has become of the position.
+        begin: offset at which reading resumes.
+        end: position after the stream's last chunk; the recorded position if there is nothing to read.
+        stop: where an epoch ends whose logged end is the recorded position. If chunks before that end were replaced,
+            the epoch ends before these chunks, and the next epoch reads them.
     """
 
     outcome: Outcome
@@ -57,10 +63,11 @@ class Found(NamedTuple):
 
 
 def unchanged(place: StreamPosition, view: Copy) -> Found | None:
-    """Return the fate `SAME` if a member's copy still has the chunk before a position. Otherwise return None.
+    """Return a result with outcome `SAME` if a member's copy still has the position unchanged. Otherwise return None.
 
-    If the position does not name the chunk before it, the copy must have the stream's first chunk instead. If the
-    position does not name that chunk either, the copy must not begin after the position.
+    The position is unchanged if the copy has the chunk before the position (`last`). If that chunk is unknown, the copy
+    must have the chunk that was the stream's first chunk (`first`). If that chunk is unknown, too, the copy must not
+    begin after the position.
     """
     mark = place.last or place.first
     if mark is None:
@@ -71,12 +78,23 @@ def unchanged(place: StreamPosition, view: Copy) -> Found | None:
 
 
 def newest(view: Copy) -> tuple[int, int]:
-    """Return the key by which leaders are elected: a copy's epoch, then the offset at the copy's end."""
+    """Return a sort key, which is larger for a newer copy: the epoch of its last chunk, then the offset at its end.
+
+    The broker elects a leader by the same key.
+    """
     return (view.end.last.epoch if view.end.last else -1, view.end.next)
 
 
 def resume(place: StreamPosition, views: Sequence[Copy]) -> Found:
-    """Decide the fate of a position from all members' copies."""
+    """Compare a recorded position with all members' copies of the stream.
+
+    Args:
+        place: the recorded position.
+        views: the copies of all members.
+
+    Returns:
+        what has become of the position, and where to resume.
+    """
     ranked = sorted(views, key=newest, reverse=True)
     for view in ranked:
         if (found := unchanged(place, view)) is not None:
@@ -93,9 +111,15 @@ def resume(place: StreamPosition, views: Sequence[Copy]) -> Found:
 
 
 def _replaced(place: StreamPosition, mark: ChunkIdentity, ranked: Sequence[Copy]) -> Found:
-    """Find the offset from which a stream differs from what was read. No member has the position unchanged."""
+    """Find the offset from which a stream differs from the stream that was read.
+
+    Args:
+        place: the recorded position, which is not unchanged on any member.
+        mark: the chunk by which the position was compared.
+        ranked: the copies of all members, the newest first.
+    """
     view, head = ranked[0], ranked[0].chunk(0)
-    # Each member has its own retention, so other members may have more of the same stream.
+    # Each member applies retention by itself, so another member may still have earlier chunks of the same stream.
     alike = [one for one in ranked if one.end.next > head.first and one.chunk(head.first) == head]
     most = min(alike, key=lambda one: one.chunk(0).first)
 
@@ -119,7 +143,11 @@ def _replaced(place: StreamPosition, mark: ChunkIdentity, ranked: Sequence[Copy]
 
 
 def _first_of(chunk_at: Callable[[int], Chunk], low: int, high: int, is_newer: Callable[[Chunk], bool]) -> int:
-    """Return the start of the first newer chunk, or `high` if there is no newer chunk before offset `high`."""
+    """Search offsets `low` to `high` for the first chunk for which `is_newer` is true.
+
+    Returns:
+        the chunk's first offset, or `high` if there is no such chunk.
+    """
     while low < high:
         chunk = chunk_at((low + high) // 2)
         if is_newer(chunk):
@@ -134,6 +162,6 @@ def _found(outcome: Outcome, place: StreamPosition, begin: int, view: Copy) -> F
     if outcome in {Outcome.CUT, Outcome.AGAIN} and begin > 0:
         before = view.chunk(begin - 1)
         stop = StreamPosition(begin, before.identity if before.first < begin else None) if begin < place.next else place
-    # The first chunk of another stream says nothing about the first chunk of this stream.
+    # Unless the stream is the same, its first chunk has to be read again.
     first = place.first if outcome is Outcome.SAME else None
     return Found(outcome, begin, view.end_after(first) if view.end.next > begin else place, stop)

@@ -1,4 +1,4 @@
-"""Record batches of a range: chunks are collected and decoded together."""
+"""Makes Arrow record batches from the chunks of a range. Several chunks are decoded together, which is faster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyspark_mq.streams.ranges import Part, Range, read_range
 
 __all__ = ["range_batches"]
 
-#: Most bytes and records of a batch. A single record may make the batch larger.
+#: A batch ends as soon as it has this number of bytes or records, so its last record may make it larger.
 _BATCH_BYTES, _BATCH_RECORDS = 4 << 20, 20_000
 _log = logging.getLogger("pyspark_mq")
 _reader = SectionReader(counts_acquirers=False, names_annotations=True)
@@ -28,12 +28,14 @@ _reader = SectionReader(counts_acquirers=False, names_annotations=True)
 def range_batches(
     wanted: Range, schema: pa.Schema, *, unreadable: str, max_entry_bytes: int = ENTRY_BYTES_MAX
 ) -> Iterator[pa.RecordBatch]:
-    """Read a range as record batches.
+    """Read a range of a stream as Arrow record batches.
 
     Args:
-        schema: the columns.
-        unreadable: what to do with an unreadable message or packed entry: `fail`, `row` or `reject`.
-        max_entry_bytes: most bytes of an unpacked entry. A larger entry is unreadable.
+        wanted: the range.
+        schema: the columns of the record batches.
+        unreadable: what to do with an unreadable message or packed entry: `fail`, `row` or `reject`, as for option
+            `onUnreadableMessage`.
+        max_entry_bytes: maximum size of an unpacked entry. A larger entry counts as unreadable.
 
     Raises:
         MessageError: a message is unreadable, and `unreadable` is `fail`. See also :func:`read_range`.
@@ -44,10 +46,14 @@ def range_batches(
 
 
 class _Piece(NamedTuple):
-    """Consecutive records of a chunk, in one piece of memory.
+    """Consecutive records of a chunk, whose bytes are in one buffer. An unreadable packed entry is one record.
 
     Attributes:
-        first: offset of the first record.
+        first: offset of the first record in the stream.
+        timestamp_ms: time of the chunk.
+        data: the buffer.
+        begins: array with the position in the buffer at which each record begins.
+        ends: array with the position in the buffer at which each record ends.
         broken: why a packed entry is unreadable; empty for readable records.
     """
 
@@ -70,7 +76,7 @@ def _pieces(part: Part, max_entry_bytes: int) -> Iterator[_Piece]:
                 edges = np.array(begins[max(low - first, 0) : high - first + 1], np.int64)
                 yield from _slices(max(low, first), time_ms, data, edges)
             except ChunkError as wrong:
-                # Only the task that reads the entry's first offset reports the entry.
+                # Several tasks may read parts of the entry. Only the task that reads its first offset reports it.
                 if low <= first:
                     text = f"the packed entry with offsets {first} to {end - 1}: {wrong}"
                     yield _Piece(first, time_ms, entry.data, np.array([0]), np.array([len(entry.data)]), text)
@@ -91,7 +97,7 @@ def _slices(first: int, time_ms: int, data: bytes, edges: Any) -> Iterator[_Piec
 
 
 def _together(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    """Group pieces into batches, and yield the pieces of each batch. A broken piece is a batch of its own."""
+    """Group pieces into batches, and yield the pieces of each batch. An unreadable entry is a batch of its own."""
     held: list[_Piece] = []
     size = records = 0
     for piece in pieces:
@@ -125,9 +131,9 @@ def _batch(wanted: Range, schema: pa.Schema, pieces: Sequence[_Piece], unreadabl
             f"decoded, the first at offset {offsets[bad[0].tag]}: {broken or bad[0].error}"
         )
         if unreadable == "fail":
-            advice = "'row' to get their bytes as rows, or to 'reject' to leave them out"
+            advice = "'row' to get the messages' bytes as rows, or to 'reject' to omit these messages"
             raise MessageError(f"{text}. Set 'onUnreadableMessage' to {advice}")
-        _log.error("%s. These messages are left out, because 'onUnreadableMessage' is 'reject'", text)
+        _log.error("%s. The query omits these messages, because 'onUnreadableMessage' is 'reject'", text)
     if "chunkTimestamp" in schema.names:
         times = np.repeat(np.array([piece.timestamp_ms * 1000 for piece in pieces], np.int64), counts)
         columns["chunkTimestamp"] = pa.array(times).cast(TIMESTAMP)
@@ -144,7 +150,7 @@ def _batch(wanted: Range, schema: pa.Schema, pieces: Sequence[_Piece], unreadabl
 
 
 def _messages(pieces: Sequence[_Piece]) -> Messages:
-    """Return the records of pieces, concatenated."""
+    """Concatenate the records of several pieces into the form that the decoder reads."""
     shifts = accumulate((len(piece.data) for piece in pieces[:-1]), initial=0)
     spans = [(piece.begins + shift, piece.ends + shift) for piece, shift in zip(pieces, shifts, strict=True)]
     begins, ends = (np.concatenate(edges) for edges in zip(*spans, strict=True))

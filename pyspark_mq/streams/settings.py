@@ -1,4 +1,4 @@
-"""Options of a stream query, typed. Pure."""
+"""The options of a stream query, as typed values."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ __all__ = ["StreamSettings", "Where"]
 
 @dataclass(frozen=True)
 class Where:
-    """Place to begin or to end: an offset for all partitions, offsets or times by partition, or a time for all.
+    """Where a query begins or ends in each partition.
 
     Attributes:
-        offset: `EARLIEST` or `LATEST`, for all partitions.
-        offsets, times_ms: offsets or times by partition; `offset` applies to the other partitions.
-        since_ms: a time for all partitions. It stands for the first chunk that is not older, or for the end if there is
-            no such chunk.
+        offset: `EARLIEST` or `LATEST`, for all partitions without a more specific value.
+        offsets: offset by name of the partition; None if the options give none.
+        times_ms: time by name of the partition; None if the options give none.
+        since_ms: a time for all partitions without a time of their own. A time stands for the first chunk that is not
+            older than the time, or for the end of the partition if there is no such chunk.
     """
 
     offset: int
@@ -30,17 +31,21 @@ class Where:
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """Options of a query.
+    """Options of a stream query.
 
     Attributes:
-        streams: names of streams and super streams.
+        endpoint: the brokers, with login, TLS settings and time limits.
+        streams: names of the streams and super streams to read.
+        starting: where the query begins if there is no checkpoint yet.
         ending: where a batch query ends.
-        max_offsets, min_offsets: limits of an epoch; None for no limit. The maximum is rounded up to the end of a
-            chunk.
-        max_delay_s: how long to wait for the minimum.
-        min_partitions, max_records: bounds for splitting ranges among tasks. If both are None, each range has one task.
+        max_offsets: maximum number of offsets in an epoch, rounded up to the end of a chunk; None for no limit.
+        min_offsets: an epoch with fewer new offsets is not planned yet; None to plan at once.
+        max_delay_s: how long to wait for `min_offsets`.
+        min_partitions: minimum number of tasks of an epoch; None for one task for each partition.
+        max_records: maximum number of records of a task; None for no limit.
+        fail_on_loss: whether the query fails if messages are lost.
         unreadable: what to do with an unreadable message: `fail`, `row` or `reject`.
-        max_entry_bytes: most bytes of an unpacked entry. A larger entry is unreadable.
+        max_entry_bytes: maximum size of an unpacked entry. A larger entry counts as unreadable.
     """
 
     endpoint: Endpoint
@@ -62,7 +67,7 @@ class StreamSettings:
 
     @property
     def of(self) -> str:
-        """The streams of the query, as named in offsets and errors."""
+        """Description of the streams that the query reads, which is used in offsets and errors."""
         names = ", ".join(f"'{name}'" for name in self.streams)
         kind = "stream" if len(self.streams) == 1 else "streams"
         return f"{kind} {names} in virtual host '{self.virtual_host}'"

@@ -1,8 +1,8 @@
-"""One member's copy of a stream: its start, its end, and the chunk at an offset.
+"""Reads the start, the end and single chunks of the copy of a stream that one member has.
 
-The copy ends with the last *committed* chunk, because later chunks may vanish with a leader. StreamStats reports the
-first offset of that chunk (3.11 and later). -1 means that the stream is empty. For a second after a restart, -1 may
-also mean that the end is unknown.
+The copy ends with the last *committed* chunk, because later chunks may be lost with the leader. The broker's
+StreamStats command reports the offset at which that chunk begins (in RabbitMQ 3.11 and later). It reports -1 if the
+stream is empty, but also for up to a second after the node has restarted, when the node does not know the end yet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from pyspark_mq.streams.offsets import StreamPosition
 
 __all__ = ["Copy", "chunk_with", "sure_chunk"]
 
-#: A node that has just started does not know the end for 0.1 to 0.7 s; a new leader has to recover its commit point.
+#: How long to wait for the end of a seemingly empty stream, and of a stream with a new leader, and the time between two
+#: requests. A node that has just started does not know the end for 0.1 to 0.7 s, and a new leader has to find out again
+#: which chunks are committed.
 _EMPTY_S, _ELECTED_S, _PAUSE_S = 2.0, 10.0, 0.1
 
 
@@ -25,14 +27,15 @@ class Copy:
 
     Args:
         connection: a connection to the member.
-        known: the last known end. If the end is unchanged, no chunk is read.
-        patient: whether to wait for a node that has just started or has just been elected.
+        stream: name of the stream.
+        known: the end at the last request. If the end is still the same, no chunk is read.
+        patient: whether to wait for the end if the node has just started or has just been elected leader.
 
     Attributes:
         low: the lowest offset that the member reports. Only a delivered chunk proves that the member has this offset.
-        end: the position after the copy's last chunk. The position has no chunk if the member has no chunk or knows of
-            no chunk.
-        is_cut: whether a damaged chunk follows the end and was left out.
+        end: the position after the copy's last intact chunk. If the member has no chunk, or does not know its last
+            chunk yet, this is offset 0 without a chunk.
+        is_cut: whether the copy's last chunk is damaged. The copy then counts as ending before that chunk.
 
     Raises:
         StreamLost: the member cannot answer now.
@@ -51,21 +54,26 @@ class Copy:
         elif last >= 0:
             chunk: Chunk | None = sure_chunk(connection, stream, last, last)
             if chunk is not None and _is_broken(chunk):
-                # Earlier chunks can be read meanwhile.
+                # The chunks before the damaged chunk can still be read.
                 self.is_cut = True
                 chunk = sure_chunk(connection, stream, last - 1) if last > self.low else None
             if chunk is not None:
                 self.end = StreamPosition(chunk.end, chunk.identity)
 
     def chunk(self, offset: int) -> Chunk:
-        """Return the chunk with an offset that is below the end. The chunk's data may be damaged.
+        """Return the chunk that contains an offset before the end of the copy. The chunk's data may be damaged.
 
-        If the copy no longer has the offset, return the first remaining chunk.
+        If retention has removed the offset from this copy, return the copy's first chunk.
         """
         return chunk_with(self._connection, self._stream, offset)
 
     def end_after(self, first: ChunkIdentity | None) -> StreamPosition:
-        """Return the end together with the stream's first chunk. The first chunk is read unless it is still `first`."""
+        """Return the position at the copy's end, completed with the identity of the stream's first chunk.
+
+        Args:
+            first: the identity of the first chunk at an earlier call. The chunk is read only if the stream begins at
+                another offset now.
+        """
         if self.end.last is None:
             return self.end
         if first is None or first.chunk != self.low:
@@ -74,9 +82,10 @@ class Copy:
 
 
 def _settled(connection: StreamConnection, stream: str) -> dict[str, int]:
-    """Wait until the committed end has reached the chunk that was last at the first look, or for some seconds.
+    """Wait until all chunks of a stream that the first request reports are committed, but at most for some seconds.
 
-    Return the stream's statistics after the wait.
+    Returns:
+        the stream's statistics after the wait.
     """
     began, goal = time.monotonic(), -1
     while True:
@@ -89,11 +98,12 @@ def _settled(connection: StreamConnection, stream: str) -> dict[str, int]:
 
 
 def chunk_with(connection: StreamConnection, stream: str, offset: int | None = None, since_ms: int = 0) -> Chunk:
-    """Return the chunk with a committed offset, or the first chunk if retention has removed that offset.
+    """Return the chunk that contains a committed offset, or the stream's first chunk if retention removed that offset.
 
     Args:
-        since_ms: a time, for calls without an offset: the first chunk that is not older is returned. There must be such
-            a chunk.
+        offset: the offset; None to search by time.
+        since_ms: if `offset` is None, the first chunk that is not older than this time is returned. The stream must
+            have such a chunk.
 
     Raises:
         StreamLost: the chunk does not arrive, or has a damaged header.
@@ -103,7 +113,7 @@ def chunk_with(connection: StreamConnection, stream: str, offset: int | None = N
         with connection.subscribed(stream, offset, since_ms) as subscription:
             while True:
                 chunk = subscription.next(deadline - time.monotonic())
-                # A lagging replica begins with earlier chunks.
+                # A replica that lags behind begins with earlier chunks.
                 if chunk.timestamp_ms >= since_ms if offset is None else chunk.end > offset:
                     return chunk
                 subscription.want(1)
@@ -113,12 +123,13 @@ def chunk_with(connection: StreamConnection, stream: str, offset: int | None = N
 
 
 def sure_chunk(connection: StreamConnection, stream: str, offset: int, first: int = -1) -> Chunk:
-    """Read a chunk like :func:`chunk_with`. Read the chunk twice unless it is intact and begins at offset `first`.
+    """Return the chunk that contains an offset, like :func:`chunk_with`, but make sure that its header is correct.
 
-    The second read is needed because no CRC covers the header of a chunk.
+    The CRC of a chunk does not cover its header. So the chunk is read a second time, unless it is intact and begins at
+    the expected offset `first`.
 
     Raises:
-        StreamLost: two reads differ.
+        StreamLost: two reads of the chunk differ, or the chunk does not arrive.
     """
     chunk = chunk_with(connection, stream, offset)
     if (chunk.first != first or _is_broken(chunk)) and chunk != chunk_with(connection, stream, offset):

@@ -1,4 +1,4 @@
-"""Choice of nodes: candidates for a stream, pooled connections, and the partitions of super streams."""
+"""Chooses the nodes to connect to for a stream, keeps a pool of connections, and finds partitions of super streams."""
 
 from __future__ import annotations
 
@@ -19,30 +19,37 @@ T = TypeVar("T")
 
 _log = logging.getLogger("pyspark_mq")
 
-#: Idle connections of this process: a task leaves its connection to the next task, which may find the connection dead.
+#: The pool: idle connections of this process, for the next task. A connection may have ended while it was idle.
 _KEPT: dict[tuple[Access, Member], list[StreamConnection]] = {}
 _KEPT_MAX = 16
-#: Addresses at which an attempt timed out, each with a time. Until that time the address is tried after all others.
+#: Addresses at which a connection attempt timed out. Until the given time, they are tried after all other addresses.
 _AVOIDED: dict[Member, float] = {}
 _AVOIDED_S = 600.0
-#: How long a first refusal is retried: a starting node may refuse a login that it accepts later.
+#: How long an attempt is repeated after a first refusal. A node that is starting may refuse a login that it accepts
+#: later.
 _REFUSED_S = 5.0
-#: Delay between attempts: 0.1 s, 0.2 s, 0.4 s, ... 2 s.
+#: Pause after all candidates have failed: 0.1 s, then 0.2 s, 0.4 s and so on, up to 2 s.
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 2.0
 
 
 def forget_connections() -> None:
-    """Close idle connections."""
+    """Close all idle connections of this process."""
     while _KEPT:
         for connection in _KEPT.popitem()[1]:
             connection.close()
 
 
 def _candidates(access: Access, members: Sequence[Member], turn: int = 0) -> list[tuple[Member, BrokerUrl]]:
-    """List candidates for a stream: the members of the stream, then the user's URLs.
+    """List the addresses at which a stream may be read: those of the stream's members, then the user's URLs.
 
-    Each turn begins with a different member. Brokers may advertise addresses that do not resolve here, for example
-    behind a load balancer. Then only the URLs work. Addresses with a recent timeout come last.
+    The URLs are needed because brokers may advertise addresses that do not resolve on this machine, for example behind
+    a load balancer. Addresses with a recent timeout are at the end of the list.
+
+    Args:
+        turn: index of the member to begin with.
+
+    Returns:
+        pairs of an address and the URL for errors.
     """
     begin = turn % len(members) if members else 0
     nodes = [(member, access.urls[0]) for member in (*members[begin:], *members[:begin])]
@@ -52,9 +59,12 @@ def _candidates(access: Access, members: Sequence[Member], turn: int = 0) -> lis
 
 @contextmanager
 def connected(access: Access, member: Member, url: BrokerUrl) -> Iterator[StreamConnection]:
-    """Lend a connection to a node, pooled or new. Afterwards the connection returns to the pool unless it is lost.
+    """Provide a connection to a node for the duration of a `with` block, from the pool or new.
 
-    May raise StreamLost.
+    After the block the connection is put into the pool, unless the block has raised an error other than NoStream.
+
+    Raises:
+        StreamLost: the node cannot be reached.
     """
     kept, began = _KEPT.get((access, member)), time.monotonic()
     try:
@@ -67,7 +77,7 @@ def connected(access: Access, member: Member, url: BrokerUrl) -> Iterator[Stream
         yield connection
     except BaseException as failed:
         if not isinstance(failed, NoStream):
-            # Other idle connections to that node are probably lost, too.
+            # The idle connections to the same node are probably lost, too.
             for one in (connection, *_KEPT.pop((access, member), ())):
                 one.close()
             raise
@@ -84,10 +94,13 @@ def _keep(access: Access, member: Member, connection: StreamConnection) -> None:
 
 @contextmanager
 def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[StreamConnection]]:
-    """Connect to all of these members at once. Their advertised addresses tell which member a connection reached.
+    """Provide connections to all of these members at the same time, in the order of `members`.
+
+    Behind a load balancer, a connection may reach another member than intended. The address that the node advertises
+    at login tells which member was reached.
 
     Raises:
-        StreamLost: a member was not reached, perhaps by chance behind a load balancer.
+        StreamLost: a member was not reached, perhaps because a load balancer did not choose it.
     """
     found: dict[Member, StreamConnection] = {}
     with ExitStack() as stack:
@@ -97,23 +110,30 @@ def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[Strea
                     connection = stack.enter_context(connected(access, member, url))
                     found[connection.advertised] = connection
         if missing := [place_of(*member) for member in members if member not in found]:
-            raise StreamLost(f"no connection to {', '.join(missing)}, so the chunks there are unknown")
+            raise StreamLost(f"there is no connection to {', '.join(missing)}, so the chunks on that node are unknown")
         yield [found[member] for member in members]
 
 
 class Attempts(AbstractContextManager[object]):
-    """Candidates for a stream, in rounds, until an attempt succeeds or all candidates are given up.
+    """Repeats an operation at one node after another until an attempt succeeds or the time limit has passed.
 
-    As a context manager, this object handles the failure of an attempt, and the loop continues with the next candidate.
+    Iterating over this object yields the candidate nodes of a stream, again and again. The caller makes each attempt in
+    a `with` block of this object. If the attempt fails, the block suppresses the error, and the loop continues with the
+    next candidate.
 
     Args:
-        what: purpose of the attempts, for errors.
-        limit_s: longest time without success, such as `connectTimeout` at the start; by default `reconnectTimeout`.
-        absent_s: how long nodes must keep reporting that the stream is missing. The default is `connectTimeout`, but at
-            most `reconnectTimeout`; or, if `limit_s` is given, at most `limit_s` and at most 5 s.
+        access: login and settings for connections.
+        members: the known members of the stream.
+        what: returns a description of the operation, for errors.
+        turn: index of the member to begin with.
+        limit_s: time limit without success, such as `connectTimeout` at the start of a query. The default is
+            `reconnectTimeout`.
+        absent_s: how long nodes must keep reporting that the stream is missing before NoStream is raised. The default
+            is `connectTimeout`, but at most `reconnectTimeout`; or, if `limit_s` is given, at most `limit_s` and at
+            most 5 s.
 
     Attributes:
-        absent: members that report that the stream is missing, and since when.
+        absent: the members that report that the stream is missing, with the time of the first such report.
 
     Raises:
         NoStream: all members (or any node, if no member is known) report that the stream is missing.
@@ -140,7 +160,7 @@ class Attempts(AbstractContextManager[object]):
         self.progress()
 
     def progress(self) -> None:
-        """Restart the time limit after a success."""
+        """Restart the time limits, because the operation has made progress."""
         self._since_s = self._let_in_s = time.monotonic()
         self._pause_s = _PAUSE_S
         self._failures.clear()
@@ -148,7 +168,7 @@ class Attempts(AbstractContextManager[object]):
 
     @property
     def left_s(self) -> float:
-        """Remaining seconds."""
+        """Seconds until the time limit."""
         return self._since_s + self._limit_s - time.monotonic()
 
     def __iter__(self) -> Iterator[tuple[Member, BrokerUrl]]:
@@ -170,7 +190,7 @@ class Attempts(AbstractContextManager[object]):
         elif failed.code == NO_STREAM:
             self.absent.setdefault(failed.member, time.monotonic())
         else:
-            self.absent.clear()  # the stream exists elsewhere
+            self.absent.clear()  # the stream exists, on other nodes
         return True
 
     def _end_round(self) -> None:
@@ -190,7 +210,8 @@ class Attempts(AbstractContextManager[object]):
             raise BrokerUnavailableError(
                 f"{self._what()}: no useful answer in {now - self._since_s:.0f} s from the nodes of "
                 f"'{','.join(map(str, self._access.urls))}': {'; '.join(dict.fromkeys(map(str, failures)))}. Check "
-                "that hosts and ports are correct and reachable from here, and that plugin rabbitmq_stream is enabled"
+                "that hosts and ports are correct and reachable from this machine, and that plugin rabbitmq_stream is "
+                "enabled"
             )
 
 
@@ -203,7 +224,10 @@ def persistently(
     limit_s: float | None = None,
     absent_s: float | None = None,
 ) -> T:
-    """Ask nodes in turn until a node answers. For arguments and errors see :class:`Attempts`."""
+    """Call `ask` with a connection to one candidate node after another until a call succeeds, and return its result.
+
+    The other arguments and the errors are those of :class:`Attempts`.
+    """
     attempts = Attempts(access, members, lambda: what, limit_s=limit_s, absent_s=absent_s)
     for node in attempts:
         with attempts, connected(access, *node) as connection:
@@ -212,11 +236,14 @@ def persistently(
 
 
 def located(connection: StreamConnection, name: str) -> dict[str, list[Member]]:
-    """Return the partitions of a super stream, or the stream itself, with the members of each.
+    """Find the streams behind a name: the partitions of a super stream, or the stream itself.
+
+    Returns:
+        for each of these streams, by name, the members of the stream.
 
     Raises:
-        NoStream: no stream has this name.
-        StreamLost: a partition disappeared meanwhile.
+        NoStream: there is no stream or super stream with this name.
+        StreamLost: a partition was deleted meanwhile.
     """
     found = {}
     for partition in connection.partitions(name) or [name]:

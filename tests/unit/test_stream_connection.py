@@ -55,7 +55,7 @@ SUBSCRIBED = answer(SUBSCRIBE, 5)
 ODDITIES = {
     "nothing": b"",
     "a chunk": CHUNK,
-    "more chunks than credit": CHUNK + CHUNK,
+    "more chunks than it had credit": CHUNK + CHUNK,
     "a chunk that is none": deliver_frame(0, b"not a chunk") + CHUNK,
     "a chunk of another subscription": deliver_frame(9, b"x") + CHUNK,
     "the end of the stream": frame(UPDATE, struct.pack(">H", 6) + text("another")) + frame(UPDATE, b"\0\6" + text("s")),
