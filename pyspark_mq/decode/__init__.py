@@ -1,1 +1,1 @@
-"""Decoders that turn batches of received deliveries into columns. They use no sockets, sessions or clocks."""
+"""Decoders that turn batches of received deliveries into the columns of rows. Sessions receive the deliveries."""

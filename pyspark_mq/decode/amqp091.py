@@ -1,8 +1,8 @@
-"""Batches of AMQP 0-9-1 deliveries in one piece of memory.
+"""Batches of AMQP 0-9-1 deliveries, whose bytes are in one buffer.
 
-When a column is requested, NumPy reads the field of all deliveries at once. So properties must be valid, as checked by
-:meth:`Amqp091Batch.sound` and :func:`.check`. A delivery with invalid properties is replaced by a stand-in that has the
-readable part of the properties (:func:`.unreadable`).
+When a column is requested, NumPy reads the field of all deliveries at once. This works only for valid properties, so
+the session checks them first, with :meth:`Amqp091Batch.sound` or :func:`.check`. It replaces a delivery with invalid
+properties by a delivery that has only the readable part of the properties (:func:`.unreadable`).
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ from pyspark_mq.dedup import IdSource, TextKeys
 
 __all__ = ["Amqp091Batch", "as_text", "unreadable_of"]
 
-#: Most headers that are decoded for a whole batch at once, and the fewest deliveries per header for which this saves
-#: time.
+#: Maximum number of headers that are decoded for a whole batch at once, and the minimum number of deliveries per header
+#: for which this saves time.
 _HEADERS_MAX, _ROWS_PER_HEADER = 64, 8
 _MICROSECONDS = 1_000_000
 _SECONDS_MAX = INT64_MAX // _MICROSECONDS
-#: From this size on, another copy of a message costs more than everything else.
+#: From this size on, copying a message once more takes longer than everything else that is done with the message.
 _LARGE_BYTES = 256 << 10
-#: Python refuses to convert thousands of digits.
+#: Longer numbers in text are not converted, because Python raises an error for thousands of digits.
 _DIGITS_MAX = 20
-#: Numbers that JSON lacks, as text (RFC 8259, section 6).
+#: Numbers that JSON cannot express (RFC 8259, section 6), with the text that replaces them.
 _NO_NUMBERS = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
-#: Fields by the kind of ID source.
+#: The field with the ID, by the kind of ID source.
 _ID_FIELDS = {"message-id": "message_id", "correlation-id": "correlation_id"}
-#: AMQP 0-9-1, domain delivery-mode.
+#: Value of the field `delivery-mode` for persistent messages.
 _PERSISTENT = 2
 _DELIVERY_COUNT = b"x-delivery-count"
 #: Set by RabbitMQ on dead letters ("Dead Letter Exchanges", "Effects on Messages").
@@ -85,14 +85,15 @@ class _Header(NamedTuple):
 
 
 class Amqp091Batch(DeliveryBatch):
-    """Deliveries of one channel with valid properties, in order.
+    """Deliveries of one channel with valid properties, in order of arrival.
 
     Args:
-        data: the memory; batches of one connection may share it.
-        tags: delivery tags.
-        flagged: whether the broker has flagged each delivery as redelivered.
-        spans: six rows: starts and ends of properties, of bodies, and of exchanges with routing keys.
-        bodies: the bodies of single deliveries, if these bodies are outside the memory.
+        data: the buffer with the bytes of the deliveries; batches of one connection may share a buffer.
+        tags: array with the delivery tags.
+        flagged: array that tells whether the broker has flagged each delivery as redelivered.
+        spans: array with a column for each delivery and six rows: start and end of the properties, of the body, and of
+            the exchange with the routing key, as positions in the buffer.
+        bodies: the bodies, if they are not in the buffer; None if they are.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @classmethod
     def kind(cls, item: Raw | Amqp091Batch, size: int) -> object:
-        """Whether a single delivery is too large to be copied into a batch with other deliveries."""
+        """Return whether an item is a single delivery that is too large to be copied into a batch with others."""
         return not isinstance(item, Amqp091Batch) and size > _LARGE_BYTES
 
     @classmethod
@@ -146,12 +147,16 @@ class Amqp091Batch(DeliveryBatch):
 
     @classmethod
     def _read(cls, raws: Sequence[Raw], *, apart: bool) -> Amqp091Batch:
-        """Create a batch from single deliveries. With `apart`, bodies stay outside the memory, which saves a copy."""
+        """Create a batch from single deliveries.
+
+        Args:
+            apart: whether the bodies are kept separately instead of in the batch's buffer, which saves copying them.
+        """
         bodies = [raw[3] for raw in raws] if apart else None
         parts = [part for raw in raws for part in (raw[2], b"" if apart else raw[3], raw[4])]
         bounds = np.cumsum([0, *map(len, parts)])
         spans = np.stack([bounds[:-1].reshape(-1, 3), bounds[1:].reshape(-1, 3)], axis=2).reshape(-1, 6).T
-        tags = np.array([raw[0] for raw in raws], np.uint64).astype(np.int64)  # no broker counts up to the highest bit
+        tags = np.array([raw[0] for raw in raws], np.uint64).astype(np.int64)  # no tag is so large that it overflows
         flagged = np.array([raw[1] for raw in raws], bool)
         made = cls(b"".join([*parts, bytes(8)]), tags, flagged, spans, bodies)
         made.unreadable = {
@@ -169,7 +174,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @property
     def sizes(self) -> Any:
-        """Number of bytes in properties, body, exchange and routing key, for each delivery."""
+        """Array with the number of bytes in properties, body, exchange and routing key of each delivery."""
         sizes = (self.spans[1::2] - self.spans[::2]).sum(axis=0)
         return sizes if self._bodies is None else sizes + np.fromiter(map(len, self._bodies), np.int64, len(self))
 
@@ -178,7 +183,7 @@ class Amqp091Batch(DeliveryBatch):
         return self.flagged
 
     def block(self, place: int) -> bytes:
-        """Return the encoded properties of one delivery."""
+        """Return the encoded properties of the delivery with index `place`."""
         begin, end = self.spans[:2, place]
         return bytes(self.data[begin:end])
 
@@ -186,7 +191,7 @@ class Amqp091Batch(DeliveryBatch):
         return binary(self.data, self.spans[2], self.spans[3]) if self._bodies is None else joined(self._bodies)
 
     def ids(self, source: IdSource) -> Sequence[object]:
-        """Return the producers' IDs, because RabbitMQ sets no IDs."""
+        """Return each message's ID, as the producer has set it. RabbitMQ itself sets no IDs."""
         name = _ID_FIELDS.get(source.kind)
         if name is None:
             return listed(self.of_header(source.name.encode(), _header_id))
@@ -201,20 +206,24 @@ class Amqp091Batch(DeliveryBatch):
             return [None if value is None else string(value) for value in found.to_pylist()]
 
     def given(self) -> list[object]:
-        """Return each delivery's ID and raw timestamp.
+        """Return each delivery's ID and encoded timestamp, which is a number of seconds.
 
-        The raw timestamp is needed, because the column of timestamps is null for a timestamp that is too large for
-        seconds.
+        The encoded timestamp is part of the digest because column `timestamp` is null for a timestamp that is too large
+        for the column.
         """
         return [*zip(super().given(), listed(numbers(*self.numbers("timestamp"))), strict=True)]
 
     def not_redelivered(self) -> list[bool]:
-        """Whether each delivery has neither the redelivered flag nor the header of dead letters."""
+        """Return, for each delivery, whether it has neither the redelivered flag nor the header of dead letters."""
         spans = zip(self.redelivered, *self.spans[:2].tolist(), strict=True)
         return [not flagged and _DEATHS not in bytes(self.data[begin:end]) for flagged, begin, end in spans]
 
     def places(self) -> tuple[list[bytes], Any]:
-        """Return each delivery's exchange and routing key as one value, in the form of :func:`.distinct`."""
+        """Return the encoded exchange and routing key of each delivery.
+
+        Returns:
+            the distinct values, and an array with the index of each delivery's value, as :func:`.distinct` does.
+        """
         return distinct(binary(self.data, self.spans[4], self.spans[5]))
 
     @cached_property
@@ -223,9 +232,12 @@ class Amqp091Batch(DeliveryBatch):
 
     @cached_property
     def _walked(self) -> tuple[dict[str, _Field], Any]:
-        """Fields that occur in at least one delivery, by name, and whether the properties of each delivery are regular.
+        """The positions of the fields in all deliveries.
 
-        Regular properties have one word of flags, and are long enough for their fields.
+        Returns:
+            a pair: the fields that occur in at least one delivery, by name; and an array that tells for each delivery
+            whether its properties are regular. Regular properties have one word of flags, and are long enough for the
+            fields that the flags announce.
         """
         views, (at, ends) = self._views, self.spans[:2]
         flags = views.at(at, FLAGS_BYTES)
@@ -245,7 +257,7 @@ class Amqp091Batch(DeliveryBatch):
         return found, (flags & MORE_FLAGS == 0) & (at <= ends)
 
     def sound(self) -> Amqp091Batch:
-        """Return the deliveries before the first delivery with invalid properties."""
+        """Return the deliveries before the first delivery whose properties are invalid; all if there is none."""
         fields, good = self._walked
         if not good.all():
             return self[: int(np.argmin(good))].sound()
@@ -258,7 +270,11 @@ class Amqp091Batch(DeliveryBatch):
 
     @cached_property
     def tables(self) -> tuple[list[bytes], Any]:
-        """Header tables without length prefixes, in the form of :func:`.distinct`. A missing table is empty."""
+        """The encoded header tables of all deliveries, without their length prefixes. A missing table is empty.
+
+        Returns:
+            the distinct tables, and an array with the index of each delivery's table, as :func:`.distinct` does.
+        """
         field = self._walked[0].get("headers")
         if field is None:
             return [b""], np.zeros(len(self), np.int64)
@@ -267,7 +283,7 @@ class Amqp091Batch(DeliveryBatch):
 
     @cached_property
     def _headers(self) -> list[_Header] | None:
-        """The headers, if all deliveries have headers with equal names and types in equal order; otherwise None."""
+        """The headers, if all deliveries have the same header names and types in the same order; otherwise None."""
         field = self._walked[0].get("headers")
         if field is None or field.present is not None:
             return None
@@ -294,7 +310,7 @@ class Amqp091Batch(DeliveryBatch):
         return found if (at == field.ends).all() else None
 
     def of_header(self, name: bytes, meaning: Callable[[object], Any]) -> DictionaryColumn:
-        """Return the values of a header, each of them converted by `meaning`."""
+        """Return a header as a column, with each value converted by function `meaning`."""
         known = self.tables[0] if self._headers is None else [one.name for one in self._headers]
         if not any(name in one for one in known):
             return self.nothing()
@@ -302,7 +318,7 @@ class Amqp091Batch(DeliveryBatch):
         return DictionaryColumn([meaning(header(table, name)) for table in tables], rows)
 
     def properties(self) -> Any:
-        """Return headers as maps of text."""
+        """Return column `properties`: each delivery's headers as a map of text to text."""
         found = self._common_headers()
         if found is not None:
             return found
@@ -310,7 +326,7 @@ class Amqp091Batch(DeliveryBatch):
         return DictionaryColumn(list(map(_pairs, tables)), rows)
 
     def _common_headers(self) -> Any:
-        """Return headers as an Arrow array, or None if the headers must be decoded one by one."""
+        """Return column `properties` as an Arrow array, or None if the headers must be decoded one by one."""
         if not self._headers or len({one.name for one in self._headers}) < len(self._headers):
             return None
         columns = []
@@ -329,7 +345,7 @@ class Amqp091Batch(DeliveryBatch):
         return maps(columns, len(self))
 
     def texts(self, name: str) -> Any:
-        """Return a field of short strings as a column of text. A missing field becomes null."""
+        """Return a field that is a short string as a column of text. The column is null where the field is missing."""
         field = self._walked[0].get(name)
         if field is None:
             return self.nothing()
@@ -340,7 +356,11 @@ class Amqp091Batch(DeliveryBatch):
             return pa.array([as_text(value) for value in found.to_pylist()], pa.string())
 
     def numbers(self, name: str) -> tuple[Any, Any]:
-        """Return a field of numbers, and whether each delivery has the field."""
+        """Return a field that is a number.
+
+        Returns:
+            an array with each delivery's number, and an array that tells whether each delivery has the field.
+        """
         field = self._walked[0].get(name)
         if field is None:
             return np.zeros(len(self), np.int32), np.zeros(len(self), bool)
@@ -348,32 +368,32 @@ class Amqp091Batch(DeliveryBatch):
         return self._views.at(field.begins, FIELDS[name]), present
 
     def timestamps_us(self) -> pa.Array:
-        """Return when messages were published.
+        """Return column `timestamp`: when each message was published, in microseconds since 1970.
 
-        The field is in seconds (section 4.2.5.4). If a producer sets milliseconds, the result is a date far in the
-        future, as in every other client. A value outside the column's range is null.
+        The field is in seconds (AMQP 0-9-1, section 4.2.5.4). If a producer sets milliseconds, the result is a date far
+        in the future, as in every other client. If the time does not fit into the column, the column is null.
         """
         seconds, present = self.numbers("timestamp")
         fits = present & (seconds <= _SECONDS_MAX)
         return numbers(np.where(fits, seconds, 0).astype(np.int64) * _MICROSECONDS, fits)
 
     def expirations_us(self) -> Any:
-        """Return when messages expire."""
+        """Return column `expiration`: when each message expires, in microseconds since 1970."""
         if "expiration" not in self._walked[0]:
             return self.nothing()
         return list(map(_expiration_us, self.texts("expiration").to_pylist(), self.timestamps_us().to_pylist()))
 
     def delivery_counts(self) -> DictionaryColumn:
-        """Return how often each message was delivered."""
+        """Return column `deliveryCount`: how often each message was delivered."""
         counts, rows = self.of_header(_DELIVERY_COUNT, lambda count: count)
         meanings = [_delivery_count(count, flag) for count in counts for flag in (False, True)]
         return DictionaryColumn(meanings, 2 * rows + self.flagged)
 
     def persistent(self) -> pa.Array:
-        """Return which messages are persistent.
+        """Return column `persistent`.
 
-        A message without the field is transient (RabbitMQ). If such a message is unreadable, the result is null,
-        because the field may be in the unreadable part.
+        A message without field `delivery-mode` is not persistent (RabbitMQ). But if the message is unreadable, the
+        column is null, because the field may be in the unreadable part.
         """
         modes, present = self.numbers("delivery_mode")
         known = np.ones(len(self), bool)
@@ -381,7 +401,7 @@ class Amqp091Batch(DeliveryBatch):
         return numbers((modes == _PERSISTENT) & present, known | present)
 
     def routing(self, part: int) -> DictionaryColumn:
-        """Return exchanges (0) or routing keys (1)."""
+        """Return column `exchange` (`part` is 0) or `routingKey` (`part` is 1)."""
         places, rows = self.places()
         return DictionaryColumn([_routing(where)[part] for where in places], rows)
 
@@ -413,7 +433,7 @@ class Amqp091Batch(DeliveryBatch):
 
 
 def as_text(value: object) -> str | None:
-    """Return a field's value as text for a string column. Bytes that are not UTF-8 become escapes."""
+    """Return a field's value as text for a string column. Bytes that are not UTF-8 become escapes such as ``\\xff``."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -444,8 +464,8 @@ def _pairs(table: bytes) -> list[tuple[str, str | None]]:
 
 
 def _expiration_us(lifetime: object, published_us: int | None) -> int | None:
-    # The property is a time to live in milliseconds as text, counted from publishing, so a
-    # point in time follows only if the producer also set the time of publishing.
+    # The property is a time to live in milliseconds, as text, counted from publishing. So the time of expiry is known
+    # only if the producer has also set the time of publishing.
     if published_us is None or not isinstance(lifetime, str) or not lifetime.isdecimal():
         return None
     moment = published_us + int(lifetime) * 1000
@@ -453,8 +473,8 @@ def _expiration_us(lifetime: object, published_us: int | None) -> int | None:
 
 
 def _delivery_count(count: object, redelivered: bool) -> int | None:
-    # Quorum queues count earlier deliveries (header x-delivery-count, absent at first); classic
-    # queues only flag an earlier delivery, and a producer may have put anything into the header.
+    # Quorum queues count earlier deliveries in header x-delivery-count, which the first delivery does not have. Classic
+    # queues only set the redelivered flag. A producer may have set the header to any value.
     if _is_count(count) and count < INT32_MAX:
         return count + 1
     return None if redelivered else 1
@@ -481,9 +501,9 @@ def unreadable_of(raw: UnreadableDelivery) -> Unreadable:
 
 
 def _routing(where: bytes) -> tuple[str | None, str | None]:
-    """Return exchange and routing key, the last arguments of basic.deliver.
+    """Decode exchange and routing key, the last two arguments of method `basic.deliver`.
 
-    A routing key that is cut off is shortened. If its length is missing, both results are None.
+    If the bytes end within the routing key, its available part is returned. If they end earlier, both are None.
     """
     try:
         end = 1 + where[0]
@@ -495,5 +515,5 @@ def _routing(where: bytes) -> tuple[str | None, str | None]:
 
 def _header_id(value: object) -> object:
     if isinstance(value, float) and value.is_integer():
-        return int(value)  # as in checkpoints written with pika's whole numbers
+        return int(value)  # checkpoints of earlier versions, which used pika, have such IDs as whole numbers
     return value if isinstance(value, bytes) else as_text(value)

@@ -1,11 +1,12 @@
-"""Properties of AMQP 0-9-1 messages, read block by block. The result is values, or why a block is unreadable. Pure.
+"""Decodes the properties of AMQP 0-9-1 messages one by one.
 
-An encoded block has flags for fourteen fields, followed by the present fields in order, without gaps (AMQP 0-9-1,
-4.2.6.1). Each block is checked once, on arrival (:func:`check`, or :meth:`.Amqp091Batch.sound`). Later readers rely on
-this check.
+The encoded properties of a message are called a *block*. A block has flags for fourteen fields, followed by the fields
+whose flags are set, in order and without gaps (AMQP 0-9-1, section 4.2.6.1). Each block is checked once, on arrival, by
+:func:`check` or by :meth:`.Amqp091Batch.sound`. The other functions rely on this check.
 
-Values equal pika's, with two exceptions. Pika rounds floating-point numbers. Pika also fails on dates beyond the year
-9999, which result if a producer writes milliseconds instead of seconds. This module returns such dates as numbers.
+The decoded values are the same as those of pika, a Python client for RabbitMQ, with two exceptions. Pika rounds
+floating-point numbers. Pika also fails on dates after the year 9999, which result if a producer writes milliseconds
+instead of seconds. This module returns such dates as numbers.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ __all__ = [
     "UnreadableDelivery", "check", "header", "headers", "is_table", "string", "unreadable",
 ]  # fmt: skip
 
-#: (delivery tag, redelivered, encoded properties, body, encoded exchange and routing key). A delivery that cannot be
-#: read is an :class:`UnreadableDelivery` instead.
+#: A single delivery: (delivery tag, redelivered flag, encoded properties, body, encoded exchange and routing key). If
+#: the properties cannot be read, :class:`UnreadableDelivery` is used instead.
 Raw: TypeAlias = "tuple[int, bool, bytes, bytes, bytes]"
 
 _TEXT, _TABLE = -1, -4
@@ -49,15 +50,15 @@ FIELDS = {
     "app_id": _TEXT,
     "cluster_id": _TEXT,
 }
-#: Flags by field, from the highest bit down.
+#: The flag of each field. The first field has the highest bit.
 FLAGS = {name: 0x8000 >> place for place, name in enumerate(FIELDS)}
 FLAGS_BYTES = 2
 #: The lowest bit is set if another word of flags follows.
 MORE_FLAGS = 1
-#: Deepest nesting of tables and arrays. The tables that RabbitMQ adds are three deep. Reading or writing one level
-#: takes two calls, and the interpreter allows a thousand nested calls, of which the caller has used some.
+#: Maximum depth of nested tables and arrays. The tables that RabbitMQ adds have a depth of three. Reading or writing
+#: one level takes two nested function calls, and Python allows about a thousand.
 _DEPTH_MAX = 64
-#: Most values in a header table. A value takes up to 50 times its bytes as an object.
+#: Maximum number of values in a header table. A decoded value may take 50 times the memory of its encoding.
 _VALUES_MAX = 1_000_000
 _TOO_SHORT = "fields are longer than the properties"
 
@@ -71,11 +72,11 @@ def _announced(flags: bytes) -> list[tuple[str, int]]:
 
 
 class Properties(dict[str, bytes]):
-    """The encoded fields of a block, by name.
+    """The encoded fields of a block of properties, by name.
 
     Attributes:
-        whole: whether the block contains all fields that its flags announce. If not, the block is too short for the
-            next field.
+        whole: whether the block contains all fields that its flags announce. If the block is too short, this dictionary
+            has only the fields before the end of the block.
     """
 
     whole = True
@@ -95,13 +96,16 @@ class Properties(dict[str, bytes]):
             at = end
 
     def text(self, name: str) -> str | bytes | None:
-        """Return a short string, or None if the field is missing. A string that is not UTF-8 is returned as bytes."""
+        """Return a field that is a short string, or None if the field is missing.
+
+        If the string is not UTF-8, return its bytes.
+        """
         field = self.get(name)
         return None if field is None else string(field[1:])
 
     @property
     def table(self) -> bytes:
-        """The header table without its length prefix. Empty if the block has no header table."""
+        """The encoded header table without its length prefix; empty if the block has no header table."""
         return self.get("headers", b"")[4:]
 
 
@@ -109,20 +113,24 @@ class Properties(dict[str, bytes]):
 
 
 class UnreadableDelivery(tuple[Any, ...]):
-    """A delivery whose properties cannot be read.
+    """A delivery whose properties cannot be decoded.
 
-    The tuple: (tag, redelivered, readable properties, body, exchange and routing key, received properties, reason).
-    The readable properties are a regular block, whose headers include the reason.
+    The items are those of :data:`Raw`, followed by the properties as received, and the reason why they cannot be
+    decoded. The properties among the first items are a valid block of the fields that could be read. Its only header is
+    the reason.
     """
 
     __slots__ = ()
 
 
 def check(raws: list[Raw]) -> list[tuple[int, str]]:
-    """Return the places of unreadable deliveries in `raws`, each with the reason.
+    """Check the properties of deliveries.
 
     A block may have several words of flags, but only the first word has defined bits. The other words are removed from
-    the deliveries in `raws`.
+    the deliveries in list `raws`.
+
+    Returns:
+        the index of each delivery with invalid properties, with the reason.
     """
     wrong: list[tuple[int, str]] = []
     for place, raw in enumerate(raws):
@@ -143,7 +151,7 @@ def check(raws: list[Raw]) -> list[tuple[int, str]]:
 
 
 def _plain_flags(block: bytes) -> bytes:
-    """Remove all words of flags after the first from a block of properties, and return the block."""
+    """Return a block of properties without the words of flags that follow the first one."""
     at = 1
     while block[at] & MORE_FLAGS:
         at += FLAGS_BYTES
@@ -151,7 +159,7 @@ def _plain_flags(block: bytes) -> bytes:
 
 
 def is_table(table: bytes) -> bool:
-    """Whether a header table can be read."""
+    """Return whether a header table can be decoded."""
     try:
         _check_table(table)
     except (IndexError, ValueError):
@@ -189,7 +197,21 @@ def _strings(block: bytes, at: int, end: int, within: int) -> Iterator[bytes]:
 
 
 def _check_values(block: bytes, at: int, end: int, within: int, depth: int = 0) -> int:
-    """Check the entries of a table or an array. Return their number, including the entries of inner tables."""
+    """Check the values of a table or an array, and of the tables and arrays in it.
+
+    Args:
+        at: position of the first value in the block.
+        end: position after the last value.
+        within: the type that is checked: of a table or of an array.
+        depth: how many tables and arrays enclose this one.
+
+    Returns:
+        the number of values.
+
+    Raises:
+        ValueError: a value is invalid, or there are too many values or levels.
+        IndexError: the block ends within a value.
+    """
     count = 0
     while at < end:
         count += 1
@@ -217,9 +239,13 @@ def _check_values(block: bytes, at: int, end: int, within: int, depth: int = 0) 
 
 
 def unreadable(raw: Raw, error: str) -> UnreadableDelivery:
-    """Create a stand-in for a delivery with unreadable properties.
+    """Return the form in which a delivery with invalid properties is processed further.
 
-    The stand-in has the delivery's readable fields, and the reason as a header.
+    It has the fields that can be read, and the reason as its only header.
+
+    Args:
+        raw: the delivery as received.
+        error: why the properties are invalid.
     """
     tag, redelivered, block, body, where = raw
     name, value = UNREADABLE_PROPERTY.encode(), error.encode()
@@ -232,20 +258,21 @@ def unreadable(raw: Raw, error: str) -> UnreadableDelivery:
 
 # -- header tables -----------------------------------------------------------------------------
 
-#: Struct codes of values of fixed size, by type. The types are RabbitMQ's, which differ from section 4.2.1.
+#: Codes of module `struct` for values of fixed size, by type. RabbitMQ's types differ from those in section 4.2.1 of
+#: the AMQP specification.
 _CODES = dict(
     zip("tbBsuUIilLfdDTV", ("?", "b", "B", "h", "H", "h", "i", "I", "q", "q", "f", "d", "Bi", "Q", ""), strict=True)
 )
 _STRUCTS = {ord(kind): Struct(f">{code}") for kind, code in _CODES.items()}
 #: Sizes of these values in octets, by type.
 SIZES = {kind: struct.size for kind, struct in _STRUCTS.items()}
-#: Types of whole numbers, and whether each has a sign.
+#: Types of whole numbers, with whether each type is signed.
 INTEGERS = {ord(kind): _CODES[kind].islower() for kind in "bBsuUIilL"}
 _LONG = LONG_STRING, _BYTES, _ARRAY, _FIELD_TABLE = b"SxAF"
 
 
 def headers(table: bytes) -> dict[str | bytes, Any]:
-    """Return the entries of a table. If several entries have the same name, the last entry counts."""
+    """Decode a table. If several entries have the same name, the last of them is used."""
     entries: dict[str | bytes, Any] = {}
     at = 0
     while at < len(table):
@@ -256,12 +283,12 @@ def headers(table: bytes) -> dict[str | bytes, Any]:
 
 
 def header(table: bytes, name: bytes) -> Any:
-    """Return the value of an entry in a table, or None if there is no such entry."""
+    """Return the value of the entry with this name in a table, or None if there is no such entry."""
     return headers(table).get(name.decode()) if name in table else None
 
 
 def _value(block: bytes, at: int) -> tuple[Any, int]:
-    """Return the value that begins at byte `at`, and the position after the value."""
+    """Decode the value that begins at byte `at`. Return the value, and the position after it."""
     kind = block[at]
     if kind in SIZES:
         return _sized(kind, block, at + 1), at + 1 + SIZES[kind]

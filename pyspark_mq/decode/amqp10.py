@@ -1,8 +1,8 @@
 """Batches of AMQP 1.0 deliveries. Most messages are decoded together, and other messages are decoded one by one.
 
-When a session receives several messages together, :mod:`pyspark_mq.decode.amqp10_columns` decodes them into columns.
-That module leaves out malformed messages, and messages of uncommon forms. Each of these becomes a single delivery
-between batches.
+When a session has received several messages at once, :mod:`pyspark_mq.decode.amqp10_columns` decodes them together
+into columns; such messages are called *walked* here. That module skips malformed messages and messages of uncommon
+forms. Each skipped message becomes a single delivery between two batches.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from pyspark_mq.dedup import IdSource, TextKeys, content_digest, id_text
 
 __all__ = ["Amqp10Batch", "ReadBatch", "WalkedBatch", "find_batches", "message_columns"]
 
-#: Copying more bytes than this costs more than it saves.
+#: If the messages have more bytes than this, copying them together takes longer than decoding together saves.
 _BYTES_MAX = 4 << 20
-#: Columns that are IDs.
+#: The column with the ID, by the kind of ID source.
 _ID_COLUMNS = {"message-id": "messageId", "correlation-id": "correlationId"}
 
 
 class Amqp10Batch(DeliveryBatch):
-    """Deliveries of one session, in order."""
+    """Deliveries of one AMQP 1.0 session, in order of arrival."""
 
     @classmethod
     def of(cls, items: Sequence[Raw | Amqp10Batch]) -> Amqp10Batch:
@@ -67,11 +67,11 @@ class Amqp10Batch(DeliveryBatch):
     @property
     @abstractmethod
     def read(self) -> ReadBatch:
-        """The deliveries of this batch, read one by one."""
+        """The same deliveries as a batch whose messages are decoded one by one."""
 
     @abstractmethod
     def column(self, name: str) -> pa.Array:
-        """Return a column of :data:`.COLUMN_TYPES`."""
+        """Return the column with this name, which is one of :data:`.COLUMN_TYPES`, as an Arrow array."""
 
     columns: ClassVar[Mapping[str, Column]] = MappingProxyType(
         {name: methodcaller("column", name) for name in DECODERS}
@@ -79,7 +79,7 @@ class Amqp10Batch(DeliveryBatch):
 
 
 class ReadBatch(Amqp10Batch):
-    """Deliveries that were read one by one."""
+    """Deliveries whose messages were decoded one by one."""
 
     def __init__(self, raws: Sequence[Raw]) -> None:
         self.raws = raws
@@ -110,7 +110,8 @@ class ReadBatch(Amqp10Batch):
         return [id_of(property_of(raw, source.name)) for raw in self.raws]
 
     def digests(self) -> list[bytes]:
-        # The body of an unreadable message is the whole message. The reason is not digested: it may name a byte.
+        # The body of an unreadable message is the whole message. The reason is not part of the digest, because the
+        # reason may contain the position of a byte, which differs between deliveries.
         made = super().digests()
         for place in self.unreadable:
             made[place] = content_digest(b"", lasting(self.raws[place].body))
@@ -126,13 +127,13 @@ class ReadBatch(Amqp10Batch):
 
 
 class WalkedBatch(Amqp10Batch):
-    """Deliveries whose messages were walked.
+    """Deliveries whose messages were decoded together, into columns.
 
     Args:
         messages: the messages as received.
         tags: the numbers of the deliveries in the session.
         group: the columns of the messages.
-        reader: the session's reader.
+        reader: the session's reader, which decodes the messages one by one where this is needed.
     """
 
     def __init__(self, messages: Messages, tags: Any, group: WalkedGroup, reader: SectionReader) -> None:
@@ -141,7 +142,7 @@ class WalkedBatch(Amqp10Batch):
 
     @classmethod
     def joined(cls, batches: Sequence[WalkedBatch]) -> WalkedBatch:
-        """Merge batches into one."""
+        """Merge these batches, in order, into one batch."""
         if len(batches) == 1:
             return batches[0]
         pieces: list[bytes] = []
@@ -149,7 +150,7 @@ class WalkedBatch(Amqp10Batch):
         start = end = 0
         for batch in batches:
             (data, *spans), group = batch.messages, batch.group
-            if not pieces or data is not pieces[-1]:  # parts of one batch share their memory
+            if not pieces or data is not pieces[-1]:  # slices of one batch share a buffer, which is copied only once
                 pieces.append(data)
                 start, end = end, end + len(data)
             begins.append(spans[0] + start)
@@ -189,12 +190,12 @@ class WalkedBatch(Amqp10Batch):
 
 
 def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -> Iterator[Raw | WalkedBatch]:
-    """Yield deliveries in order, in batches where possible.
+    """Decode received messages. Yield the deliveries in order: batches where possible, and single deliveries otherwise.
 
     Args:
-        first: number of the first delivery.
-        messages: the messages in order of arrival.
-        reader: the session's reader.
+        first: number of the first delivery in the session.
+        messages: the encoded messages in order of arrival.
+        reader: the session's reader, which decodes single messages.
     """
     count = len(messages)
     if count < BATCH_MIN or sum(map(len, messages)) > _BYTES_MAX:
@@ -203,7 +204,7 @@ def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -
     ends = np.cumsum(np.fromiter(map(len, messages), np.int64, count))
     whole = Messages(b"".join([*messages, PADDING]), np.concatenate(([0], ends[:-1])), ends)
     batch, left = _walked(first, whole, reader)
-    # Single messages split the batch: each run of messages between them is a batch if it is long enough.
+    # Single messages split the batch. The consecutive messages between two of them are a batch if they are enough.
     at = done = 0
     for row in [*left.tolist(), count]:
         run = row - at
@@ -217,7 +218,11 @@ def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -
 
 
 def _walked(first: int, messages: Messages, reader: SectionReader) -> tuple[WalkedBatch | None, Any]:
-    """Decode messages together as far as possible. Return the batch, and the rows of the other messages."""
+    """Decode messages together as far as possible.
+
+    Returns:
+        a batch of these messages, or None if there are none; and the row numbers of all other messages.
+    """
     groups, left = walked_groups(messages, reader)
     if not groups:
         return None, left
@@ -230,7 +235,16 @@ def _walked(first: int, messages: Messages, reader: SectionReader) -> tuple[Walk
 def message_columns(
     messages: Messages, names: Collection[str], reader: SectionReader
 ) -> tuple[dict[str, pa.Array], list[Unreadable]]:
-    """Return the columns with these names, and the unreadable messages. The tag of a message is its row number."""
+    """Decode messages into columns.
+
+    Args:
+        messages: the encoded messages.
+        names: names of the columns.
+        reader: decodes messages one by one where this is needed.
+
+    Returns:
+        the columns by name, and the unreadable messages. The tag of an unreadable message is its row number.
+    """
     walked, left = _walked(0, messages, reader)
     parts: list[Amqp10Batch] = [] if walked is None else [walked]
     if len(left) or walked is None:

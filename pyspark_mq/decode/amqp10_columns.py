@@ -1,14 +1,14 @@
-"""Columns of many messages at once, without an object for each message.
+"""Decodes many AMQP 1.0 messages together into columns, without a Python object for each message.
 
-NumPy walks all messages at once, one field at a time. Start and end offsets turn the bytes into an Arrow array of
-values and gaps, and a column is every second element.
+NumPy *walks* all messages at the same time: it goes from one field to the next, and finds the positions at which the
+field begins and ends in each message. From these positions :mod:`pyspark_mq.decode.spans` makes Arrow arrays.
 
-This module accepts a subset of what :mod:`pyspark_mq.decode.amqp10_sections` accepts. The header and the annotations
-must be equal in all messages of a group, byte by byte. In `properties`, `group-id` must be null. Each other field must
-be null or have one type: binary for `user-id`, timestamp for the two times, uint for `group-sequence`, and text for all
-other fields, including IDs. `application-properties` may have text, whole numbers, booleans and nulls. The body must be
-one section with binary, text or null. All other messages are read one by one. So this module never decides that a
-message is broken, and both ways give equal columns.
+This is possible only for messages of common forms. The header and the annotations must be equal in all messages of a
+group, byte by byte. In `properties`, `group-id` must be null. Each other field must be null or have one type: binary
+for `user-id`, timestamp for the two times, uint for `group-sequence`, and text for all other fields, including IDs.
+`application-properties` may have text, whole numbers, booleans and nulls. The body must be one section with binary,
+text or null. All other messages are skipped here and decoded one by one by :mod:`pyspark_mq.decode.amqp10_sections`. So
+only that module decides whether a message is malformed. For the other messages, both modules give equal columns.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ __all__ = ["COLUMN_TYPES", "NOT_REDELIVERED", "PADDING", "TIMESTAMP", "Messages"
 
 #: Padding after the last message, so that reading a number needs no bounds check.
 PADDING = bytes(16)
-#: Walking fewer messages is slower than reading them one by one.
+#: Walking fewer messages than this takes longer than decoding them one by one.
 _WALKED_MIN = 16
-#: Internal column for :meth:`.DeliveryBatch.not_redelivered`.
+#: Name of an internal column, from which :meth:`.DeliveryBatch.not_redelivered` is answered.
 NOT_REDELIVERED = "not_redelivered"
-#: Columns that depend only on the bytes of a message.
+#: Types of the columns that depend only on the bytes of a message.
 COLUMN_TYPES: Mapping[str, pa.DataType] = {name: column.kind for name, column in COLUMNS.items() if column.decoded}
 _TYPES = {**COLUMN_TYPES, NOT_REDELIVERED: pa.bool_()}
-#: How many different beginnings to look for. Messages with further beginnings are read one by one.
+#: How many different beginnings (header and annotations) of messages to look for. Messages with further beginnings are
+#: decoded one by one.
 _ROUNDS = 4
 
 
 class Messages(NamedTuple):
-    """Messages in one piece of memory, in ascending order.
+    """Encoded messages in one buffer, in ascending order of their positions.
 
     Attributes:
-        data: the memory, which ends with :data:`PADDING`.
-        begins, ends: bounds of each message, as arrays of 64-bit integers.
+        data: the buffer, which ends with :data:`PADDING`.
+        begins, ends: positions in the buffer at which each message begins and ends, as arrays of 64-bit integers.
     """
 
     data: bytes
@@ -61,19 +62,20 @@ class Messages(NamedTuple):
         return Messages(self.data, self.begins[rows], self.ends[rows])
 
     def cut(self) -> Iterator[bytes]:
-        """Yield each message's bytes."""
+        """Yield the bytes of each message."""
         for begin, end in zip(self.begins.tolist(), self.ends.tolist(), strict=True):
             yield self.data[begin:end]
 
 
 class WalkedGroup(NamedTuple):
-    """Messages that were walked together.
+    """Columns of messages that were decoded together.
 
     Attributes:
         rows: the row numbers of the messages, ascending.
-        columns: columns by name; other columns are constant.
-        constants: values of constant columns by name. A constant column without a value here is null.
-        begins, ends: bounds of each body.
+        columns: by name, the columns whose values differ between the messages.
+        constants: by name, the value of each column that has the same value in all messages. A column that is neither
+            in `columns` nor in `constants` is null.
+        begins, ends: positions at which each body begins and ends.
     """
 
     rows: Any
@@ -83,23 +85,23 @@ class WalkedGroup(NamedTuple):
     ends: Any
 
     def column(self, name: str) -> pa.Array:
-        """Return the column with this name."""
+        """Return the column with this name as an Arrow array."""
         if name in self.columns:
             return self.columns[name]
         kind, value, count = _TYPES[name], self.constants.get(name), len(self.rows)
         return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
 
     def taken(self, places: Any) -> WalkedGroup:
-        """Return the messages at these places, in any order.
+        """Return the messages with these indices, which may be in any order.
 
-        Columns are copied, because sizes are read from the buffers of the columns.
+        The columns are copied, not shared, because other code takes the size of a column from its buffers.
         """
         columns = {name: column.take(pa.array(places)) for name, column in self.columns.items()}
         return WalkedGroup(self.rows[places], columns, self.constants, self.begins[places], self.ends[places])
 
     @classmethod
     def of(cls, groups: Sequence[WalkedGroup]) -> WalkedGroup:
-        """Merge groups into one."""
+        """Merge these groups, in order, into one group."""
         first = groups[0]
         if len(groups) == 1:
             return first
@@ -115,9 +117,10 @@ class WalkedGroup(NamedTuple):
 
 
 def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[WalkedGroup], Any]:
-    """Decode messages column by column as far as possible.
+    """Decode messages together, in groups with equal beginnings, as far as possible.
 
-    Return groups of the decoded messages, and the rows of all other messages.
+    Returns:
+        the groups, and the row numbers of all other messages, which have to be decoded one by one.
     """
     groups: list[WalkedGroup] = []
     others: list[Any] = []
@@ -137,12 +140,13 @@ def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[Walke
 
 
 def _walked(messages: Messages, reader: SectionReader) -> tuple[WalkedGroup | None, Any]:
-    """Walk the messages that begin like the first message.
+    """Decode together the messages that begin like the first message.
 
     Returns:
-        the group and the rows of the walked messages. If some of these messages have invalid text or repeated property
-        names, None and the rows of these malformed messages, which are then read one by one. If no message can be
-        walked, None and no rows.
+        a pair of a group and row numbers. Usually the group has the decoded messages, and the row numbers are theirs.
+        If some of these messages have invalid text or repeated property names, the group is None, and the row numbers
+        are those of the malformed messages, which are then decoded one by one. If no message can be decoded in this
+        way, the group is None, and there are no row numbers.
     """
     first = messages.data[messages.begins[0] : messages.ends[0]]
     known = prefix_of(first, reader)
@@ -166,10 +170,11 @@ def _walked(messages: Messages, reader: SectionReader) -> tuple[WalkedGroup | No
 
 
 class _Source:
-    """Spans of walked rows, as Arrow arrays.
+    """Makes Arrow arrays of text from the values that a walk has found.
 
     Attributes:
-        malformed: whether each row is malformed. This is known once all columns are made.
+        walked: the result of the walk.
+        malformed: array that tells whether each row is malformed. It is complete once all columns are made.
     """
 
     def __init__(self, data: bytes, walked: Walked) -> None:
@@ -180,17 +185,23 @@ class _Source:
     def text(
         self, begins: Any, lengths: Any, symbols: Any, valid: Any | None = None, rows: Any | None = None
     ) -> pa.Array:
-        """Return the text of each span, or null if the span is not valid. Spans are in ascending order.
+        """Return the text of each span, that is, of the bytes from one position to another.
+
+        If a text is not UTF-8, or a symbol is not ASCII, mark rows with such a text as malformed and return nulls.
 
         Args:
-            rows: the row of each span; None if there is one span per row.
+            begins: the position at which each span begins, in ascending order.
+            lengths: the length of each span.
+            symbols: whether each span is a symbol, which must be ASCII.
+            valid: whether each span is valid; the text of other spans is null. None if all spans are valid.
+            rows: the row of each span; None if there is one span for each row.
         """
         found = binary(self._data, begins, begins + lengths, valid)
         ascii_symbols = not symbols.any() or is_ascii(binary(self._data, begins, begins + lengths, symbols))
         with suppress(ValueError):
             if ascii_symbols:
                 return text(found)
-        # This does not search for the invalid row: all rows with more than ASCII are read one by one.
+        # Do not search for the invalid texts: mark all rows that have non-ASCII text, to decode these one by one.
         more = np.concatenate(([0], np.cumsum(np.frombuffer(self._data, np.uint8) >= 0x80)))
         last = len(self._data)
         wrong = more[np.minimum(begins + lengths, last)] != more[np.minimum(begins, last)]
@@ -200,19 +211,19 @@ class _Source:
         return pa.nulls(len(begins), pa.string())
 
 
-#: Text fields of `properties` by number, and the numbers of other fields.
+#: Columns of the text fields of section `properties`, by the field's number. Then the numbers of the other fields.
 _FIELDS = {
     0: "messageId", 1: "userId", 3: "type", 4: "replyTo", 5: "correlationId", 6: "contentType", 7: "contentEncoding",
 }  # fmt: skip
 _EXPIRY, _CREATED, _SEQUENCE = 8, 9, 11
 _NO_SYMBOLS = np.zeros(1, bool)
-#: Columns that the beginning of a message determines.
+#: Columns whose values come from the beginning of a message (header and annotations).
 _OF_THE_BEGINNING = ("priority", "persistent", "exchange", "routingKey", "redelivered", "deliveryCount")
 
 
 def _columns(source: _Source, like: Raw, ttl_ms: int) -> dict[str, pa.Array]:
     walked = source.walked
-    # All text is checked, even if no column with it is requested, because invalid text makes a message unreadable.
+    # Check all text, even that of columns which are not requested, because invalid text makes a message unreadable.
     if walked.texts.any():
         texts = np.flatnonzero(walked.texts)
         source.text(walked.body_begins[texts], walked.body_lengths[texts], _NO_SYMBOLS, rows=texts)
@@ -227,7 +238,7 @@ def _columns(source: _Source, like: Raw, ttl_ms: int) -> dict[str, pa.Array]:
 
 
 def _texts(source: _Source) -> dict[str, pa.Array]:
-    """Return the text fields of `properties`."""
+    """Return the text fields of section `properties` as columns by name."""
     found: dict[str, pa.Array] = {}
     for number, field in source.walked.fields.items():
         if number in {_EXPIRY, _CREATED, _SEQUENCE}:
@@ -241,7 +252,7 @@ def _texts(source: _Source) -> dict[str, pa.Array]:
 
 
 def _times(walked: Walked, ttl_ms: int) -> tuple[pa.Array, pa.Array]:
-    """Return creation and expiry times of messages."""
+    """Return columns `timestamp` and `expiration`."""
     nothing = np.zeros(len(walked.body_begins), np.int64)
     created = walked.fields[_CREATED].numbers if _CREATED in walked.fields else nothing
     expires = walked.fields[_EXPIRY].numbers if _EXPIRY in walked.fields else nothing
@@ -256,7 +267,12 @@ def _timestamps(milliseconds: Any) -> pa.Array:
 
 
 def _maps(source: _Source, named: Named) -> pa.Array:
-    """Return the application properties of each row, followed by the entries from other sections."""
+    """Return column `properties`: the application properties of each row, followed by the entries of `named`.
+
+    The entries of `named` come from other sections, and are the same for all rows.
+
+    Rows in which a name occurs twice are marked as malformed.
+    """
     pairs = source.walked.pairs
     ends = np.concatenate(([0], np.cumsum(pairs.counts + len(named))))
     if not ends[-1]:
@@ -289,9 +305,15 @@ def _maps(source: _Source, named: Named) -> pa.Array:
 
 
 def _interleaved(counts: Any, ends: Any, more: int) -> pa.Array:
-    """Return the order that places the entries common to all rows after the own entries of each row.
+    """Return the order of map entries in which the entries common to all rows follow the own entries of each row.
 
-    The array to reorder has the own entries of all rows first, and then the common entries once.
+    Args:
+        counts: the number of own entries of each row.
+        ends: positions at which the entries of each row end in the result, preceded by 0.
+        more: the number of common entries.
+
+    Returns:
+        indices into an array that has the own entries of all rows, followed by the common entries once.
     """
     places = np.empty(ends[-1], np.int64)
     common = (ends[1:, None] - more + np.arange(more)).ravel()
@@ -303,7 +325,13 @@ def _interleaved(counts: Any, ends: Any, more: int) -> pa.Array:
 
 
 def _repeating(rows: Any, codes: Any, counts: Any) -> Any:
-    """Return the rows in which a code occurs twice. `rows` and `codes` have the row and the code of each pair."""
+    """Return the rows in which a property name occurs twice.
+
+    Args:
+        rows: the row of each property.
+        codes: for each property, a number that stands for its name.
+        counts: the number of properties in each row.
+    """
     width = int(counts[0])
     if width and (counts == width).all():
         table = codes.reshape(-1, width)

@@ -1,13 +1,14 @@
-"""Encoded values of AMQP 1.0 (part 1, section 1.6), read strictly and only from their own bytes.
+"""Decodes the values of AMQP 1.0 (part 1, section 1.6).
 
-Bytes that are not a value by the specification raise an :class:`EncodingError`: nothing is guessed, left out or cut.
-A value never has more elements than its bytes can hold. Array elements that take no bytes are an exception, and their
-number has a limit of its own. The number of values in a message has a limit, too, because an empty list takes one byte
-here and 64 bytes as an object. So has the number of characters in lists and maps that become escapes in JSON
-(:mod:`.escapes`).
+If bytes are not a value according to the specification, an :class:`EncodingError` is raised. The decoder never guesses,
+and never omits or shortens anything. It limits the memory that a message can take: a list or map that states more
+elements than its bytes can hold is an error. The number of array elements that take no bytes is limited. So is the number
+of values in a message, because an empty list is encoded in one byte but takes 64 bytes as an object. So is the number of
+characters in lists and maps that JSON writes as escapes (:mod:`.escapes`).
 
-A value is None, a bool, int, float, :class:`~decimal.Decimal`, str (string, symbol, char), bytes, UUID, a list (list,
-array) or :class:`Pairs` (map). A timestamp is a number of milliseconds since 1970. Descriptors are read and dropped.
+A decoded value is None, a bool, int, float, :class:`~decimal.Decimal`, str (for a string, symbol or char), bytes, UUID,
+a list (for a list or array) or :class:`Pairs` (for a map). A timestamp is decoded as a number of milliseconds since
+1970. A value may be preceded by a descriptor, which is read and discarded.
 """
 
 from __future__ import annotations
@@ -30,21 +31,24 @@ _BINARY32, _STRING32, _SYMBOL32 = 0xB0, 0xB1, 0xB3
 _LIST0, _LIST8, _LIST32 = 0x45, 0xC0, 0xD0
 _MAP8, _MAP32 = 0xC1, 0xD1
 _ARRAY8, _ARRAY32 = 0xE0, 0xF0
-#: Deepest nesting of values. Recursion must end before the stack is full, both here and when values are written.
+#: Maximum depth of nested values. The recursion that decodes and later writes them must end before the stack is full.
 _DEPTH_MAX = 100
-#: Most values in the lists, maps and arrays of a message.
+#: Maximum number of values in the lists, maps and arrays of a message.
 _VALUES_MAX = 1_000_000
-#: Most array elements in a message that take no bytes (`null`, `true`, `0`, `[]`). A count of four bytes could claim
-#: 2^32 of them.
+#: Maximum number of array elements in a message that take no bytes (`null`, `true`, `0`, `[]`). Without this limit, a
+#: short message could state 2^32 of them.
 _BARE_ELEMENTS_MAX = 1024
 
 
 class EncodingError(ValueError):
-    """The bytes are not an encoded value, or are a value that is not allowed here."""
+    """The bytes are not an encoded value, or the value is not allowed at this position of a message."""
 
 
 class Pairs(list[tuple[Any, Any]]):
-    """A map: keys with their values, in order. Keys may be of any type, so `1`, `true` and `"1"` are three keys."""
+    """A map, as a list of pairs of key and value, in order.
+
+    Keys may have any type. A Python dictionary would treat the keys `1` and `true` as the same key.
+    """
 
 
 def _number(shape: str) -> Callable[[bytes], Any]:
@@ -59,11 +63,11 @@ def _boolean(data: bytes) -> bool:
 
 
 def _decimal(exponent_bits: int, digits: int) -> Callable[[bytes], Decimal]:
-    """Return a reader of decimals in binary integer encoding (1.6.15 to 1.6.17; IEEE 754-2008, 3.5.2).
+    """Return a function that decodes decimals in binary integer encoding (1.6.15 to 1.6.17; IEEE 754-2008, 3.5.2).
 
     Args:
-        exponent_bits: width of the exponent.
-        digits: digits of the largest coefficient. A larger coefficient is not canonical, and stands for 0.
+        exponent_bits: width of the exponent in bits.
+        digits: number of digits of the largest coefficient. A larger coefficient is not canonical, and stands for 0.
     """
     bias = 3 * (1 << (exponent_bits - 3)) + digits - 2
 
@@ -85,7 +89,7 @@ def _decimal(exponent_bits: int, digits: int) -> Callable[[bytes], Decimal]:
     return read
 
 
-#: Code -> width in bytes and reader (1.6.1 to 1.6.18).
+#: By the code of a type of fixed width: the width in bytes, and the function that decodes a value (1.6.1 to 1.6.18).
 _FIXED: dict[int, tuple[int, Callable[[bytes], Any]]] = {
     _NULL: (0, lambda _: None),
     0x41: (0, lambda _: True),
@@ -122,12 +126,17 @@ _VARIABLE: dict[int, Callable[[bytes], Any]] = {
 
 
 def plain_at(data: bytes, at: int) -> tuple[Any, int]:
-    """Return the value that begins at `at`, and the position after the value.
+    """Decode a value that contains no other values and has no descriptor.
 
-    The value must not contain other values, and must not have a descriptor.
+    Args:
+        data: the bytes.
+        at: position at which the value begins.
+
+    Returns:
+        the value, and the position after it.
 
     Raises:
-        EncodingError: there is another kind of value, or the value is cut off.
+        EncodingError: the value is of another kind, or is cut off.
         IndexError: the bytes end before the value.
         UnicodeDecodeError: the value's text is invalid.
     """
@@ -138,7 +147,7 @@ def plain_at(data: bytes, at: int) -> tuple[Any, int]:
 
 
 def _plain(code: int, data: bytes, at: int, end: int) -> tuple[Any, int]:
-    """Return the value with this code, and the position after the value. The bytes after the code begin at `at`."""
+    """Decode the value with this code, whose other bytes begin at `at`. Return the value, and the position after it."""
     fixed = _FIXED.get(code)
     if fixed is not None:
         width, read = fixed
@@ -151,7 +160,7 @@ def _plain(code: int, data: bytes, at: int, end: int) -> tuple[Any, int]:
 
 
 def _length(data: bytes, at: int, width: int, end: int) -> tuple[int, int]:
-    """Read a length or a count of `width` bytes. Return the position after these bytes, and the number."""
+    """Decode a length or a count that takes `width` bytes. Return the position after these bytes, and the number."""
     after = _bounded(at, at + width, end)
     return after, int.from_bytes(data[at:after], "big")
 
@@ -163,10 +172,10 @@ def _bounded(at: int, stop: int, end: int) -> int:
 
 
 class Values:
-    """Reader of values of any type, for one message.
+    """Decodes the values of one message, of any type.
 
     Args:
-        data: the message.
+        data: the encoded message.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -176,14 +185,18 @@ class Values:
         self._is_large, self._escapes_left = len(data) > ESCAPES_MAX, ESCAPES_MAX
 
     def at(self, at: int, end: int, depth: int = 0) -> tuple[Any, int]:
-        """Return the value that begins at `at`, and the position after the value.
+        """Decode a value.
 
         Args:
-            end: end of the enclosing value.
+            at: position at which the value begins.
+            end: position at which the enclosing value ends.
             depth: number of enclosing values.
 
+        Returns:
+            the value, and the position after it.
+
         Raises:
-            EncodingError: there is no value, or the value does not end within these bounds.
+            EncodingError: there is no value, or the value extends beyond `end`.
             UnicodeDecodeError: the value's text is invalid.
         """
         if at >= end:
@@ -195,7 +208,10 @@ class Values:
         return self._of(code, at + 1, end, depth)
 
     def _of(self, code: int, at: int, end: int, depth: int) -> tuple[Any, int]:
-        """Return the value with this code, and the position after the value. The bytes after the code begin at `at`."""
+        """Decode the value with this code, whose other bytes begin at `at`.
+
+        Return the value, and the position after.
+        """
         data = self._data
         if code in _FIXED or code in _VARIABLE:
             value, stop = _plain(code, data, at, end)
@@ -233,7 +249,11 @@ class Values:
         return items, at
 
     def _elements(self, at: int, count: int, end: int, depth: int) -> tuple[list[Any], int]:
-        """Read an array's elements. All elements have the same constructor, which may include descriptors (1.6.24)."""
+        """Decode the elements of an array. All share one constructor: a type, perhaps with descriptors (1.6.24).
+
+        Returns:
+            the elements, and the position after the last one.
+        """
         if not count and at == end:
             return [], at
         while at < end and self._data[at] == _DESCRIBED:
@@ -265,7 +285,10 @@ def _paired(items: list[Any], at: int) -> Pairs:
 
 
 def list_at(data: bytes, at: int) -> tuple[int, int, int]:
-    """Return where the items of the list at `at` begin, how many items there are, and where the list ends.
+    """Find the items of the encoded list that begins at `at`.
+
+    Returns:
+        the position of the first item, the number of items, and the position after the list.
 
     Raises:
         EncodingError: the value is not a list, or is longer than the bytes.
@@ -290,13 +313,15 @@ def _compound(data: bytes, at: int, short: int, long: int) -> tuple[int, int, in
     return begin, count, end
 
 
-#: The first bytes of the header, whose value is a list. Then the first bytes of the two sections of annotations that
-#: follow the header, whose values are maps (3.2.1 to 3.2.3).
+#: The first bytes of section `header`, whose value is a list, and of the two sections of annotations that follow the
+#: header, whose values are maps (3.2.1 to 3.2.3).
 _HEADER, _ANNOTATIONS = b"\x00\x53\x70", (b"\x00\x53\x71", b"\x00\x53\x72")
 
 
 def bare_message_at(data: bytes) -> int:
-    """Return where the bare message begins (3.2), after the sections that differ between deliveries.
+    """Return the position at which the *bare message* begins (3.2).
+
+    The bare message follows the header and the annotations, which may differ between deliveries of the same message.
 
     Raises:
         EncodingError, IndexError: the header or the annotations cannot be read.

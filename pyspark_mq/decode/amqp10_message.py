@@ -1,8 +1,8 @@
-"""AMQP 1.0 messages as columns.
+"""Makes columns from AMQP 1.0 messages that are decoded one by one.
 
-The session creates a :class:`Raw` for each arriving message. This module reads these raw deliveries, and needs no
-client library. For sections and properties see AMQP 1.0, part 3. For their JMS mapping see OASIS's "AMQP JMS Mapping",
-and Qpid JMS, which both ActiveMQ brokers follow.
+:class:`Raw` holds a delivery with its decoded message; :class:`.SectionReader` creates it. For the sections and
+properties of a message see AMQP 1.0, part 3. For the mapping of JMS to AMQP see OASIS's "AMQP JMS Mapping" and Qpid
+JMS, which both ActiveMQ brokers follow.
 """
 
 from __future__ import annotations
@@ -24,36 +24,38 @@ __all__ = [
     "body_bytes", "id_of", "is_not_redelivered", "json_text", "lasting", "property_of", "text", "unreadable_of",
 ]  # fmt: skip
 
-#: Message annotation with the kind of a JMS message ("AMQP JMS Mapping", 3.2.1). The property with this kind has the
-#: same name as the annotation.
+#: Message annotation with the kind of a JMS message ("AMQP JMS Mapping", 3.2.1). It is shown in column `properties`
+#: under the same name.
 JMS_KIND = "x-opt-jms-msg-type"
-#: Message annotation with the kind of `reply-to`, as a number (the same, 3.2.1).
+#: Message annotation with the kind of destination (queue or topic) in `reply-to`, as a number (same section).
 JMS_REPLY_KIND = "x-opt-jms-reply-to"
-#: Message annotations of RabbitMQ 4: where a message was published.
+#: Message annotations of RabbitMQ 4 with the exchange and the routing key to which a message was published.
 ROUTING = ("x-exchange", "x-routing-key")
 #: Annotations of dead letters in RabbitMQ 4 and 3 ("Dead Letter Exchanges", "Effects on Messages").
 DEATHS = ("x-opt-deaths", "x-death")
 
-#: Properties that come from sections other than `application-properties`.
+#: Names and values for column `properties` that come from sections other than `application-properties`.
 Named: TypeAlias = "tuple[tuple[str, str], ...]"
 
 
 class Sections(NamedTuple):
-    """The sections of a message, for deliveries.
+    """The decoded sections of a message.
 
     Attributes:
         priority, durable, deliveries: fields of the header. `deliveries` is the number of earlier deliveries.
         redelivered: whether the message may have been delivered before.
         id, correlation_id: IDs as the producer sent them: str, int, UUID, bytes, or None.
-        reply_to: as the message has it; of a delivery, as rows name destinations.
-        reply_kind: place of the kind of `reply_to` in :data:`.KINDS`, if the message states it.
+        user, subject, content_type, content_encoding, group, group_sequence: fields of section `properties`.
+        reply_to: the reply address. In a :class:`Raw`, it is in the form in which rows name destinations.
+        reply_kind: the kind of destination of `reply_to`, as an index into :data:`.KINDS`; None if the message does
+            not state it.
         created_ms, expires_ms: milliseconds since 1970; 0 for none.
-        application: application properties by name; a nested value is JSON.
-        named: properties from other sections, which take precedence over application properties.
-        exchange, routing_key: where the message was published.
-        died: whether the message has been a dead letter.
-        value: the body, which is the bytes of `data`, the list of `amqp-sequence`, or the value of `amqp-value`. None
-            if there is no body.
+        application: application properties by name; a list or map is JSON text.
+        named: properties from other sections. They take precedence over application properties with the same name.
+        exchange, routing_key: exchange and routing key to which the message was published, as RabbitMQ reports them.
+        died: whether the message has been dead-lettered.
+        value: the body: the bytes of `data`, the list of `amqp-sequence`, or the value of `amqp-value`. None if there
+            is no body.
         described: whether the body is an `amqp-value` with a descriptor. Such a body always becomes JSON.
         written: size of the properties that were written as text when the message was read.
     """
@@ -85,14 +87,14 @@ class Sections(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """One delivery.
+    """One delivery with its decoded message.
 
     Attributes:
         tag: the delivery's number within its session.
-        body: the body's bytes, see :func:`body_bytes`.
-        size: bytes that the delivery takes here, at least those of the whole message as received.
-        of: the message's sections. A body that is a value is only in `body`, because the value's objects take up to 64
-            times the bytes of their encoding.
+        body: the body as bytes, in the form of :func:`body_bytes`.
+        size: number of bytes of memory that the delivery takes, at least the size of the whole message as received.
+        of: the message's sections. Their `value` is None for a large body, or a body that is a list or map, because
+            such values take up to 64 times the memory of their encoding; the body is then only in `body`.
     """
 
     tag: int
@@ -102,15 +104,15 @@ class Raw(NamedTuple):
 
 
 class UnreadableMessage(Raw):
-    """A delivery whose sections could not be decoded. The body of the delivery is the whole message as received."""
+    """A delivery whose message could not be decoded. Its body is the whole message as received."""
 
     __slots__ = ()
 
 
 def body_bytes(value: object) -> bytes:
-    """Return a message's body as bytes.
+    """Encode a decoded body as bytes for column `body`.
 
-    Binary values stay unchanged, text becomes UTF-8, None becomes an empty body, and all other values become JSON.
+    Bytes are unchanged, text is encoded as UTF-8, None becomes an empty body, and all other values become JSON.
     """
     if value is None:
         return b""
@@ -124,11 +126,11 @@ _NO_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})
 
 
 def json_text(value: object) -> str:
-    """Return a value of any AMQP type as JSON.
+    """Return a decoded value of any AMQP type as JSON.
 
-    Binary values become base64 text, and numbers that JSON lacks (`NaN`, `Infinity`, `-Infinity`) become text. A map
-    becomes an object if no key is itself a list or a map and no two keys have the same text. Otherwise the map becomes
-    a list of pairs, each of which is a list.
+    Bytes become base64 text, and numbers that JSON cannot express (`NaN`, `Infinity`, `-Infinity`) become text. A map
+    becomes a JSON object if no key is a list or a map and no two keys have the same text. Otherwise the map becomes a
+    list of lists, each with a key and its value.
     """
     if isinstance(value, str):
         return _quoted(value)
@@ -152,7 +154,7 @@ def _json_map(pairs: Pairs) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Return the text of a value that contains no other values. None becomes `null`, and bytes become base64."""
+    """Return a value other than a list or map as text. None becomes `null`, and bytes become base64."""
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
@@ -161,7 +163,7 @@ def _plain(value: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    """Return the text of a boolean, a number, or a UUID."""
+    """Return a boolean, a number or a UUID as text."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and not isfinite(value):
@@ -170,9 +172,9 @@ def _number(value: Any) -> str:
 
 
 def text(value: object) -> str | None:
-    """Return a value as text for a string column. None stays None.
+    """Return a decoded value as text for a string column, or None for None.
 
-    Bytes are decoded as UTF-8, and invalid bytes become escapes. Lists and maps become JSON.
+    Bytes are decoded as UTF-8, and bytes that are not UTF-8 become escapes. Lists and maps become JSON.
     """
     if value is None or isinstance(value, str):
         return value
@@ -182,9 +184,9 @@ def text(value: object) -> str | None:
 
 
 def id_of(value: object) -> object:
-    """Return the form in which IDs are compared: text or bytes.
+    """Return an ID in the form in which IDs are compared, which is text or bytes.
 
-    A number becomes decimal text, as over the other protocols.
+    A number becomes decimal text, as it does with the other protocols.
     """
     return value if isinstance(value, bytes) else text(value)
 
@@ -194,7 +196,7 @@ def _timestamp_us(milliseconds: int) -> int | None:
 
 
 def property_of(raw: Raw, name: str) -> object:
-    """Return a property from whichever section has the property."""
+    """Return the property with this name, from annotations or from the application properties; None if missing."""
     return next((value for known, value in raw.of.named if known == name), raw.of.application.get(name))
 
 
@@ -204,9 +206,9 @@ def _pairs(raw: Raw) -> list[tuple[str, str | None]]:
 
 
 def lasting(data: bytes) -> bytes:
-    """Return an encoded message without the sections that differ between deliveries.
+    """Return an encoded message without its header and annotations, which differ between deliveries of a message.
 
-    If these sections cannot be read, return the whole message.
+    If the header or the annotations cannot be read, return the whole message.
     """
     try:
         return data[bare_message_at(data) :]
@@ -215,23 +217,24 @@ def lasting(data: bytes) -> bytes:
 
 
 def unreadable_of(raw: Raw) -> Unreadable:
-    """Describe a delivery that could not be decoded."""
+    """Return a description of a delivery that could not be decoded, for errors, logs and dead-letter folders."""
     known = {"message-id": text(raw.of.id), "correlation-id": text(raw.of.correlation_id), "subject": raw.of.subject}
     error = raw.of.application[UNREADABLE_PROPERTY]
     return Unreadable(raw.tag, {name: value for name, value in known.items() if value}, raw.body, str(error))
 
 
 def _delivery_count(before: int, redelivered: bool) -> int | None:
-    # A redelivery without a count means that the broker does not count. The header is a uint, the column is signed.
+    # If a redelivery has no count, the broker does not count deliveries. The message's count may exceed the column's
+    # range, because the header is an unsigned integer and the column is signed.
     return before + 1 if (before or not redelivered) and before < INT32_MAX else None
 
 
 def is_not_redelivered(raw: Raw) -> bool:
-    """Whether a delivery was decoded, and is marked neither as redelivered nor as a dead letter."""
+    """Return whether a delivery was decoded, and is marked neither as redelivered nor as a dead letter."""
     return not raw.of.redelivered and not raw.of.died and type(raw) is not UnreadableMessage
 
 
-#: Columns of deliveries read one by one, see :attr:`.DeliveryBatch.columns`.
+#: Columns of deliveries whose messages are decoded one by one, in the form of :attr:`.DeliveryBatch.columns`.
 DECODERS: Mapping[str, Column] = {
     "properties": lambda raws: list(map(_pairs, raws)),
     "correlationId": lambda raws: [text(raw.of.correlation_id) for raw in raws],
@@ -246,7 +249,7 @@ DECODERS: Mapping[str, Column] = {
     "routingKey": lambda raws: [raw.of.routing_key for raw in raws],
     "exchange": lambda raws: [raw.of.exchange for raw in raws],
     "userId": lambda raws: [text(raw.of.user) for raw in raws],
-    # AMQP 1.0 has no field for the application's ID, but JMS has a property (JMS 2.0, 3.5.9).
+    # AMQP 1.0 has no field for the ID of the application, but JMS defines a property for it (JMS 2.0, 3.5.9).
     "appId": lambda raws: [text(property_of(raw, "JMSXAppID")) for raw in raws],
     "contentEncoding": lambda raws: [raw.of.content_encoding for raw in raws],
     "persistent": lambda raws: [raw.of.durable for raw in raws],

@@ -1,7 +1,7 @@
-"""Decoder of messages: the sections of AMQP 1.0, part 3.2, with any content. Uses no socket and no clock.
+"""Decodes single AMQP 1.0 messages, which consist of sections (part 3.2), with any content.
 
-The result depends only on the bytes of the message, and no byte is ignored. If a part of the message has no place in a
-delivery, an :class:`~pyspark_mq.decode.amqp10_encoding.EncodingError` is raised, and the message is unreadable.
+No byte of a message is ignored. If a part of the message cannot be represented in a row, an
+:class:`~pyspark_mq.decode.amqp10_encoding.EncodingError` is raised, and the message counts as unreadable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["SectionReader", "Sections", "read_sections"]
 
 _HEADER, _DELIVERY_ANNOTATIONS, _MESSAGE_ANNOTATIONS, _PROPERTIES, _APPLICATION = range(0x70, 0x75)
 _DATA, _SEQUENCE, _VALUE, _FOOTER = range(0x75, 0x79)
-#: Names that a section may begin with instead of its number (3.2.1 to 3.2.9).
+#: Names of sections. A section begins with its number or, instead, with its name (3.2.1 to 3.2.9).
 _NAMES = {
     "amqp:header:list": _HEADER,
     "amqp:delivery-annotations:map": _DELIVERY_ANNOTATIONS,
@@ -49,13 +49,13 @@ _NAME_OF = {number: name for name, number in _NAMES.items()}
 _ULONG, _SMALL_ULONG, _SYMBOL8, _SYMBOL32 = 0x80, 0x53, 0xA3, 0xB3
 _EMPTY_LIST = b"\x45"
 _MAP, _LIST, _OCTETS = (0xC1, 0xD1), (0x45, 0xC0, 0xD0), (0xA0, 0xB0)
-#: Accepted codes of values in sections whose type is fixed. These values must not have a further descriptor.
+#: Accepted type codes of the value of each section whose type is fixed. The value must not have a further descriptor.
 _TYPES = {
     _DELIVERY_ANNOTATIONS: _MAP, _MESSAGE_ANNOTATIONS: _MAP, _APPLICATION: _MAP, _FOOTER: _MAP,
     _DATA: _OCTETS, _SEQUENCE: _LIST,
 }  # fmt: skip
 _DEFAULT_PRIORITY = 4
-#: Property with the group's name, as JMS has it (JMS 2.0, 3.5.9).
+#: Name under which column `properties` shows the message group, which is the name in JMS (JMS 2.0, 3.5.9).
 _GROUP = "JMSXGroupID"
 _NULL = frozenset({0x40})
 _BOOLEAN = _NULL | {0x41, 0x42, 0x56}
@@ -73,30 +73,31 @@ _HEADER_FIELDS = (_BOOLEAN, _NULL | {0x50}, _UINT, _BOOLEAN, _UINT)
 _PROPERTIES_FIELDS = (
     _ID, _BINARY, _TEXT, _TEXT, _TEXT, _ID, _TEXT, _TEXT, _TIMESTAMP, _TIMESTAMP, _TEXT, _UINT, _TEXT,
 )  # fmt: skip
-#: Memory of an application property as objects. Few properties are covered by :data:`.ROW_BYTES`.
+#: Bytes of memory that a decoded application property takes, and the number of properties that need not be counted,
+#: because they are covered by :data:`.ROW_BYTES`.
 _ENTRY_BYTES, _FEW_ENTRIES = 200, 32
-#: Of larger messages no second form of the body is kept.
+#: Of messages larger than this, the decoded form of the body is not kept in addition to its bytes.
 _LARGE_BYTES = 64 << 10
-#: The sections that are a list of fields.
+#: The sections whose value is a list of fields, with the accepted types of their fields.
 _LISTS = {_HEADER: _HEADER_FIELDS, _PROPERTIES: _PROPERTIES_FIELDS}
 
 
 class SectionReader:
-    """Creates raw deliveries from encoded messages.
+    """Decodes the messages of a session one by one.
 
     Args:
-        counts_acquirers: whether the broker marks a redelivery by the header `first-acquirer`.
-        names_annotations: whether all message annotations become properties.
-        forms: how the broker writes destinations.
+        counts_acquirers: whether the broker marks a redelivery by header field `first-acquirer`.
+        names_annotations: whether column `properties` includes all message annotations.
+        forms: how the broker writes destinations, for column `replyTo`.
     """
 
     def __init__(self, *, counts_acquirers: bool, names_annotations: bool = False, forms: Sequence[Form] = ()) -> None:
         self._counts_acquirers, self._names_annotations, self.forms = counts_acquirers, names_annotations, forms
 
     def read(self, tag: int, data: bytes) -> Raw:
-        """Return the message as a delivery with this tag.
+        """Decode a message, and return it as a delivery with this tag.
 
-        If any part of the message cannot be read, the delivery is an :class:`UnreadableMessage`.
+        If any part of the message cannot be decoded, the delivery is an :class:`UnreadableMessage`.
         """
         try:
             said = read_sections(
@@ -113,19 +114,23 @@ class SectionReader:
             if len(said.application) > _FEW_ENTRIES:
                 size += _ENTRY_BYTES * len(said.application)
             return Raw(tag, body, size, said)
-        except Exception as broken:  # noqa: BLE001 - whatever the error, this message is its cause
+        except Exception as broken:  # noqa: BLE001 - any error is due to this message, so only this message fails
             return _unreadable(tag, data, broken)
 
 
 def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotations: bool = False) -> Sections:
-    """Read all sections of an encoded message.
+    """Decode all sections of an encoded message.
 
-    Sections may come in any order. Each section may occur once, except that a body may have several `data` or several
-    `amqp-sequence` sections.
+    Sections may be in any order. Each section may occur once, except that a body may consist of several `data` or
+    several `amqp-sequence` sections.
+
+    Args:
+        data: the encoded message.
+        counts_acquirers, names_annotations: see :class:`SectionReader`.
 
     Raises:
-        EncodingError, IndexError, UnicodeDecodeError: the bytes are not a message, or a part of them has no place in a
-            delivery.
+        EncodingError, IndexError, UnicodeDecodeError: the bytes are not a message, or a part of the message cannot be
+            represented in a row.
     """
     values, at, described = Values(data), 0, False
     found: dict[int, list[Any]] = {}
@@ -178,9 +183,16 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotati
 
 
 def _content_at(number: int, data: bytes, at: int, values: Values) -> tuple[Any, int]:
-    """Return the content of a section, and the position after the section.
+    """Decode the value of a section.
 
-    The content of `header` and of `properties` is a list of fields.
+    Args:
+        number: number of the section.
+        data: the encoded message.
+        at: position at which the section's value begins.
+        values: decoder of values of any type.
+
+    Returns:
+        the value, and the position after it. The value of `header` and of `properties` is a list of fields.
     """
     if number in _LISTS:
         return _fields(data, at, _LISTS[number])
@@ -203,7 +215,7 @@ def _body(found: dict[int, list[Any]]) -> Any:
 
 
 def _section_at(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number of the section that begins at byte `at`, and the position of the section's value."""
+    """Return the number of the section that begins at byte `at`, and the position at which its value begins."""
     code = data[at + 1]
     if data[at] == 0 and code in {_SMALL_ULONG, _ULONG, _SYMBOL8, _SYMBOL32}:
         descriptor, after = plain_at(data, at + 1)
@@ -217,12 +229,13 @@ def _annotated(pairs: Pairs, *, names_all: bool) -> tuple[Named, str | None, str
     """Read message annotations.
 
     Args:
-        names_all: whether all annotations become properties. In a queue a broker changes some annotations at each
-            delivery. In a log a broker cannot change annotations.
+        pairs: the annotations.
+        names_all: whether column `properties` includes all annotations. This is done for streams only: for messages in
+            queues the broker changes some annotations at each delivery.
 
     Returns:
-        annotations as properties; the exchange and the routing key with which the message was published; whether the
-        message was a dead letter; and the kind of `reply-to`, see :class:`.Sections`.
+        the annotations for column `properties`; the exchange and the routing key to which the message was published;
+        whether the message was dead-lettered; and the kind of `reply-to`, see :class:`.Sections`.
     """
     annotations = {key: value for key, value in reversed(pairs) if isinstance(key, str)}
     exchange, key = (text(annotations.get(name)) for name in ROUTING)
@@ -235,9 +248,15 @@ def _annotated(pairs: Pairs, *, names_all: bool) -> tuple[Named, str | None, str
 
 
 def _fields(data: bytes, at: int, kinds: tuple[frozenset[int], ...]) -> tuple[list[Any], int]:
-    """Return the fields of a section's list, and the position after the list. Check the type of each field.
+    """Decode a list of fields, and check the type of each field.
 
-    A field that is left out is None.
+    Args:
+        data: the encoded message.
+        at: position at which the list begins.
+        kinds: the accepted type codes of each field.
+
+    Returns:
+        the fields, and the position after the list. A field that the message omits is None.
     """
     item, count, end = list_at(data, at)
     if count > len(kinds):
@@ -265,7 +284,10 @@ def _fields(data: bytes, at: int, kinds: tuple[frozenset[int], ...]) -> tuple[li
 
 
 def _application(pairs: Pairs) -> tuple[dict[str, object], int]:
-    """Return application properties by name, and the size of those that became JSON: the nested values."""
+    """Return application properties by name, and the number of characters of those that became JSON text.
+
+    A value that is a list or map becomes JSON text.
+    """
     found: dict[str, object] = {}
     written = 0
     for key, value in pairs:
@@ -282,9 +304,14 @@ def _application(pairs: Pairs) -> tuple[dict[str, object], int]:
 
 
 def _unreadable(tag: int, data: bytes, broken: Exception) -> UnreadableMessage:
-    """Create a stand-in for an unreadable message.
+    """Return the delivery of a message that cannot be decoded.
 
-    If the message's section `properties` is readable, the stand-in has fields of that section.
+    If section `properties` can be decoded, the delivery has the message's IDs and subject from this section.
+
+    Args:
+        tag: the delivery's number.
+        data: the encoded message.
+        broken: why the message cannot be decoded.
     """
     fields: list[Any] = [None] * len(_PROPERTIES_FIELDS)
     with contextlib.suppress(Exception):

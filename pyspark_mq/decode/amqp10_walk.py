@@ -1,7 +1,8 @@
-"""The walk over the sections of many messages at once (AMQP 1.0, 1.6 and 3.2). It finds values with NumPy alone.
+"""Walks over the sections of many AMQP 1.0 messages at once (1.6 and 3.2), to find the positions of all values.
 
-The walk leaves out a message with unexpected content, without deciding whether the message is broken. Positions are
-clamped before bytes are read there, so a size that a message states never leads to a read beyond the memory.
+NumPy goes through all messages at the same time, one field after another. A message with unexpected content is skipped;
+whether such a message is malformed is decided when it is decoded alone. A size that a message states may be wrong, so
+every position is limited to the end of the buffer before bytes are read there.
 """
 
 from __future__ import annotations
@@ -19,19 +20,28 @@ __all__ = ["Walk", "Walked", "WalkedField", "WalkedPairs", "prefix_of"]
 
 _PROPERTIES, _APPLICATION, _DATA, _VALUE = 0x73, 0x74, 0x75, 0x77
 _MARK_BYTES = 3
-#: Beginnings of messages are not compared if they are longer than this, because comparing costs more than it saves.
+#: Messages whose beginning (header and annotations) is longer than this are not walked, because comparing such long
+#: beginnings takes longer than walking saves.
 _PREFIX_BYTES_MAX = 512
 _PAIRS_MAX = 64
 _NULL, _STRING8, _STRING32, _SYMBOL8, _SYMBOL32, _BINARY8, _BINARY32 = 0x40, 0xA1, 0xB1, 0xA3, 0xB3, 0xA0, 0xB0
 _TIMESTAMP = 0x83
 _USER, _EXPIRY, _CREATED, _GROUP, _SEQUENCE = 1, 8, 9, 10, 11
-#: Properties with a creation time of 1 ms, and an empty body. A message with a header, followed by these bytes, reveals
-#: the time to live in the header.
+#: An encoded section `properties` with a creation time of 1 ms, and an empty body. If these bytes are decoded after a
+#: message's header, the expiry time of the result minus 1 ms is the time to live from the header.
 _PROBE = b"\x00\x53\x73\xc0\x13\x0a" + b"\x40" * 9 + b"\x83" + (1).to_bytes(8, "big") + b"\x00\x53\x75\xa0\x00"
 
 
 class WalkedField(NamedTuple):
-    """A field of `properties`, text or a number, for all rows."""
+    """A field of section `properties`, which is text or a number, in all messages. Each attribute is an array.
+
+    Attributes:
+        begins: the position at which each text begins.
+        lengths: the length of each text; 0 for numbers.
+        valid: whether each message has the field.
+        symbols: whether each text is a symbol, which must be ASCII.
+        numbers: the numbers.
+    """
 
     begins: Any
     lengths: Any
@@ -41,10 +51,14 @@ class WalkedField(NamedTuple):
 
 
 class WalkedPairs(NamedTuple):
-    """Application properties of all rows, concatenated. `counts` has the number of properties in each row.
+    """The application properties of all messages, concatenated. Each attribute is an array.
 
-    `texts`, `whole` and `truths` tell which values are text, a whole number or a boolean; `numbers` has the whole
-    numbers and booleans. All other values are null.
+    Attributes:
+        counts: the number of properties in each message.
+        key_begins, key_lengths: the position and the length of each property's name.
+        begins, lengths: the position and the length of each value that is text.
+        texts, whole, truths: whether each value is text, a whole number, or a boolean; other values are null.
+        numbers: the values that are whole numbers or booleans.
     """
 
     counts: Any
@@ -59,11 +73,14 @@ class WalkedPairs(NamedTuple):
 
 
 class Walked(NamedTuple):
-    """The values that a walk has found. All attributes except `rows` cover only the walked messages.
+    """The positions of values that a walk has found. All attributes except `rows` are only about the walked messages.
 
     Attributes:
-        rows: whether each message was walked.
-        texts: whether each body is text. Such a body must be valid text.
+        rows: array that tells whether each message was walked.
+        fields: the fields of section `properties`, by number.
+        pairs: the application properties.
+        body_begins, body_lengths: the position and the length of each body.
+        texts: array that tells whether each body is text, which still has to be checked for valid UTF-8.
     """
 
     rows: Any
@@ -75,11 +92,11 @@ class Walked(NamedTuple):
 
 
 def prefix_of(message: bytes, reader: SectionReader) -> tuple[int, Raw, int] | None:
-    """Read the beginning of a message: everything before `properties` or the body.
+    """Decode the beginning of a message, which is everything before section `properties` or the body.
 
     Returns:
-        the size of the beginning, a delivery whose message begins in this way, and the time to live in milliseconds.
-        None if the beginning cannot be read.
+        the size of the beginning, a delivery whose message has the same beginning, and the time to live in
+        milliseconds. None if the beginning cannot be decoded or is too long.
     """
     try:
         at = bare_message_at(message)
@@ -92,10 +109,11 @@ def prefix_of(message: bytes, reader: SectionReader) -> tuple[int, Raw, int] | N
 
 
 class Walk:
-    """The walk over some messages.
+    """A walk over messages in one buffer. Messages that do not begin with `prefix` are skipped.
 
     Args:
-        data: the bytes of the messages, and 16 more bytes as padding.
+        data: the buffer with the messages, and 16 more bytes as padding.
+        begins, ends: the positions at which each message begins and ends.
         prefix: the beginning that a message must have to be walked.
     """
 
@@ -114,7 +132,7 @@ class Walk:
         return self._views.at(at, 1)
 
     def _uint(self, at: Any, size: int) -> Any:
-        """Read big-endian integers: eight bytes as signed, fewer as unsigned."""
+        """Read a big-endian integer of `size` bytes at each position: signed for eight bytes, otherwise unsigned."""
         return self._views.at(at, size).astype(np.int64)
 
     def _has(self, mark: int) -> Any:
@@ -123,7 +141,7 @@ class Walk:
         return self._ok & inside & (self._byte(at) == 0) & (self._byte(at + 1) == 0x53) & (self._byte(at + 2) == mark)
 
     def walked(self) -> Walked:
-        """Walk the messages. Call it only once."""
+        """Walk over the messages, and return the values that were found. This method can be called only once."""
         fields = self._properties()
         pairs, owners = self._application()
         begins, lengths, texts = self._body()
@@ -142,7 +160,15 @@ class Walk:
     # -- sections
 
     def _compound(self, has: Any, empty: int, short: int, long: int) -> tuple[Any, Any, Any]:
-        """Return where the items of lists or maps begin, how many items there are, and where the lists or maps end."""
+        """Find the items of a section's value, which is a list or map, in all messages that have the section.
+
+        Args:
+            has: array that tells whether each message has the section.
+            empty, short, long: type codes of an empty list, and of a list or map with sizes of one or four bytes.
+
+        Returns:
+            three arrays: the position of the first item, the number of items, and the position after the list or map.
+        """
         at = self._at + _MARK_BYTES
         code = self._byte(at)
         is_short, is_long, is_empty = has & (code == short), has & (code == long), has & (code == empty)
@@ -156,7 +182,15 @@ class Walk:
         return item, count, end
 
     def _spans(self, item: Any, short: Any, long: Any) -> tuple[Any, Any]:
-        """Return where values of variable width begin, and their lengths. Values of other kinds have the length 0."""
+        """Find the content of values of variable width.
+
+        Args:
+            item: the position of each value.
+            short, long: whether the length of each value takes one byte, or four bytes.
+
+        Returns:
+            the position and the length of each content. The length is 0 for other values.
+        """
         begins = np.where(long, item + 5, item + 2)
         lengths = np.where(short, self._byte(item + 1).astype(np.int64), 0)
         if long.any():
@@ -213,9 +247,11 @@ class Walk:
         return WalkedField(begins, lengths, valid, symbols, zeros), np.where(valid, begins + lengths, item + 1)
 
     def _application(self) -> tuple[WalkedPairs, Any]:
-        """Return the pairs of all rows, and the row of each pair.
+        """Walk over the application properties.
 
-        The first pair of each row comes first, then the second pair of each row, and so on.
+        Returns:
+            the properties of all messages, and the row number of each property. The first property of every message is
+            followed by the second property of every message, and so on.
         """
         has = self._has(_APPLICATION)
         total = len(self._at)

@@ -1,15 +1,15 @@
-"""Consecutive deliveries as one batch: the contract of all decoders.
+"""Defines batches of consecutive deliveries, the interface that the decoders of all protocols implement.
 
-A session appends batches and single deliveries to its inbox, with as little work as possible.
-:meth:`DeliveryBatch.gather` merges the items into batches, and :func:`.make_block` reads IDs, bodies and the query's
-columns from the batches.
+While a session receives, it only appends batches and single deliveries to its inbox. Later
+:meth:`DeliveryBatch.gather` merges the items of the inbox into larger batches, and :func:`.make_block` takes IDs,
+bodies and the query's columns from these batches.
 
-A batch is immutable, so all methods may be called on any thread, any number of times. The values of a delivery do not
-depend on the other deliveries in the batch, and do not change in a slice. Nothing blocks. No message content raises an
-error: an undecodable message is a regular delivery, with its ID if the ID is readable, nulls for unknown columns, and
-the reason in :attr:`DeliveryBatch.unreadable`.
+A batch is immutable, so all methods may be called on any thread, any number of times. They do not block. The values of
+a delivery do not depend on the other deliveries in the batch, so they are the same in a slice of the batch. No content
+of a message raises an error: a message that cannot be decoded is a delivery like others, with its ID if the ID can be
+read, nulls for unknown columns, and the reason in :attr:`DeliveryBatch.unreadable`.
 
-Guarantee: a redelivery has the ID of the first delivery, and no other message has that ID.
+Guarantee: a redelivery has the same ID as the first delivery of the message, and no other message has this ID.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ __all__ = [
     "listed",
 ]  # fmt: skip
 
-#: Key in `properties` for the reason why a message is unreadable.
+#: Key in column `properties` under which the reason is shown why a message is unreadable.
 UNREADABLE_PROPERTY = "unreadable"
-#: Bytes that a delivery takes in addition to its content, for its entries in a block, in the in-flight table and in an
-#: epoch. Measured: 290 when received, 330 when planned.
+#: Bytes of memory that a delivery takes in addition to its content, for its entries in a block, in the in-flight table
+#: and in an epoch. Measured: 290 bytes after it was received, 330 after it was planned.
 ROW_BYTES = 330
-#: Fewer deliveries than this are read one by one, which takes no longer (break-even measured at 30 to 40, over each
-#: protocol).
+#: Fewer messages than this are decoded one by one, which is not slower than decoding them together. Both took the same
+#: time for 30 to 40 messages, measured with each protocol.
 BATCH_MIN = 40
-#: The largest numbers of integer columns.
+#: The largest numbers that fit into integer columns of 32 and 64 bits.
 INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 #: The default source of IDs: the message's own ID.
 MESSAGE_ID = IdSource("message-id")
 _SHOWN_CHARACTERS = 200
-#: Columns that a producer sets, apart from properties and body.
+#: Columns whose values the producer sets, except the properties and the body.
 _CONTENT = tuple(name for name, column in COLUMNS.items() if column.content)
 
 
@@ -68,8 +68,10 @@ class Unreadable:
     """A delivery that could not be decoded. It can be acknowledged or rejected like any other delivery.
 
     Attributes:
-        known: readable fields, by the protocol's names.
-        data: the bytes that could not be read.
+        tag: the delivery's number in its session.
+        known: the fields that could be read, by their names in the protocol.
+        data: the bytes that could not be decoded.
+        error: why they could not be decoded.
     """
 
     tag: int
@@ -78,7 +80,7 @@ class Unreadable:
     error: str
 
     def __str__(self) -> str:
-        """Return tag, readable fields and the reason, for errors and logs."""
+        """Return a description for errors and logs, with the tag, the readable fields and the reason."""
         known = ", ".join(f"{name} {_shortened(value)!r}" for name, value in self.known.items())
         return f"delivery {self.tag} of the session ({known or 'no readable fields'}): {_shortened(self.error)}"
 
@@ -88,7 +90,7 @@ def _shortened(text: str) -> str:
 
 
 class DictionaryColumn(NamedTuple):
-    """A column in which many rows share values.
+    """A column in which many rows have the same value, stored as its distinct values.
 
     Attributes:
         values: the distinct values.
@@ -100,7 +102,7 @@ class DictionaryColumn(NamedTuple):
 
 
 def listed(column: Any) -> list[Any]:
-    """Return a column of :attr:`DeliveryBatch.columns` as a list, whatever its form."""
+    """Convert a column from any of the forms of :attr:`DeliveryBatch.columns` to a list of values."""
     if isinstance(column, DictionaryColumn):
         return [column.values[row] for row in column.rows.tolist()]
     if not isinstance(column, pa.Array):
@@ -114,9 +116,10 @@ def listed(column: Any) -> list[Any]:
 
 
 def first_of_each(pairs: Iterable[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
-    """Leave out pairs whose name occurred before, because Spark's functions fail on a map with a key twice.
+    """Remove pairs whose name has occurred before, because Spark's functions fail on a map that has a key twice.
 
-    Different names may have the same text: a byte 0xff is shown as the four characters that another name may have.
+    Two different names of a message may become the same text: byte 0xff is shown as the four characters ``\\xff``, and
+    another name may consist of just these characters.
     """
     found: dict[str, str | None] = {}
     for name, value in pairs:
@@ -125,7 +128,7 @@ def first_of_each(pairs: Iterable[tuple[str, str | None]]) -> list[tuple[str, st
 
 
 def array_of(values: Any, kind: pa.DataType) -> pa.Array:
-    """Return a column of :attr:`DeliveryBatch.columns` as an array of this type."""
+    """Convert a column from any of the forms of :attr:`DeliveryBatch.columns` to an Arrow array of type `kind`."""
     if isinstance(values, DictionaryColumn):
         if values.values == [None]:
             return pa.nulls(len(values.rows), kind)
@@ -137,36 +140,38 @@ def array_of(values: Any, kind: pa.DataType) -> pa.Array:
     return pa.array(values, kind)
 
 
-#: A function from a batch to a column, see :attr:`DeliveryBatch.columns`.
+#: A function that returns a column of the batch that it is given, see :attr:`DeliveryBatch.columns`.
 Column: TypeAlias = "Callable[[Any], Any]"
 
 
 class DeliveryBatch(ABC):
-    """Consecutive deliveries of one session. Slices are batches, too.
+    """Consecutive deliveries of one session. A slice of a batch is a batch, too.
 
     Attributes:
-        tags: handles of the deliveries, an integer array. Tags ascend in order of arrival, and are unique within the
-            session.
-        unreadable: undecodable deliveries, by row. All methods include these deliveries. Their bodies are the received
-            bytes, unknown columns are null, and `properties` has the reason under `UNREADABLE_PROPERTY`.
+        tags: integer array with the numbers by which the session identifies the deliveries. Tags ascend in order of
+            arrival, and are unique within the session.
+        unreadable: by row, descriptions of the deliveries that could not be decoded. All methods include these
+            deliveries. Their bodies are the received bytes, their unknown columns are null, and their `properties` have
+            the reason under `UNREADABLE_PROPERTY`.
     """
 
     tags: Any
     unreadable: Mapping[int, Unreadable] = {}
-    #: Properties that are not part of a message's content.
+    #: Names of properties that are not part of a message's content, because they may differ between deliveries.
     passing: ClassVar[frozenset[str]] = PASSING_HEADERS
-    #: column name -> function that returns this column of a batch. The column is an Arrow array, a
+    #: By column name, the function that returns this column of a batch. The column is an Arrow array, a
     #: :class:`DictionaryColumn`, or a list of values. A value is a str, int, bool or None. A timestamp is in
-    #: microseconds since 1970, and a value of `properties` is a list of (str, str or None) pairs. `messageId`, `body`
-    #: and `destination` come from elsewhere. All other columns are null.
+    #: microseconds since 1970, and a value of `properties` is a list of (str, str or None) pairs. Columns `messageId`,
+    #: `body` and `destination` are made in other ways. A column that is not listed is null.
     columns: ClassVar[Mapping[str, Column]]
 
     @classmethod
     def gather(cls, items: Sequence[Any], bytes_max: int) -> Iterator[DeliveryBatch]:
-        """Merge the items of an inbox into batches, and yield the batches in order. Blocks are made from these batches.
+        """Merge the items of an inbox into batches, and yield the batches in order.
 
         Args:
-            bytes_max: the most bytes to merge.
+            items: batches and single deliveries, in order of arrival.
+            bytes_max: maximum number of bytes to merge into one batch.
         """
         held: list[Any] = []
         size, kind = 0, None
@@ -183,12 +188,17 @@ class DeliveryBatch(ABC):
 
     @classmethod
     def kind(cls, item: Any, size: int) -> object:  # noqa: ARG003 - for subclasses that override it
-        """Return a value that neighbours in an inbox must share to be merged."""
+        """Return a value that is compared to decide whether two neighbouring items may be merged: it must be equal.
+
+        Args:
+            item: a batch or a single delivery.
+            size: the item's number of bytes.
+        """
         return isinstance(item, DeliveryBatch)
 
     @classmethod
     def size_of(cls, item: Any) -> int:
-        """Return the number of bytes in an item as received, including headers."""
+        """Return the number of bytes of an item (a batch or a single delivery) as received, including headers."""
         return int(item.sizes.sum()) if isinstance(item, DeliveryBatch) else cls.size(item)
 
     @classmethod
@@ -199,7 +209,7 @@ class DeliveryBatch(ABC):
     @classmethod
     @abstractmethod
     def size(cls, raw: Any) -> int:
-        """Return the number of bytes in a single delivery, including headers."""
+        """Return the number of bytes of a single delivery, including headers."""
 
     def __len__(self) -> int:
         return len(self.tags)
@@ -209,37 +219,41 @@ class DeliveryBatch(ABC):
 
     @property
     def size_bytes(self) -> int:
-        """Number of bytes in all deliveries as received, including headers, plus `ROW_BYTES` for each delivery."""
+        """Bytes of memory of all deliveries: their size as received, including headers, plus `ROW_BYTES` for each."""
         return int(self.sizes.sum()) + ROW_BYTES * len(self)
 
     @abstractmethod
     def taken(self, places: Any) -> Self:
-        """Return the deliveries at these places, an integer array in ascending order."""
+        """Return a batch of the deliveries with these indices, which are an integer array in ascending order."""
 
     @property
     @abstractmethod
     def sizes(self) -> Any:
-        """Number of bytes in each delivery as received, including headers. Decoded deliveries may take more."""
+        """Array with the number of bytes of each delivery as received, including headers. Decoded, it may take more."""
 
     @property
     def redelivered(self) -> Any:
-        """Whether the broker has flagged each delivery as redelivered, as an array."""
+        """Array that tells whether the broker has flagged each delivery as redelivered."""
         flags = array_of(self.columns["redelivered"](self), pa.bool_())
         return flags.fill_null(False).to_numpy(zero_copy_only=False)
 
     @abstractmethod
     def body(self) -> pa.Array:
-        """Return bodies as bytes."""
+        """Return column `body`, an array of bytes."""
 
     @abstractmethod
     def ids(self, source: IdSource) -> Sequence[object]:
-        """Return each message's ID from this source, or None if the message has no ID there."""
+        """Return each message's ID.
+
+        Args:
+            source: the field or property that has the ID. For a message without it, the ID is None.
+        """
 
     def digests(self) -> list[bytes]:
-        """Return a 16-byte digest of each message as the producer sent it: properties, headers and body.
+        """Return a digest of 16 bytes of each message's content: its properties, headers and body.
 
-        Every delivery of a message has the same digest. The digest excludes delivery counts, routes, times to live, and
-        dead-letter headers.
+        Every delivery of a message has the same digest, as the digest does not include delivery counts, routes, times
+        to live and dead-letter headers.
         """
         others = zip(self.given(), *(listed(self.columns[name](self)) for name in _CONTENT), strict=True)
         properties = listed(self.columns["properties"](self))
@@ -253,15 +267,18 @@ class DeliveryBatch(ABC):
         return digests
 
     def given(self) -> list[object]:
-        """Return the part of each delivery's content that no column covers: the producer's ID."""
+        """Return, for digests, the part of each message's content that no column contains: the producer's ID."""
         return [*self.ids(MESSAGE_ID)]
 
     @abstractmethod
     def not_redelivered(self) -> list[bool]:
-        """Whether each delivery has neither the mark of an earlier delivery nor the mark of a dead letter."""
+        """Return, for each delivery, whether it is marked neither as redelivered nor as a dead letter."""
 
     def hidden(self) -> list[str]:
-        """Return the producers' values that hide the broker's IDs; usually there are none."""
+        """Return the values of properties that have the same name as the broker's ID header, and thereby hide the ID.
+
+        Usually there are none.
+        """
         return []
 
     def nothing(self) -> DictionaryColumn:

@@ -1,7 +1,8 @@
-"""Spans of one piece of memory as Arrow arrays, without an object for each span.
+"""Makes Arrow arrays from spans of a buffer, without a Python object for each span.
 
-Start and end offsets turn the memory into an Arrow array, in which spans alternate with the gaps between them. The
-elements with odd numbers are gaps.
+A *span* is the bytes between two positions in the buffer, for example the value of a field in one message. An Arrow
+array of bytes consists of a buffer and of the positions at which its elements begin. So the starts and ends of all
+spans make an array in which spans alternate with the gaps between them, and every second element is a span.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ _INT32_MAX = 2**31 - 1
 
 
 class Views:
-    """Reader of big-endian integers at any places of a piece of memory."""
+    """Reads big-endian integers at any positions of a buffer."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self._all = {size: np.ndarray((len(data) - size + 1,), f">u{size}", data, 0, (1,)) for size in (1, 2, 4, 8)}
 
     def at(self, places: Any, size: int) -> Any:
-        """Read an integer of `size` bytes at each of these places.
+        """Return the integer of `size` bytes that begins at each of these positions.
 
-        If an integer extends beyond the end of the memory, its value is arbitrary.
+        If an integer would extend beyond the end of the buffer, its value is arbitrary.
         """
         found = self._all[size]
         return found[np.minimum(places, len(found) - 1)].astype(f"u{size}", copy=False)
 
 
 def binary(data: bytes | memoryview, begins: Any, ends: Any, valid: Any | None = None) -> pa.Array:
-    """Return the bytes of each span.
+    """Return an array with the bytes of each span.
 
     Args:
-        data: the memory, less than 2 GiB.
-        begins, ends: bounds of each span, integer arrays. The spans are in ascending order.
-        valid: whether each span is valid; other spans become null. None if all spans are valid.
+        data: the buffer, which must be smaller than 2 GiB.
+        begins, ends: integer arrays with the start and the end of each span. The spans are in ascending order.
+        valid: array that tells whether each span is valid; other spans become null. None if all spans are valid.
     """
     if valid is None or valid.all():
         return _pieces(data, begins, ends).take(pa.array(np.arange(0, 2 * len(begins), 2)))
@@ -53,7 +54,7 @@ def binary(data: bytes | memoryview, begins: Any, ends: Any, valid: Any | None =
 
 
 def _pieces(data: bytes | memoryview, begins: Any, ends: Any) -> pa.Array:
-    """Return an array in which spans alternate with the gaps between them."""
+    """Return an array of bytes in which spans alternate with the gaps between them, beginning with the first span."""
     _check_size(len(data))
     bounds = np.empty(2 * len(begins), np.int32)
     bounds[0::2], bounds[1::2] = begins, ends
@@ -61,7 +62,10 @@ def _pieces(data: bytes | memoryview, begins: Any, ends: Any) -> pa.Array:
 
 
 def joined(values: Sequence[bytes]) -> pa.Array:
-    """Return values as an array without spare memory. Arrow's builder would double its memory each time it is full."""
+    """Return byte strings as an array that takes no more memory than needed.
+
+    Arrow's own conversion would double its buffer each time it is full.
+    """
     ends = np.cumsum([0, *map(len, values)])
     _check_size(int(ends[-1]))
     buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(values))]
@@ -70,11 +74,11 @@ def joined(values: Sequence[bytes]) -> pa.Array:
 
 def _check_size(size: int) -> None:
     if size > _INT32_MAX:
-        raise InternalError(f"{size} bytes are more than the offsets of an array can address")
+        raise InternalError(f"an array of {size} bytes is too large: its positions are 32-bit integers")
 
 
 def text(found: pa.Array) -> pa.Array:
-    """Return an array of bytes as an array of text.
+    """Convert an array of bytes to an array of text.
 
     Raises:
         ValueError: a value is not UTF-8.
@@ -83,29 +87,29 @@ def text(found: pa.Array) -> pa.Array:
 
 
 def is_ascii(found: pa.Array) -> bool:
-    """Whether the bytes of all values are ASCII. Nulls have no bytes, and do not count."""
+    """Return whether the bytes of all values that are not null are ASCII."""
     content = found.buffers()[2]
     return content is None or content.size == 0 or int(np.frombuffer(content, np.uint8).max()) < 0x80
 
 
 def numbers(values: Any, valid: Any | None = None) -> pa.Array:
-    """Return numbers as an Arrow array. A number that is not valid becomes null."""
+    """Convert numbers to an Arrow array. Where `valid` is false, the array is null."""
     return pa.array(values, mask=None if valid is None else ~valid)
 
 
 def distinct(found: pa.Array) -> tuple[list[Any], Any]:
-    """Return the distinct values in order of appearance, and the index of each row's value."""
+    """Return the distinct values of an array in order of appearance, and the index of each row's value."""
     encoded = found.dictionary_encode(null_encoding="encode")
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
 
 
 def decimals(values: Any, valid: Any | None = None) -> pa.Array:
-    """Return integers as decimal text. An integer that is not valid becomes null."""
+    """Convert integers to an array of decimal text. Where `valid` is false, the array is null."""
     return numbers(values, valid).cast(pa.string())
 
 
 def maps(columns: Sequence[tuple[str, pa.Array]], count: int) -> pa.Array:
-    """Return maps that all have the same keys in the same order.
+    """Return an array of maps, all of which have the same keys in the same order.
 
     Args:
         columns: each key with its column of text.

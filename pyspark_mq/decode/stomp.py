@@ -1,6 +1,7 @@
 """Batches of STOMP deliveries. Most messages are decoded together, and other messages are decoded one by one.
 
-Both forms return headers as columns. The meaning of headers is implemented once, for both forms.
+:class:`FramesBatch` decodes messages together, and :class:`ParsedBatch` one by one; each returns any header as a
+column. :class:`StompBatch`, their common base, makes the columns of rows from headers.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from pyspark_mq.dedup import IdSource
 
 __all__ = ["FramesBatch", "ParsedBatch", "Raw", "StompBatch", "unreadable_of"]
 
-#: (tag, header block, body, the broker's dialect)
+#: A single delivery: (tag, header block, body, the broker's dialect of STOMP).
 Raw: TypeAlias = "tuple[int, bytes, bytes, StompDialect]"
 
-#: Most digits of an unsigned 64-bit number.
+#: Any number of so many digits fits into an unsigned integer of 64 bits. Longer numbers are not converted.
 _NUMBER_DIGITS_MAX = 19
 #: The exchange of destinations that do not name an exchange (RabbitMQ's documentation, "STOMP", "Destinations").
 _EXCHANGES = {"queue": "", "topic": "amq.topic"}
@@ -54,10 +55,10 @@ _NAMED = frozenset(
 
 
 class StompBatch(DeliveryBatch):
-    """Deliveries of one session, in order. Header names are unescaped.
+    """Deliveries of one STOMP session, in order of arrival. Header names are used without escapes.
 
     Attributes:
-        dialect: the broker's dialect.
+        dialect: how the broker differs from other STOMP brokers.
     """
 
     dialect: StompDialect
@@ -79,21 +80,24 @@ class StompBatch(DeliveryBatch):
     @property
     @abstractmethod
     def parsed(self) -> ParsedBatch:
-        """The deliveries of this batch, parsed one by one."""
+        """The same deliveries as a batch whose messages are decoded one by one."""
 
-    # -- questions about headers
+    # -- access to headers
 
     @abstractmethod
     def has_any(self, name: str) -> bool:
-        """Whether any message has this header."""
+        """Return whether any message has this header."""
 
     @abstractmethod
     def values(self, name: str) -> list[str | None]:
-        """Return each message's value of a header, or None if missing. Bytes that are not UTF-8 become surrogates."""
+        """Return each message's value of a header, or None if the message does not have the header.
+
+        Bytes that are not UTF-8 become surrogate characters, from which they can be restored.
+        """
 
     @abstractmethod
     def text(self, name: str) -> pa.Array:
-        """Return a header as a column of text. A missing header is null."""
+        """Return a header as a column of text. The column is null where the header is missing."""
 
     @abstractmethod
     def number(self, name: str, maximum: int, unit: int = 1) -> pa.Array:
@@ -104,23 +108,24 @@ class StompBatch(DeliveryBatch):
 
     @abstractmethod
     def has(self, name: str, value: str) -> pa.Array:
-        """Return whether the header has this value, for each message."""
+        """Return a column that tells for each message whether the header has this value."""
 
     @abstractmethod
     def others(self, hidden: Collection[str], prefixes: tuple[str, ...]) -> Any:
-        """Return all headers as a column of pairs, except headers to leave out.
+        """Return a column with each message's headers as pairs of name and value, except some headers.
 
         Args:
-            hidden: names to leave out.
-            prefixes: prefixes of further names to leave out.
+            hidden: names of headers that are not included.
+            prefixes: headers whose names begin with one of these prefixes are not included either.
         """
 
-    # -- meanings of headers
+    # -- columns made from headers
 
     def ids(self, source: IdSource) -> list[object]:
-        """Return each message's ID: the broker's ID if the broker sets one, otherwise the producer's ID.
+        """Return each message's ID from the header or property that `source` names.
 
-        The ID is None if a property hides the broker's ID.
+        For the default source, `message-id`, this is the broker's ID if the broker sets an ID, and otherwise the
+        producer's ID. It is None if a property of the message has the same name and thereby hides the broker's ID.
         """
         dialect = self.dialect
         name = {"message-id": dialect.id_header, "correlation-id": "correlation-id"}.get(source.kind, source.name)
@@ -135,16 +140,17 @@ class StompBatch(DeliveryBatch):
         return ids
 
     def given(self) -> list[object]:
-        """Return each message's producer ID and raw timestamp.
+        """Return, for digests, the ID that each message's producer has set, and header `timestamp` as received.
 
-        The producer ID is None if the message has no separate header for the producer ID.
+        The ID is None if header `message-id` has the broker's ID, so that there is no header with the producer's ID.
         """
         is_the_brokers = self.dialect.id_header == "message-id"
         ids = [None] * len(self) if is_the_brokers else self.ids(MESSAGE_ID)
         return [*zip(ids, self.values("timestamp"), strict=True)]
 
     def not_redelivered(self) -> list[bool]:
-        # RabbitMQ leaves out arrays over STOMP: `x-death` is missing, but this text header is there (3.10, 4.3).
+        # Over STOMP RabbitMQ does not send headers that are arrays, such as `x-death`, but it sends this header, which
+        # is text (measured on 3.10 and 4.3).
         deaths = self.values("x-first-death-reason")
         return [not one and death is None for one, death in zip(self.redelivered, deaths, strict=True)]
 
@@ -155,15 +161,15 @@ class StompBatch(DeliveryBatch):
         return [str(as_text(name)) for name, key in zip(names, keys, strict=True) if key is None]
 
     def properties(self) -> Any:
-        """Return headers that have neither a meaning nor a column of their own."""
+        """Return column `properties`: the headers that are not part of STOMP and have no column of their own."""
         return self.others(_NAMED | self.dialect.internal_headers, self.dialect.internal_prefixes)
 
     def timestamps_us(self) -> pa.Array:
-        """Return when messages were published."""
+        """Return column `timestamp`: when each message was published, in microseconds since 1970."""
         return self.number("timestamp", INT64_MAX, self.dialect.timestamp_us)
 
     def expirations_us(self) -> Any:
-        """Return when messages expire."""
+        """Return column `expiration`: when each message expires, in microseconds since 1970."""
         expires_header = self.dialect.expires_header
         if expires_header:
             moments = self.number(expires_header, INT64_MAX, 1000)
@@ -175,10 +181,10 @@ class StompBatch(DeliveryBatch):
         return [_sum(*both) for both in zip(published, lives, strict=True)]
 
     def persistent(self) -> pa.Array:
-        """Return which messages are persistent.
+        """Return column `persistent`.
 
-        A message without the header is transient. If such a message is unreadable, the result is null, because the
-        header may be in the missing part.
+        A message without header `persistent` is not persistent. But if the message is unreadable, the column is null,
+        because the header may be in the missing part.
         """
         found = self.has("persistent", "true")
         if not self.unreadable:
@@ -187,7 +193,7 @@ class StompBatch(DeliveryBatch):
         return pc.if_else(pa.array(unknown), None, found)
 
     def delivery_counts(self) -> Any:
-        """Return delivery counts, if the broker reports them."""
+        """Return column `deliveryCount`, which is null if the broker does not report how often it has delivered."""
         if not self.dialect.count_header:
             return self.nothing()
         counts = self.number(self.dialect.count_header, INT32_MAX - 1)
@@ -195,16 +201,16 @@ class StompBatch(DeliveryBatch):
         return pc.coalesce(pc.add(counts, 1), uncounted)
 
     def replies(self) -> DictionaryColumn:
-        """Return where replies are wanted, as rows name destinations."""
+        """Return column `replyTo`: the destination for replies, in the form in which rows name destinations."""
         if not self.has_any("reply-to"):
             return self.nothing()
         texts, rows = distinct(self.text("reply-to"))
         return DictionaryColumn([text and as_row(text, self.dialect.forms) for text in texts], rows)
 
     def routing(self, part: int) -> DictionaryColumn:
-        """Return exchanges (0) or routing keys (1), taken from header `destination`.
+        """Return column `exchange` (`part` is 0) or `routingKey` (`part` is 1), taken from header `destination`.
 
-        RabbitMQ writes that header in `rabbit_stomp_util:format_destination`.
+        The format of this header is that of RabbitMQ's function `rabbit_stomp_util:format_destination`.
         """
         if not self.dialect.routed:
             return self.nothing()
@@ -212,7 +218,12 @@ class StompBatch(DeliveryBatch):
         return DictionaryColumn([_routing(where)[part] for where in destinations], rows)
 
     def first_of(self, names: Sequence[str], read: Callable[[StompBatch, str], pa.Array]) -> Any:
-        """Return, for each message, the first of these headers that has a value."""
+        """Return a column with the first of these headers that each message has.
+
+        Args:
+            names: names of the headers, in order of precedence.
+            read: returns a header of the batch as a column.
+        """
         columns = [read(self, name) for name in names if self.has_any(name)]
         return pc.coalesce(*columns) if columns else self.nothing()
 
@@ -241,7 +252,7 @@ class StompBatch(DeliveryBatch):
 
 
 class ParsedBatch(StompBatch):
-    """Deliveries whose headers are parsed one by one. There is at least one delivery."""
+    """Deliveries whose headers are parsed one by one. A batch has at least one delivery."""
 
     def __init__(self, raws: Sequence[Raw]) -> None:
         self.raws = raws
@@ -262,10 +273,11 @@ class ParsedBatch(StompBatch):
         return np.array(list(map(self.size, self.raws)), np.int64)
 
     def body(self) -> pa.Array:
-        """Return bodies as received; text is in UTF-8.
+        """Return column `body`: the bodies as received. Text is encoded as UTF-8.
 
-        STOMP carries JMS text and bytes messages. ActiveMQ Classic sends other kinds with an empty body; Artemis sends
-        a MapMessage in its own encoding, and does not send a StreamMessage.
+        Over STOMP, brokers send the bodies of JMS text messages and bytes messages. ActiveMQ Classic sends other kinds
+        of messages with an empty body. Artemis sends a MapMessage in its own encoding, and does not send a
+        StreamMessage.
         """
         return joined([raw[2] for raw in self.raws])
 
@@ -298,12 +310,12 @@ class ParsedBatch(StompBatch):
 
 
 class FramesBatch(StompBatch):
-    """Deliveries decoded together.
+    """Deliveries whose messages are decoded together.
 
     Args:
         frames: the frames as received.
         tags: the numbers of the deliveries in the session.
-        dialect: the broker's dialect.
+        dialect: how the broker differs from other STOMP brokers.
     """
 
     def __init__(self, frames: Frames, tags: Any, dialect: StompDialect) -> None:
@@ -311,7 +323,7 @@ class FramesBatch(StompBatch):
 
     @classmethod
     def joined(cls, batches: Sequence[FramesBatch]) -> FramesBatch:
-        """Merge batches into one."""
+        """Merge these batches, in order, into one batch."""
         if len(batches) == 1:
             return batches[0]
         tags = np.concatenate([batch.tags for batch in batches])
@@ -368,15 +380,18 @@ class FramesBatch(StompBatch):
             return parts[0]
         return pa.concat_arrays(parts).take(pa.array(np.argsort(np.concatenate(places))))
 
-    # -- read from the memory
+    # -- access to headers in the buffer
 
     def _written(self, name: str) -> pa.Array:
-        """Return a header as written. A missing header is null."""
+        """Return a header as a column of bytes, with its escapes. The column is null where the header is missing."""
         field = self.frames.fields.get(name)
         return pa.nulls(len(self), pa.binary()) if field is None else binary(self.frames.data, *field)
 
     def _text(self, name: str) -> pa.Array | None:
-        """Return a header as text, or None if a value is not UTF-8 or has an escape of any character but the colon."""
+        """Return a header as a column of text, or None if its values must be decoded one by one.
+
+        This is the case if a value is not UTF-8, or has an escape other than the one for a colon.
+        """
         try:
             found = text(self._written(name))
         except ValueError:
@@ -386,11 +401,12 @@ class FramesBatch(StompBatch):
         escapes = written.count(b"\\")
         if not escapes:
             return found
-        # A backslash that ends a value counts as an escape if the next value begins with `c`, but is not replaced.
+        # If a value ends in a backslash and the next value begins with `c`, this counts as an escape of a colon, but
+        # the function does not replace it, as it handles each value by itself.
         return pc.replace_substring(found, "\\c", ":") if escapes == written.count(b"\\c") else None
 
     def _number(self, name: str, maximum: int, unit: int = 1) -> pa.Array | None:
-        """Return a header as :meth:`number` does, or None if the values must be read separately."""
+        """Return a header as :meth:`number` does, or None if its values must be decoded one by one."""
         found = self._written(name)
         if found.null_count == len(found):
             return pa.nulls(len(found), pa.int64())
@@ -407,7 +423,7 @@ class FramesBatch(StompBatch):
 
 
 def unreadable_of(raw: Raw) -> Unreadable:
-    """Describe a message whose headers are :class:`.UnreadableHeaders`."""
+    """Return a description of an unreadable message, whose headers are an :class:`.UnreadableHeaders`."""
     tag, block, body, dialect = raw
     assert isinstance(block, UnreadableHeaders)
     headers = parse(block, dialect.last_header)
@@ -453,4 +469,4 @@ def _id(value: str) -> object:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        return data  # not text: distinguished by its bytes
+        return data  # this ID is not text, so its bytes are the ID

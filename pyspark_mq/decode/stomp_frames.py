@@ -1,14 +1,13 @@
-"""STOMP messages in one piece of memory, split into frames all at once.
+"""Finds many consecutive STOMP messages in a buffer at once.
 
-Messages from one producer have the same headers in the same order. So NumPy compares the header names of the first
-message with the header names of all other messages, line by line. The comparison gives the spans of all values, and
-columns are built from these spans on demand.
+Messages from one producer usually have the same headers in the same order. So NumPy compares the header names of the
+first message with the header names of all other messages, line by line. This also shows where each value begins and
+ends, and columns are made from these positions when they are requested.
 
-This module accepts a subset of what :mod:`pyspark_mq.sources.stomp.frames` accepts. The frames must be consecutive,
-complete MESSAGE frames of the broker, each after one line feed. Each frame must have a matching content-length, or its
-body must be text without NUL, followed by another frame of the broker. Header names must be short and ASCII, and no
-carriage return may precede the body. The other module handles all other frames, so this module never decides that a
-frame or a message is broken.
+This works only for common frames. They must be consecutive, complete MESSAGE frames of the broker, each after one line
+feed. Each frame must have a content-length that matches, or its body must be text without NUL, followed by another
+frame of the broker. Header names must be short and ASCII, and no carriage return may precede the body. All other frames
+are handled by :mod:`pyspark_mq.sources.stomp.frames`, and only that module decides whether a frame is malformed.
 """
 
 from __future__ import annotations
@@ -28,19 +27,21 @@ _LAST = b"\0\n"
 _EOL, _RETURN = b"\n\r"
 _LENGTH, _SUBSCRIPTION = "content-length", "subscription"
 _DIGITS_MAX = 9
-#: Frames larger than this on average are not worth another copy.
+#: If the frames are larger than this on average, copying them together takes longer than decoding together saves.
 _FRAME_BYTES_MAX = 10 << 10
-#: Most header layouts to look for. Each layout must cover at least one in `_SHARE_MIN` frames.
+#: Maximum number of layouts (sequences of header names) to look for. At least one in `_SHARE_MIN` frames must have each
+#: layout.
 _LAYOUTS_MAX, _SHARE_MIN = 3, 8
-#: Most headers of a layout, and most bytes of a name. Comparing a name copies as many bytes for each message.
+#: Maximum number of headers of a layout, and maximum bytes of a header name. To compare a name, so many bytes are
+#: copied for each message.
 _HEADERS_MAX, _NAME_BYTES_MAX = 64, 256
 
 
 class Field(NamedTuple):
-    """A header of many messages.
+    """The positions of a header in many messages. Each attribute is an array.
 
     Attributes:
-        begins, ends: bounds of each value.
+        begins, ends: positions at which the header's value begins and ends in each message.
         present: whether each message has the header.
     """
 
@@ -50,7 +51,12 @@ class Field(NamedTuple):
 
     @classmethod
     def of(cls, count: int, parts: Sequence[tuple[Any, Field]]) -> Field:
-        """Merge parts into a header of `count` messages. Each part comes with the places of the part's messages."""
+        """Merge the positions of a header in several groups of messages.
+
+        Args:
+            count: number of all messages.
+            parts: for each group, the indices of its messages among all messages, and the positions in these messages.
+        """
         begins, ends, present = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, bool)
         for places, part in parts:
             begins[places], ends[places], present[places] = part
@@ -58,14 +64,15 @@ class Field(NamedTuple):
 
 
 class Frames(NamedTuple):
-    """MESSAGE frames in one piece of memory, in order.
+    """MESSAGE frames in one buffer, in order.
 
     Attributes:
-        data: the memory.
-        spans: four rows: starts and ends of header blocks (see :mod:`pyspark_mq.decode.stomp_headers`) and of bodies.
-        layouts: the header names of each layout, in order.
-        kinds: the index of each frame's layout.
-        fields: headers by name.
+        data: the buffer.
+        spans: array with a column for each frame and four rows: start and end of the header block (see
+            :mod:`pyspark_mq.decode.stomp_headers`), and start and end of the body.
+        layouts: the different sequences of header names that occur.
+        kinds: array with the index of each frame's layout.
+        fields: the positions of each header, by name.
     """
 
     data: bytes
@@ -75,18 +82,21 @@ class Frames(NamedTuple):
     fields: Mapping[str, Field]
 
     def taken(self, places: Any) -> Frames:
-        """Return the frames at these places."""
+        """Return the frames with these indices."""
         fields = {name: Field(*(part[places] for part in field)) for name, field in self.fields.items()}
         return Frames(self.data, self.spans[:, places], self.layouts, self.kinds[places], fields)
 
     def cut(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield header block and body of each frame."""
+        """Yield the header block and the body of each frame."""
         data = self.data
         for a, b, c, d in zip(*self.spans.tolist(), strict=True):
             yield data[a:b], data[c:d]
 
     def values(self, name: str) -> list[bytes]:
-        """Return the value of a header in each frame, as written. A missing value is empty."""
+        """Return the value of a header in each frame, with its escapes.
+
+        If a frame lacks the header, the value is empty.
+        """
         field = self.fields.get(name)
         if field is None:
             return [b""] * len(self.kinds)
@@ -95,12 +105,12 @@ class Frames(NamedTuple):
 
     @classmethod
     def of(cls, parts: Sequence[Frames]) -> Frames:
-        """Merge frames into one piece of memory."""
+        """Merge frames from several buffers, in order, into one buffer."""
         pieces: list[bytes] = []
         starts = []
         start = end = 0
         for part in parts:
-            if not pieces or part.data is not pieces[-1]:  # slices of one batch share their memory
+            if not pieces or part.data is not pieces[-1]:  # slices of one batch share a buffer, which is copied once
                 pieces.append(part.data)
                 start, end = end, end + len(part.data)
             starts.append(start)
@@ -127,25 +137,25 @@ class Frames(NamedTuple):
 def find_frames(
     data: bytes | bytearray, least: int, most: int, last: str, own: bytes = b""
 ) -> tuple[Frames | None, int]:
-    """Find consecutive complete MESSAGE frames with few layouts.
+    """Find consecutive complete MESSAGE frames, which must have few different layouts.
 
     Args:
-        data: the bytes read, beginning with the first frame. The last returned frame ends after `len(frames.data)`
-            bytes, with a NUL.
-        least, most: bounds for the number of frames to examine, to limit the time.
-        last: the header whose last entry counts; empty for none.
-        own: end of the header `subscription` of the broker's frames, see
-            :class:`~pyspark_mq.sources.stomp.frames.FrameReader`; empty for any.
+        data: the received bytes, beginning with the first frame.
+        least, most: minimum and maximum number of frames to examine, to limit the time.
+        last: name of the header of which the last entry is used if it is repeated; empty if there is no such header.
+        own: the bytes with which header `subscription` of the broker's frames ends, see
+            :class:`~pyspark_mq.sources.stomp.frames.FrameReader`; empty to accept any such header.
 
     Returns:
-        the frames, or None if the first frame does not qualify; and the apparent number of frames, up to `most`.
+        the frames, which take the first `len(frames.data)` bytes of `data`, or None if the first frame cannot be
+        decoded in this way; and the number of frames that `data` seems to have, up to `most`.
     """
     starts = [0]
     while len(starts) <= most and (found := data.find(_BETWEEN, starts[-1])) >= 0:
         starts.append(found + 2)
     begins = np.array(starts)
     ends = begins[1:] - 2
-    # Text may continue, so the last message needs a content-length.
+    # More text may follow after the NUL, so the end of the last message is certain only with a content-length.
     ends_here = len(starts) <= most and data.endswith(_LAST)
     if ends_here:
         ends = np.append(ends, len(data) - 2)
@@ -154,32 +164,39 @@ def find_frames(
         return None, count
     with memoryview(data) as view:
         piece = bytes(view[: int(ends[-1]) + 1])
-    # The mark of the frame after the last one.
+    # Whether another frame of the broker follows the last frame.
     mark = data.find(own, starts[-1]) if own else starts[-1]
     followed = not ends_here and mark >= 0 and data.find(b"\0", starts[-1], mark) < 0
     return _Finder(piece, begins[:count], ends, last, own, followed=followed).found(), count
 
 
 class _Finder:
-    """Finder of frames in a piece of memory, given the places where frames may begin and where their NULs may be."""
+    """Finds frames in a buffer, given the positions at which frames may begin, and those at which they may end.
+
+    Args:
+        data: the buffer.
+        begins, ends: the positions at which frames may begin, and the positions of the NULs at which they may end.
+        last, own: as for :func:`find_frames`.
+        followed: whether another frame of the broker follows the last frame.
+    """
 
     def __init__(self, data: bytes, begins: Any, ends: Any, last: str, own: bytes, *, followed: bool) -> None:
         self._data, self._ends = data, ends
         self._last, self._own, self._followed = last, own, followed
         frames = zip(begins.tolist(), ends.tolist(), strict=True)
         heads = [data[begin : data.find(b"\n\n", begin, end) + 2] for begin, end in frames]
-        #: The part of each frame before its body, concatenated. Only these parts are searched.
+        #: The parts of all frames before their bodies (the *heads*), concatenated. Only these parts are searched.
         self._heads = b"".join(heads)
         bounds = np.cumsum([0, *map(len, heads)])
         self._begins, self._bodies = bounds[:-1], bounds[1:]
-        #: Distance from a position in the heads to the same position in the memory.
+        #: For each frame, what to add to a position in `_heads` to get the position in the buffer.
         self._shift = begins - self._begins
         self._octets = np.frombuffer(self._heads, np.uint8)
         self._lines = np.flatnonzero(self._octets == _EOL)
         #: For each frame, the index in `_lines` of the end of the frame's first line.
         self._first = np.searchsorted(self._lines, self._begins + len(_COMMAND))
         self._returns = np.flatnonzero(self._octets == _RETURN) if b"\r" in self._heads else ()
-        # A NUL in headers may be the end of a text, and another frame may begin there.
+        # A NUL in headers may be the end of a text, so that another frame begins after the NUL.
         self._nuls = np.flatnonzero(self._octets == 0) if own and b"\0" in self._heads else ()
 
     def found(self) -> Frames | None:
@@ -198,11 +215,11 @@ class _Finder:
             kinds[rows] = len(groups)
             spans[1, rows], spans[2, rows] = bounds[-2] + 1, bounds[-1] + 1
             groups.append((layout, rows, bounds))
-        # Keep everything before the first frame that has no layout.
+        # Return the frames before the first frame that has none of the layouts.
         first = int(left[0]) if len(left) else count
         followed = self._followed if first == count else not self._own
         if first and not followed and _LENGTH not in groups[kinds[first - 1]][0]:
-            first -= 1  # the end of its text is not certain
+            first -= 1  # it is not certain that the text of the last frame has ended
         if not first:
             return None
         found = Frames(self._data, spans, [layout for layout, _, _ in groups], kinds, self._fields(groups))
@@ -211,16 +228,17 @@ class _Finder:
         return found.taken(slice(first))._replace(data=self._data[: int(self._ends[first - 1]) + 1])
 
     def _fields(self, groups: Sequence[tuple[tuple[str, ...], Any, Any]]) -> dict[str, Field]:
-        """Return all headers by name.
+        """Return the positions of all headers, by name.
 
         Args:
-            groups: layouts, each with the rows that have the layout, and the ends of the lines in these rows.
+            groups: for each layout: the layout, the indices of the frames that have the layout, and the positions at
+                which the lines of these frames end.
         """
         found: dict[str, list[tuple[Any, Field]]] = {}
         for layout, rows, bounds in groups:
             present = np.ones(len(rows), bool)
             for name in dict.fromkeys(layout):
-                # Only one entry of a repeated header counts.
+                # If a header is repeated, only its first entry is used; of header `_last`, the last entry is used.
                 number = layout.index(name) if name != self._last else len(layout) - 1 - layout[::-1].index(name)
                 field = Field(bounds[number] + len(name) + 2, bounds[number + 1], present)
                 found.setdefault(name, []).append((rows, field))
@@ -229,7 +247,7 @@ class _Finder:
         return {name: Field.of(len(self._ends), parts) for name, parts in found.items()}
 
     def _layout(self, row: int) -> tuple[str, ...] | None:
-        """Return the names of a frame's headers, or None if the frame must be parsed alone."""
+        """Return the names of the headers of frame `row`, or None if this frame must be decoded alone."""
         begin, end = int(self._begins[row]) + len(_COMMAND) + 1, int(self._bodies[row]) - 2
         lines = self._heads[begin:end].split(b"\n") if end > begin else []
         names = [line.partition(b":")[0] for line in lines if b":" in line]
@@ -242,10 +260,11 @@ class _Finder:
         return tuple(name.decode() for name in names)
 
     def _like(self, layout: tuple[str, ...], rows: Any) -> tuple[Any, Any]:
-        """Compare frames with a layout.
+        """Compare the frames with indices `rows` with a layout.
 
         Returns:
-            where the lines of each row end, from the first line to the empty line; and whether each row has the layout.
+            the positions at which the lines of each frame end, from the first line to the empty line; and an array that
+            tells whether each frame has the layout.
         """
         first, last = self._first[rows], len(self._lines) - 1
         bounds = self._lines[np.minimum(first + np.arange(len(layout) + 2)[:, None], last)]
@@ -254,7 +273,7 @@ class _Finder:
         for begins, name in zip(bounds, layout, strict=False):
             good &= self._starts(begins + 1, f"{name}:".encode())
         if self._own:
-            # Other frames are alone, because they may be part of a text.
+            # A frame without these bytes may be part of a text, so it is decoded alone.
             place = bounds[layout.index(_SUBSCRIPTION) + 1] if _SUBSCRIPTION in layout else bounds[0]
             good &= self._starts(place - len(self._own), self._own)
         for excluded in (self._returns, self._nuls):
@@ -264,13 +283,13 @@ class _Finder:
             number = layout.index(_LENGTH)
             sizes, are_sizes = self._sizes(bounds[number] + len(_LENGTH) + 2, bounds[number + 1])
             good &= are_sizes & (bodies + sizes == ends)
-        elif self._data.count(b"\0") != len(self._ends):  # besides those at the ends of frames
+        elif self._data.count(b"\0") != len(self._ends):  # there are NULs other than those at the ends of frames
             spans = zip((bodies + self._shift[rows]).tolist(), self._ends[rows].tolist(), strict=True)
             good &= np.array([self._data.find(b"\0", begin, end) < 0 for begin, end in spans], bool)
         return bounds, good
 
     def _starts(self, places: Any, name: bytes) -> Any:
-        """Return, for each place, whether the bytes `name` begin there."""
+        """Return an array that tells for each position in the heads whether bytes `name` begin at this position."""
         size = len(name)
         most = len(self._heads) - size
         if most < 0:
@@ -279,7 +298,11 @@ class _Finder:
         return (windows[np.minimum(places, most)] == name) & (places <= most)
 
     def _sizes(self, begins: Any, ends: Any) -> tuple[Any, Any]:
-        """Parse decimal numbers. Return the numbers, and whether each number is valid and short enough."""
+        """Parse the decimal number from `begins` to `ends` in the head of each frame.
+
+        Returns:
+            an array with the numbers, and an array that tells whether each number is valid and not too long.
+        """
         lengths = ends - begins
         good = (lengths >= 1) & (lengths <= _DIGITS_MAX)
         sizes = np.zeros(len(begins), np.int64)

@@ -1,12 +1,13 @@
-"""Headers of a STOMP frame. Pure.
+"""Parses the headers of a STOMP frame.
 
-A *block* is the header lines of a frame as received, each between two line feeds:
-``b"\\nack:1\\nsubscription:0\\n"``, without the command and without carriage returns at the ends of lines.
+A header *block* is the header lines of a frame as received, without the command and without carriage returns at the
+ends of lines. Each line is between two line feeds: ``b"\\nack:1\\nsubscription:0\\n"``.
 
-The first entry of a repeated header counts (STOMP 1.2, section "Repeated Header Entries"). For one header that the
-dialect may name, the last entry counts (:attr:`~pyspark_mq.brokers.base.StompDialect.last_header`). A line without a
-colon is a header with an empty value. Bytes that are not UTF-8 become reversible surrogates, so different IDs stay
-different. Undefined escapes are kept: an error would make the message unreadable forever.
+If a header is repeated, its first entry is used (STOMP 1.2, section "Repeated Header Entries"). An exception is one
+header that a broker's dialect may name: of this header the last entry is used
+(:attr:`~pyspark_mq.brokers.base.StompDialect.last_header`). A line without a colon is a header with an empty value.
+Bytes that are not UTF-8 become surrogate characters, from which they can be restored, so different IDs stay different.
+An escape that STOMP does not define is not changed, because an error would make the message unreadable forever.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _MEANINGS = {"\\r": "\r", "\\n": "\n", "\\c": ":", "\\\\": "\\"}
 
 
 class UnreadableHeaders(bytes):
-    """The header block of a message whose frame ended in the wrong place.
+    """The header block of an unreadable message, for example if the end of the message's frame is not certain.
 
     Attributes:
         error: why the message is unreadable.
@@ -30,12 +31,15 @@ class UnreadableHeaders(bytes):
 
 
 def parse(block: bytes, last: str = "", *, escaped: bool = True) -> dict[str, str]:
-    """Return all headers.
+    """Parse a header block.
 
     Args:
-        block: as in the module's docstring.
-        last: the header whose last entry counts; empty for none.
-        escaped: whether headers are escaped, as in all frames except CONNECTED (section "Value Encoding").
+        block: the header lines, in the form that the module's docstring describes.
+        last: name of the header of which the last entry is used if it is repeated; empty if there is no such header.
+        escaped: whether headers have escapes, as in all frames except CONNECTED (section "Value Encoding").
+
+    Returns:
+        the headers by name, without escapes.
     """
     text = block.decode("utf-8", "surrogateescape")
     lines = text[1:-1].split("\n") if len(text) > 1 else []
@@ -54,14 +58,14 @@ def parse(block: bytes, last: str = "", *, escaped: bool = True) -> dict[str, st
 
 
 def value(block: bytes, name: str, last: str = "") -> bytes | None:
-    """Return one header as written, including escapes, or None if the header is missing.
+    """Return the value of one header, with its escapes, or None if the header is missing.
 
     Args:
-        block: as in the module's docstring.
-        name: a name without characters that are escaped.
-        last: as for :func:`parse`.
+        block: the header lines, in the form that the module's docstring describes.
+        name: the header's name, which must not have characters that are escaped.
+        last: name of the header of which the last entry is used if it is repeated; empty if there is no such header.
     """
-    # Parsing all headers would take thirty times the memory of the block.
+    # Do not parse all headers, because this would take thirty times the memory of the block.
     entry, bare = f"\n{name}:".encode(), f"\n{name}\n".encode()
     begin, alone = block.rfind(entry) if name == last else block.find(entry), block.find(bare)
     if begin < 0 or (name != last and 0 <= alone < begin):
@@ -71,12 +75,15 @@ def value(block: bytes, name: str, last: str = "") -> bytes | None:
 
 
 def as_text(value: str | None) -> str | None:
-    """Return a header's value as text for a string column. Bytes that are not UTF-8 become escapes."""
+    """Return a header's value as text for a string column.
+
+    Bytes that are not UTF-8 become escapes such as ``\\xff``.
+    """
     if value is None or value.isascii():
         return value
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _unescape(text: str) -> str:
-    """Unescape a name or a value."""
+    """Replace the escapes in a header's name or value by the characters that they stand for."""
     return _ESCAPE.sub(lambda found: _MEANINGS[found[0]], text) if "\\" in text else text
