@@ -58,7 +58,7 @@ def _cuts_row(cuts: Cuts) -> str:
 
 def _broker_row(cuts: BrokerCuts, options: Sequence[str]) -> str:
     told = cuts.verdict
-    source = "started anew" if cuts.restarted else "goes on"
+    source = "is restarted" if cuts.restarted else "continues"
     kind = ", quorum" if cuts.entry.quorum else ", classic" if cuts.entry.broker == "rabbitmq" else ""
     given = "".join(f", `{option}`" for option in options)
     found = f"{told.sent:,} | **{told.lost:,}** | {cuts.came_again:,} | **{told.duplicated:,}**"
