@@ -1,10 +1,10 @@
 """Decodes the values of AMQP 1.0 (part 1, section 1.6).
 
 If bytes are not a value according to the specification, an :class:`EncodingError` is raised. The decoder never guesses,
-and never omits or shortens anything. It limits the memory that a message can take: a list or map that states more
-elements than its bytes can hold is an error. The number of array elements that take no bytes is limited. So is the number
-of values in a message, because an empty list is encoded in one byte but takes 64 bytes as an object. So is the number of
-characters in lists and maps that JSON writes as escapes (:mod:`.escapes`).
+and never omits or shortens anything. It limits the memory that a message can take. A list or map that states more
+elements than its bytes can hold is an error. The number of array elements that take no bytes is limited. The number of
+values in a message is limited, because an empty list is encoded in one byte but takes 64 bytes as an object. The number
+of characters in lists and maps that JSON writes as escapes is limited, too (:mod:`.escapes`).
 
 A decoded value is None, a bool, int, float, :class:`~decimal.Decimal`, str (for a string, symbol or char), bytes, UUID,
 a list (for a list or array) or :class:`Pairs` (for a map). A timestamp is decoded as a number of milliseconds since
