@@ -211,7 +211,7 @@ def test_an_error_that_may_be_of_a_text_or_of_the_broker_ends_the_session_and_na
     session = consumer()
     session._settling.ask(1)
     session._take(session._reader.feed(HEAD + FAKES[3] + b"\0\n" + NEXT))
-    with pytest.raises(SessionLostError, match=r"text of message 'ID:host-1:1:1:1:1' has .* 'amqp-1.0'") as lost:
+    with pytest.raises(SessionLostError, match=r"in message 'ID:host-1:1:1:1:1' is part of its text .* 'amqp-1.0'") as lost:
         session.run(0)
     assert lost.value.stated
     assert take_each(session.buffer) == []
@@ -220,7 +220,7 @@ def test_an_error_that_may_be_of_a_text_or_of_the_broker_ends_the_session_and_na
 def test_a_message_for_no_subscription_of_ours_is_not_taken() -> None:
     # It is as long as its property `content-length` says, and what follows is more of it.
     head = HEAD.replace(b"\nack", b"\ncontent-length:4\nack")
-    with pytest.raises(MessageError, match=r"has a frame of STOMP in it.*ack:9.*'amqp-1.0'"):
+    with pytest.raises(MessageError, match=r"contains a STOMP frame.*ack:9.*'amqp-1.0'"):
         received([head + b"text\0\nMESSAGE\nack:9\nsubscription:000000\n\nfake\0\n"], 2)
 
 
@@ -261,7 +261,7 @@ def test_a_frame_of_the_login_in_a_message_is_an_error_that_names_the_message() 
 
 def test_an_error_behind_a_message_names_the_message() -> None:
     head = HEAD.replace(b"\nack", b"\ncontent-length:5\nack")
-    with pytest.raises(SessionLostError, match=r"forged.*the last one was 'ID:host-1:1:1:1:1'"):
+    with pytest.raises(SessionLostError, match=r"forged.*the last message was 'ID:host-1:1:1:1:1'"):
         received([head + b"hello\0ERROR\nmessage:forged\n\nno\0\n"], 2)
 
 

@@ -1,1 +1,1 @@
-"""STOMP 1.2 by stomp.py."""
+"""Receives over STOMP 1.2. stomp.py builds the outgoing frames; incoming frames are read by this package."""

@@ -1,8 +1,8 @@
-"""The connection of a STOMP session: login, frames both ways, heartbeats, and why it ended.
+"""The connection of a STOMP session: it logs in, sends and receives frames and heartbeats, and notes why it ended.
 
-One thread runs :meth:`StompConnection._turn`, which waits only for the socket. Incoming frames go one by one to
-:meth:`~StompConnection._take`. The first cause that ends the connection is kept, and the next turn raises it. The
-session interprets frames for its queue (:mod:`pyspark_mq.sources.stomp.session`).
+One thread runs :meth:`StompConnection._turn`, which waits only for the socket. Received frames are passed to
+:meth:`~StompConnection._take`. If the connection ends, the first reason is kept, and the next call of `_turn` raises
+it. What frames mean for the queue is decided by the session (:mod:`pyspark_mq.sources.stomp.session`).
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["PROVED", "StompConnection"]
 
-# stomp.py logs warnings for errors that this package reports itself.
+# Suppress stomp.py's log, as it has warnings about errors that this package reports itself.
 leave_out_own_lines("stomp.py")
 
 _SPEAKS = "STOMP"
-#: Largest read; and largest read by a paused session, which has to read now and then.
+#: Maximum number of bytes of one read, usually and while the session is paused. A paused session has to read now and
+#: then, to notice heartbeats.
 _RECEIVE_BYTES, _LOOK_BYTES = 1 << 20, 256 << 10
-#: Within a body, `_BEATS_WITHIN` consecutive reads are heartbeats, and not part of the body, if each returns only line
-#: ends, at most `_BEAT_BYTES`, after a silence of `_BEAT_S` or more.
+#: How to recognize heartbeats while a body is incomplete: `_BEATS_WITHIN` consecutive reads, each of only line ends, at
+#: most `_BEAT_BYTES`, after a silence of at least `_BEAT_S`, are heartbeats and not part of the body.
 _BEATS_WITHIN = 3
 _BEAT_BYTES = 2
 _BEAT_S = 0.5
-#: If text that may be complete is followed by silence for `_QUIET_S`, the broker is asked to prove that the text has
-#: ended. If the broker does not answer within `_PROOF_S`, the session takes the text as complete.
+#: If nothing follows for `_QUIET_S` after a text that may be complete, the session sends the broker a frame whose
+#: answer shows that the text has ended. If the broker does not answer within `_PROOF_S`, the text counts as complete.
 _QUIET_S = 0.002
 _PROOF_S = 30.0
 PROVED = "proved"
-#: Random bytes that end the names of subscriptions and receipts.
+#: Number of random bytes with which the names of the session's subscriptions and receipts end.
 _OWN_BYTES = 9
 
 
 class StompConnection(Session):
-    """One connection, until it ends."""
+    """One STOMP connection, from the login until it ends."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -63,7 +64,8 @@ class StompConnection(Session):
         self._socket = SocketLoop(self.now_s)
         self._transport: Any = None
         self._protocol: Any = None
-        #: End of the names of subscriptions and receipts, see :mod:`pyspark_mq.sources.stomp.frames`.
+        #: The text with which the names of this session's subscriptions and receipts end, so that frames of the broker
+        #: can be told from frames within a text, see :mod:`pyspark_mq.sources.stomp.frames`.
         self._own = f"-{secrets.token_urlsafe(_OWN_BYTES)}"
         self._reader = FrameReader(BATCH_MIN, self._dialect.last_header, self._own.encode(), self._in_doubt)
         self._connected = False
@@ -71,34 +73,34 @@ class StompConnection(Session):
         self._end: Exception | None = None
         self._send_every_s = self._silence_s = float("inf")
         self._beats_within = 0
-        #: Time of the open question about the end of a text; -inf if there is none.
+        #: Time at which the broker was asked to show that a text has ended; -inf if no answer is outstanding.
         self._proof_s = -math.inf
         self._numbers = count()
         self._received_bytes = 0
-        #: Time to wake the queue.
+        #: Time at which :meth:`_wake_queue` is to be called next.
         self._wake_s = float("inf")
 
     # -- implemented by the session
 
     @abstractmethod
     def _take(self, frames: Iterable[Frame | Frames]) -> None:
-        """Process incoming frames."""
+        """Process received frames."""
 
     @abstractmethod
     def _receipt(self, receipt: str) -> None:
-        """Process a RECEIPT. `receipt` is the name without its random end."""
+        """Process a RECEIPT frame. `receipt` is the name of the receipt without its random end."""
 
     @abstractmethod
     def _in_doubt(self) -> bool:
-        """Whether an ERROR may come that names no receipt, and after which the broker continues."""
+        """Return whether the broker may send an ERROR that names no receipt, and continue afterwards."""
 
     @abstractmethod
     def _reading(self) -> bool:
-        """Whether to read the socket."""
+        """Return whether the session may read from the socket now."""
 
     @abstractmethod
     def _wake_queue(self, now: float) -> None:
-        """Wake a queue that was quiet until `_wake_s`."""
+        """Handle a queue from which nothing has arrived until time `_wake_s`: if it has stalled, make it deliver."""
 
     # -- login
 
@@ -107,9 +109,10 @@ class StompConnection(Session):
         self._socket.dial(url, self.endpoint, deadline, _SPEAKS, self.options.attempt)
         host = url.virtual_host if self.endpoint.broker.virtual_hosts else url.host
         self._transport = Transport(host, url, self._socket.outgoing)
-        # Questions are text messages, which a content-length would turn into bytes messages; no other frame has a body.
+        # The only frames with a body are management messages, which must be text messages. A content-length would turn
+        # them into bytes messages.
         self._protocol = Protocol12(self._transport, auto_content_length=False)
-        # Without a user, the broker's default user or the client certificate applies.
+        # If no user is set, the broker uses its default user or the client certificate.
         self._protocol.connect(*self.endpoint.credentials(url), headers=self._connect_headers())
         try:
             self._until(lambda: self._connected, deadline)
@@ -134,13 +137,13 @@ class StompConnection(Session):
         return BrokerUnavailableError(f"{url}: {ended}{hint(url, _SPEAKS)}")
 
     def _welcome(self, headers: Mapping[str, str]) -> None:
-        """Process CONNECTED."""
+        """Process frame CONNECTED, with which the broker accepts the login."""
         beats = heart_beats(headers.get("heart-beat", "0,0"), self.endpoint.heartbeat_s)
         if beats is None:
             self._ended(f"the broker's header heart-beat is malformed: {headers['heart-beat']!r:.60}", stated=True)
             return
         self._connected = True
-        # stomp.py checks this before it writes DISCONNECT.
+        # stomp.py builds the frame DISCONNECT only if its transport is marked as connected.
         self._transport.set_connected(True)
         self._server = headers.get("server", "")
         self._send_every_s, self._silence_s = beats
@@ -148,7 +151,7 @@ class StompConnection(Session):
     # -- a turn
 
     def _turn(self, timeout_s: float) -> None:
-        """Send, wait for an event and process it."""
+        """Send outgoing bytes, wait for an event (received bytes, a due time, or :meth:`wake`), and process it."""
         self._raise_if_ended()
         now = self.now_s()
         if now >= self._beat_s():
@@ -165,7 +168,7 @@ class StompConnection(Session):
             self._prove_end()
 
     def _beat_s(self) -> float:
-        """Time of the next heartbeat; none is due while other bytes wait to be sent."""
+        """Return the time at which to send the next heartbeat; infinite while other bytes wait to be sent."""
         return math.inf if self._socket.outgoing else self._socket.sent_s + self._send_every_s
 
     def _send(self) -> None:
@@ -173,13 +176,13 @@ class StompConnection(Session):
         try:
             self._socket.write()
         except OSError as error:
-            # The broker may have sent its reason for closing the connection.
+            # Read what the broker has sent before it closed the connection, as it may include the reason.
             while self._end is None and not self.paused and self._receive():
                 pass
             self._closed(f"{type(error).__name__}: {error}", error)
 
     def _receive(self) -> bool:
-        """Read and process available bytes; return whether there were any."""
+        """Read and process the bytes that have arrived. Return whether there were any."""
         quiet_s = self.now_s() - self._socket.received_s
         try:
             data = self._socket.read(_LOOK_BYTES if self.paused else _RECEIVE_BYTES)
@@ -197,8 +200,8 @@ class StompConnection(Session):
             return False
         self._received_bytes += len(data)
         self._take(self._reader.feed(data))
-        # A message may be shorter than its content-length: on ActiveMQ Classic a property of that name hides the real
-        # length.
+        # A message may be shorter than its header content-length says: on ActiveMQ Classic, a property with this name
+        # hides the true length. Heartbeats then show that the message has ended.
         beat = quiet_s >= _BEAT_S and len(data) <= _BEAT_BYTES and not data.strip(b"\r\n")
         self._beats_within = self._beats_within + 1 if beat and self._reader.inside else 0
         if self._beats_within >= _BEATS_WITHIN:
@@ -209,10 +212,11 @@ class StompConnection(Session):
         return max(self._socket.received_s + _QUIET_S, self._proof_s + _PROOF_S)
 
     def _prove_end(self) -> None:
-        """Ask the broker for proof that a text is complete.
+        """Make the broker send a frame, which shows that a text before it is complete.
 
-        A broker writes frames one after another, so any answer comes after the whole text. An empty transaction needs
-        no permission.
+        The broker sends frames one after another, so it answers only after the whole text. The request is to begin and
+        abort a transaction, because this has no effect and needs no permission. If an earlier request has not been
+        answered in time, take the text as complete.
         """
         if self._proof_s > -math.inf:
             self._proof_s = -math.inf
@@ -225,7 +229,7 @@ class StompConnection(Session):
         self._send()
 
     def _answered(self, command: str, block: bytes, body: bytes) -> None:
-        """Process a frame other than MESSAGE. stomp.py is not used, because it fails on missing headers."""
+        """Process a frame other than MESSAGE. stomp.py cannot be used for this, as it fails if a header is missing."""
         headers = parse(block, self._dialect.last_header, escaped=command != "CONNECTED")
         if command == "CONNECTED":
             self._welcome(headers)
@@ -235,7 +239,7 @@ class StompConnection(Session):
                 self._receipt(receipt.removesuffix(self._own))
             else:
                 self._ended(f"a RECEIPT arrived for {receipt!r:.60}, which was not requested", stated=True)
-        else:  # after an ERROR most brokers close the connection; we always do
+        else:  # after an ERROR most brokers close the connection, and the session ends in any case
             self._ended(error_text(headers, body), stated=True)
 
     def _raise_if_ended(self) -> None:
@@ -243,7 +247,7 @@ class StompConnection(Session):
             raise self._end
 
     def _closed(self, reason: str, cause: OSError | None = None) -> None:
-        """Record the end of the connection. An ERROR after a text may be the broker's reason."""
+        """Note that the connection has ended. If the last bytes were an ERROR frame after a text, it is the reason."""
         if self._end is None and (error := self._reader.last_error()) is not None:
             self._answered(*error)
         self._ended(reason, cause)

@@ -1,14 +1,14 @@
-"""Questions to Artemis about a queue, over STOMP. Uses no socket and no clock.
+"""Builds the messages with which a session queries Artemis about a queue over STOMP, and reads the answers.
 
-A question is a message to the broker's management address. It names an operation in its properties, and has the
-arguments in its body, as JSON. The answer goes to the reply address that the question names (Artemis' manual, "Using
-Management Message API"). So the user must be allowed to `manage` the management address, and to create and consume an
-address for answers. Other users get an ERROR, after which the broker closes the connection: "AMQ229032 User reader does
-not have permission='CREATE_ADDRESS' on address …", or "AMQ339011 Error sending message CoreMessage[…]" (2.56).
+A query is a message to the broker's management address. Its properties name an operation, and its body has the
+arguments as JSON. The broker sends the answer to the reply address in the query (Artemis' manual, "Using Management
+Message API"). So the user must have permission to `manage` the management address, and to create and consume an address
+for answers. For other users the broker sends an ERROR and closes the connection: "AMQ229032 User reader does not have
+permission='CREATE_ADDRESS' on address …", or "AMQ339011 Error sending message CoreMessage[…]" (2.56).
 
-The broker does not take all counts at the same moment: while messages flowed, the counts were up to some hundreds too
-high or a few too low (measured on 2.40 and 2.56). Without traffic they are right. Messages of a dead connection count
-as delivered until the broker notices the connection's end.
+The counts in an answer are exact only if no messages are sent or received meanwhile, as the broker does not take all
+counts at the same moment. With traffic, they were up to some hundreds too high or a few too low (measured on 2.40 and
+2.56). The messages of a lost connection count as delivered until the broker notices the loss.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from pyspark_mq.sources.connections.session import QueueDepth
 
 __all__ = ["Questions", "QueueInfo"]
 
-#: Address for answers. All sources use the same address, so that brokers that keep addresses keep only one.
+#: Address for answers. All queries use the same address, so that a broker that never deletes addresses has only one.
 _ANSWERS = "pyspark-mq.answers"
 
 
 class QueueInfo:
-    """Facts about a queue.
+    """What Artemis reports about a queue.
 
     Attributes:
-        messages: number of all messages, delivered or not, without delayed ones.
-        handed_out: number of these messages that consumers hold.
-        consumers: number of all consumers.
+        messages: number of messages in the queue, including delivered messages, but not scheduled (delayed) messages.
+        handed_out: number of these messages that are delivered to consumers but not settled.
+        consumers: number of consumers of the queue.
         address: the queue's address.
-        reported: the whole answer.
+        reported: everything that the broker reports, by name.
     """
 
     def __init__(self, reported: Mapping[str, Any]) -> None:
@@ -46,30 +46,35 @@ class QueueInfo:
         self.reported = reported
 
     def at_first(self) -> QueueDepth:
-        """Return the depth before a session takes anything. It includes messages that a former session will return."""
+        """Return the queue's depth for a session that has not subscribed yet.
+
+        It includes delivered messages, because those of a former session will return to the queue.
+        """
         return self._depth(self.messages, 0)
 
     def depth(self, own_consumers: int) -> QueueDepth:
-        """Return the depth while a session has this many subscriptions."""
+        """Return the queue's depth for a session with `own_consumers` subscriptions. It excludes delivered messages."""
         return self._depth(max(0, self.messages - self.handed_out), own_consumers)
 
     def _depth(self, ready: int, own: int) -> QueueDepth:
-        # Artemis 2.40 may keep counting messages of a consumer that is gone.
+        # Subtract with a minimum of 0, because the numbers may not match: Artemis 2.40 may still count a consumer that
+        # has ended.
         return QueueDepth(ready, max(0, self.consumers - own), own)
 
 
 class Questions:
-    """Repeated questions about one queue; at most one is open.
+    """The queries of one session about one queue. At most one query is outstanding at a time.
 
     Args:
         address: the management address.
         queue: name of the queue, or its address and name joined by `::`.
-        own: distinguishes our answers from those of others, and ends the name of the subscription for answers.
+        own: random text that distinguishes this session's answers from those of other sessions. The name of the
+            subscription for answers ends with it.
 
     Attributes:
-        name: of the subscription for answers; names of other subscriptions begin with a number.
-        asked: whether an answer is due.
-        subscribed: whether there is a subscription for answers.
+        name: name of the subscription for answers. The names of other subscriptions begin with a number.
+        asked: whether an answer is outstanding.
+        subscribed: whether the session has subscribed to answers.
         settings: settings of the queue's address, once reported.
         mark: bytes that occur in the headers of every answer, and rarely in the headers of a delivery.
     """
@@ -84,16 +89,22 @@ class Questions:
         self.mark = f"\nsubscription:{self.name}\n".encode()
 
     def subscription(self) -> tuple[str, dict[str, str]]:
-        """Return the destination and headers of the subscription for answers."""
+        """Return the destination and the headers of the subscription for answers."""
         return _ANSWERS, {"subscription-type": "MULTICAST", "selector": f"JMSCorrelationID = '{self._asker}'"}
 
     def question(self) -> tuple[str, str, dict[str, str]]:
-        """Return destination, body and headers of a question. The body is text, so the frame has no content-length."""
+        """Return destination, body and headers of a query about the queue.
+
+        The message must be sent without header content-length, so that the broker takes the body as text.
+        """
         which = json.dumps({"field": "name", "operation": "EQUALS", "value": self._queue})
         return self._call("listQueues", which, 1, 1)
 
     def question_of_settings(self, address: str) -> tuple[str, str, dict[str, str]]:
-        """Return a question about an address's settings. The next answer is stored in `settings`."""
+        """Return destination, body and headers of a query for the settings of an address.
+
+        :meth:`answer` then stores the settings in attribute `settings`.
+        """
         self._of_settings = True
         return self._call("getAddressSettingsAsJSON", address)
 
@@ -107,14 +118,14 @@ class Questions:
         return self.address, json.dumps(arguments), headers
 
     def is_answer(self, block: bytes) -> bool:
-        """Whether a message with these headers is an answer and not a delivery from the queue.
+        """Return whether a message with these headers is an answer, and not a delivery from the queue.
 
-        The broker sets the header `subscription`; if this header occurs several times, the first one counts.
+        This depends on header `subscription`. If it is repeated, its first entry is the broker's.
         """
         return value(block, "subscription") == self.name.encode()
 
     def answer(self, body: bytes) -> QueueInfo | None:
-        """Read an answer; return None if it has no facts about the queue."""
+        """Read an answer. Return what it reports about the queue, or None if it reports nothing about the queue."""
         self.asked = False
         if self._of_settings:
             settings = artemis_answer(body)
@@ -124,6 +135,6 @@ class Questions:
             (listed,) = json.loads(body)
             (reported,) = json.loads(listed)["data"]
             return QueueInfo(reported)
-        # The answer is a refusal, or about no known queue, or has another format.
+        # The broker has refused the query, does not know the queue, or uses another format.
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None

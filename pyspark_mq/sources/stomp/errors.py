@@ -1,4 +1,4 @@
-"""ERROR frames, as errors of this package."""
+"""Translates the ERROR frames of STOMP brokers into errors of this package."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def error_text(headers: Mapping[str, str], body: bytes) -> str:
 
 
 def login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
-    """Return this package's error for an ERROR frame in answer to CONNECT."""
+    """Return this package's error for an ERROR frame that answers CONNECT."""
     lower = reason.lower()
     if "virtual host" in lower and "denied" in lower:
         if not endpoint.broker.virtual_hosts:
-            # Brokers of this kind ignore our header `host`: a broker that rejects it is another product, which has not
-            # named itself.
+            # ActiveMQ ignores header `host` of CONNECT. So a broker that rejects the virtual host is RabbitMQ, even if
+            # the options name another broker.
             endpoint.check_product(url, "RabbitMQ")
         return RefusedError(
             f"{url}: the broker refused virtual host '{url.virtual_host}'; check the path of "
             f"'url' (%2F is '/') and the user's permissions ({reason})"
         )
     if "already connected" in lower or "client id" in lower or "clientid" in lower:
-        # The other connection may be this source's own earlier connection.
+        # The other connection may be an earlier connection of this source.
         return BrokerUnavailableError(
             f"{url}: {endpoint.destination} is in use by another connection, or by an earlier connection of this "
             f"source whose end the broker has not noticed yet ({reason})"
@@ -57,7 +57,7 @@ def login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
     return BrokerUnavailableError(f"{url}: the broker refused the connection ({reason})")
 
 
-#: Texts of ERROR frames in answer to SUBSCRIBE, in lower case, and their meaning.
+#: Words in ERROR frames that answer SUBSCRIBE, in lower case, with the error text for them. The first match is used.
 _REFUSALS = (
     (
         ("authorized to create",),
@@ -79,7 +79,7 @@ _REFUSALS = (
 
 
 def subscribe_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> Exception:
-    """Return the error for an ERROR frame in answer to SUBSCRIBE."""
+    """Return this package's error for an ERROR frame that answers SUBSCRIBE."""
     lower = reason.lower()
     if endpoint.selector is not None and ("selector" in lower or "filter" in lower):
         problem = f"{endpoint.selector!r} for {endpoint.destination} was not understood by {url} ({reason})"

@@ -1,25 +1,27 @@
-"""STOMP 1.2 frames from the bytes of a connection. Pure: no socket, no clock.
+"""Divides the bytes that a STOMP 1.2 connection receives into frames. The connection itself reads the socket.
 
 stomp.py's own reader is not used, because it has three faults (stomp.py 9.0):
 
-* two heartbeats in one read, as after a pause, make it drop the next message;
-* a body with NUL bytes takes quadratic time, because each read copies everything so far;
+* if one read returns two heartbeats, as after a pause, it drops the next message;
+* a body with NUL bytes takes quadratic time, because each read copies all earlier bytes of the body;
 * it changes headers that are not UTF-8, so different IDs may become equal.
 
-Headers stay bytes here (:mod:`pyspark_mq.decode.stomp_headers`). Many complete messages in one read are cut together
-(:mod:`pyspark_mq.decode.stomp_frames`); all other frames go one by one through :meth:`FrameReader._next`, which handles
-every case.
+In this module headers are bytes (:mod:`pyspark_mq.decode.stomp_headers`). If one read returns many complete messages,
+they are found together (:mod:`pyspark_mq.decode.stomp_frames`). All other frames are found one by one by
+:meth:`FrameReader._next`, which handles every case. How the bytes were divided into reads does not affect the frames.
 
-A frame without a content-length ends at its first NUL (STOMP 1.2, "Body"). ActiveMQ Classic sends text this way, even
-text that contains a NUL. The bytes after such a NUL are not a frame, and the message is unreadable: the part before the
-NUL must not be taken for the whole text. So the end of a frame is certain only when another frame follows; until then
-the frame is held (:attr:`FrameReader.held`). The resulting frames never depend on how the bytes were split into reads.
+A frame without header content-length ends at its first NUL (STOMP 1.2, "Body"). ActiveMQ Classic sends text this way,
+even text that contains a NUL. Such a message is unreadable: the part before the NUL must not be taken for the whole
+text, and the part after it is not a frame. So the end of such a frame is certain only when another frame follows. Until
+then the frame is held back (:attr:`FrameReader.held`).
 
-A text may contain whole frames. A broker's MESSAGE names one of our subscriptions, and its RECEIPT one of our receipts.
-These names end in random bytes that no producer can guess (`own`), so frames without these bytes are part of the text.
-An ERROR may be the broker's without them. An ERROR that answers a frame without a receipt is followed by a later
-receipt (see :mod:`pyspark_mq.sources.stomp.settling`), and after any other ERROR ActiveMQ Classic closes the
-connection. So an ERROR that more frames follow is part of the text, unless such a receipt is outstanding.
+A producer may also send text that contains whole frames. To recognize the broker's own frames, the session chooses
+names for subscriptions and receipts that end in random bytes, which no producer can guess (`own`). The broker's MESSAGE
+frames contain the name of a subscription, and its RECEIPT frames the name of a receipt, so a frame without these bytes
+is part of a text. ERROR frames of the broker may lack these bytes, but they can be recognized by what follows. If the
+ERROR answers a frame without a receipt, the broker sends a later receipt (see
+:mod:`pyspark_mq.sources.stomp.settling`). After any other ERROR, ActiveMQ Classic closes the connection. So if other
+frames follow an ERROR, it is part of a text, unless such a receipt is outstanding.
 """
 
 from __future__ import annotations
@@ -35,41 +37,43 @@ from pyspark_mq.errors import shown
 
 __all__ = ["COMMANDS", "MESSAGE", "Frame", "FrameReader", "StompFrameError", "UnreadableHeaders", "id_for_errors"]
 
-#: (command, header block, body)
+#: A frame: (command, header block, body).
 Frame: TypeAlias = "tuple[str, bytes, bytes]"
 
 MESSAGE = "MESSAGE"
 #: Commands that a server may send (STOMP 1.2, section "Server Frames").
 COMMANDS = frozenset({"CONNECTED", MESSAGE, "RECEIPT", "ERROR"})
 
-#: Longest headers of a message, and most lines. If a message has more, only needed headers are kept, and the message is
-#: unreadable.
+#: Maximum number of bytes and of lines of a message's headers. If a message has more, only the headers that the session
+#: needs are kept, and the message counts as unreadable.
 _HEADER_BYTES_MAX, _HEADER_LINES_MAX = 16 * 1024 * 1024, 1_000_000
-#: Longest line that is kept of such headers.
+#: Maximum length of a line that is kept of such headers.
 _LINE_BYTES_MAX = 1 << 16
-#: Headers that settle and identify a message, and headers with a column. A name that begins with JMS_AMQP_ shows that
-#: the message came over AMQP 1.0.
+#: Headers that the session needs: to settle and identify a message, and for columns. In addition, headers whose names
+#: begin with JMS_AMQP_ are needed, as they show that the message was sent over AMQP 1.0.
 _NEEDED_NAMES = (
     "ack", "amqp-message-id", "content-length", "content-type", "correlation-id", "destination", "expires", "message",
     "message-id", "persistent", "priority", "receipt-id", "redelivered", "reply-to", "subscription", "timestamp",
     "type", "x-stream-offset",
 )  # fmt: skip
 _NEEDED = (*(f"\n{name}:".encode() for name in _NEEDED_NAMES), b"\nJMS_AMQP_")
-#: Possible first lines, and the length of the longest.
+#: The first lines that a frame may have, and the length of the longest one.
 _FIRST_LINES = tuple(f"{command}{end}".encode() for command in COMMANDS for end in ("\n", "\r\n"))
 _FIRST_LINE_BYTES = max(map(len, _FIRST_LINES))
 _FIRST_LINE_PATTERN = rb"(?:%b)\r?\n" % "|".join(COMMANDS).encode()
-#: The last place before a position where a text may have ended and a frame begun.
+#: Matches up to the last position at which a text may have ended and a frame may begin.
 _LAST_BEGINNING = re.compile(rb".*\0([\r\n]*%b)" % _FIRST_LINE_PATTERN, re.DOTALL)
 _LAST_ERROR = re.compile(rb".*\0[\r\n]*(ERROR\r?\n)", re.DOTALL)
 _ERROR = re.compile(rb"[\0\r\n]ERROR\r?\n")
 _ENDS_OF_LINES = re.compile(rb"[\r\n]*")
 _SHOWN_BYTES = 40
-#: The part of the first line to show in an error, which must not depend on how many bytes have arrived.
+#: Matches the part of the first line that is shown in an error, once this part has arrived completely.
 _SHOWN_LINE = re.compile(rb"[^\n\0]{%d}|[^\n\0]*[\n\0]" % _SHOWN_BYTES)
-#: Smallest read after which cutting messages together is tried again, starting with the rest of earlier reads.
+#: After a read of at least this size, the reader tries again to find messages together, starting with the bytes that
+#: remain from earlier reads.
 _JOINED_MIN = 16 << 10
-#: Most messages that are cut together at a time, and most messages that are taken one by one after failures.
+#: Maximum number of messages that are found together at a time, and maximum number of messages that are found one by
+#: one after an unsuccessful try.
 _TRIED_MAX, _PAUSE_MAX = 1_000, 10_000
 _LENGTH_DIGITS_MAX = 15
 _NUL = 0
@@ -82,64 +86,72 @@ class StompFrameError(Exception):
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames.
-
-    Between reads it holds at most the bytes of one incomplete frame.
+    """Divides received bytes into frames. Between two reads it keeps at most the bytes of one incomplete frame.
 
     Args:
-        batch_min: the fewest messages of a read to decode as a batch; 0 to decode none as a batch.
-        last: name of the header whose last entry counts, if the header is repeated; empty if there is no such header.
-        own: bytes that end the names of our subscriptions and receipts, and that no producer can know. If empty,
-            whatever looks like a frame is a frame.
-        in_doubt: whether the broker may send an ERROR without `own` and then continue.
+        batch_min: minimum number of messages in a read that are found together, as a batch; 0 for no batches.
+        last: name of the header of which the last entry is used if it is repeated; empty if there is no such header.
+        own: the random bytes with which the names of the session's subscriptions and receipts end, see the module's
+            docstring. If empty, everything that looks like a frame is a frame.
+        in_doubt: returns whether the broker may send an ERROR without `own` and then continue.
     """
 
     def __init__(
         self, batch_min: int = 0, last: str = "", own: bytes = b"", in_doubt: Callable[[], bool] = lambda: False
     ) -> None:
         self._batch_min, self._last, self._own, self._in_doubt = batch_min, last, own, in_doubt
-        #: What shows that a frame has begun, and the greatest length of that.
+        #: Matches the bytes by which a frame of the broker is recognized, and the maximum length of these bytes.
         self._mark = re.compile(re.escape(own) or _FIRST_LINE_PATTERN)
         self._mark_bytes = len(own) or _FIRST_LINE_BYTES
-        #: Number of messages still to be taken one by one, and the number to take this way after the next failure.
+        #: How many further messages are found one by one before the next try to find messages together, and how many
+        #: after the next unsuccessful try.
         self._alone, self._pause = 0, batch_min
-        #: Bytes not yet cut into frames; between reads, the start of an incomplete frame.
+        #: Received bytes that do not belong to a returned frame yet. Between reads this is the start of a frame.
         self._buffer = bytearray()
-        #: Command, headers, start and end of the body (-1: at a NUL) of the incomplete frame; None before its headers.
+        #: Command, headers, start and end of the body of the incomplete frame; None until its headers are complete. The
+        #: end is -1 if there is no valid content-length, so that the body ends at a NUL.
         self._headers: tuple[str, bytes, int, int] | None = None
-        #: The headers, or a body without a content-length, do not end before this position.
+        #: Position up to which the headers, or a body without content-length, have been searched for their end.
         self._scanned = 0
         #: Number of bytes that were removed from the headers of the incomplete frame.
         self._skipped = 0
-        #: The last NUL of a body without a content-length (-1: none), and the end of the line ends after that NUL.
+        #: Position of the last NUL of a body without content-length, and position after the line ends that follow this
+        #: NUL; -1 if there is none.
         self._nul = self._line = -1
         #: Why the message of the incomplete frame is unreadable; empty if it is readable.
         self._malformed = ""
-        #: Whether the buffer holds a message that is complete unless more of it arrives.
+        #: Whether a message is held back: it is complete, unless more bytes arrive that belong to its text.
         self.held = False
-        #: Whether a STOMP frame was seen.
+        #: Whether at least one STOMP frame has arrived.
         self.spoken = False
 
     def feed(self, data: bytes) -> Iterator[Frame | Frames]:
-        """Yield frames completed by these bytes. Exhaust the iterator before the next call.
+        """Add received bytes, and yield the frames that are complete now.
+
+        The caller must exhaust the iterator before the next call.
 
         Raises:
             StompFrameError: the bytes are not STOMP.
         """
         if max(_JOINED_MIN, len(self._buffer)) <= len(data) and not self._malformed and not self._skipped:
-            # Try again to cut messages together. Repeating the work takes little compared with so many new bytes.
+            # Try again to find messages together. The search begins at the start of the incomplete frame again, which
+            # takes little time compared with that for so many new bytes.
             self._begin()
         self._buffer += data
         return self._cut()
 
     def quiet(self) -> Iterator[Frame | Frames]:
-        """Yield the held message, because no more of it will arrive. Use like :meth:`feed`."""
+        """Yield the message that is held back, because it is certain now that it is complete.
+
+        The caller must exhaust the iterator, as for :meth:`feed`.
+        """
         return self._cut(quiet=True) if self.held else iter(())
 
     def idle(self) -> Iterator[Frame | Frames]:
-        """End a body that is shorter than its content-length, once the broker sends no more. Use like :meth:`feed`.
+        """Yield a message whose body is shorter than its content-length, because only heartbeats arrive now.
 
-        Heartbeats are sent between frames, so heartbeats in the body prove that the body ended before them.
+        The broker sends heartbeats only between frames, so the body has ended before the heartbeats. The caller must
+        exhaust the iterator, as for :meth:`feed`.
         """
         if self._headers is None:
             return
@@ -153,9 +165,9 @@ class FrameReader:
             raise StompFrameError(f"a body did not end after {came} bytes")
 
     def last_error(self) -> Frame | None:
-        """Return the ERROR frame that ends the bytes of a closed connection, if they may be such a frame.
+        """Return the ERROR frame at the end of the bytes of a closed connection; None if they do not look like one.
 
-        The text before it may be incomplete, and is left out.
+        A text before the frame is discarded, as it may be incomplete.
         """
         if self._headers is None or (found := _LAST_ERROR.match(self._buffer, self._headers[2])) is None:
             return None
@@ -164,11 +176,15 @@ class FrameReader:
 
     @property
     def inside(self) -> bool:
-        """Whether a body is incomplete."""
+        """Whether the headers of a frame have arrived, but not its whole body."""
         return self._headers is not None
 
     def _cut(self, *, quiet: bool = False) -> Iterator[Frame | Frames]:
-        """Take frames off the buffer; with `quiet`, no more of the first frame will arrive."""
+        """Yield the complete frames in the buffer, and remove them.
+
+        Args:
+            quiet: whether it is certain that no more bytes of the first frame will arrive.
+        """
         buffer = self._buffer
         while buffer:
             if self._headers is None and not self._scanned:  # nothing is known about the next frame
@@ -187,9 +203,10 @@ class FrameReader:
             quiet = False
 
     def _together(self) -> Frames | None:
-        """Return messages cut together; None if the next message must be taken alone.
+        """Find several messages at once, and return them; None if the next message must be found alone.
 
-        Each consecutive failure doubles the number of messages until the next try, so failures cost little.
+        After each unsuccessful try, twice as many messages are found alone before the next try, so that unsuccessful
+        tries take little time.
         """
         least = self._batch_min
         found, tried = find_frames(self._buffer, least, _TRIED_MAX, self._last, self._own)
@@ -200,7 +217,7 @@ class FrameReader:
             else:  # the next message differs
                 self._alone = 1
             return found
-        if tried < least:  # this many are left from the last read
+        if tried < least:  # this many messages remain of the last read
             self._alone = max(1, tried)
         else:
             self._alone, self._pause = self._pause, min(_PAUSE_MAX, 2 * self._pause)
@@ -208,11 +225,15 @@ class FrameReader:
 
     @property
     def rest(self) -> bytes:
-        """The start of an incomplete frame, for error texts."""
+        """The first bytes of an incomplete frame, for error texts."""
         return bytes(self._buffer[:_SHOWN_BYTES])
 
     def _next(self, *, quiet: bool) -> Frame | None:
-        """Take the next frame off the buffer, if it is complete."""
+        """Remove the next frame from the buffer and return it; None if it is not complete yet.
+
+        Args:
+            quiet: whether it is certain that no more bytes of this frame will arrive.
+        """
         buffer = self._buffer
         if self._headers is None and not self._read_headers():
             return None
@@ -237,18 +258,27 @@ class FrameReader:
         return frame
 
     def _begin(self) -> None:
-        """Forget what is known about the incomplete frame."""
+        """Reset the state that describes the incomplete frame, because another frame begins."""
         self._headers, self._scanned, self._malformed, self.held = None, 0, "", False
         self._nul = self._line = -1
 
     def _distrust(self, why: str) -> None:
-        """Handle a wrong content-length: end the frame where it would end without a content-length."""
+        """Ignore the frame's content-length, which is wrong: the frame ends where it would end without this header.
+
+        Args:
+            why: the reason why the message counts as unreadable.
+        """
         assert self._headers is not None
         self._malformed = self._malformed or why
         self._headers = *self._headers[:3], -1
 
     def _find_end(self, body: int, *, quiet: bool) -> int:
-        """Find the end of a text: the NUL before the next frame; -1 if not known yet."""
+        """Return the position at which a text ends, which is the NUL before the next frame; -1 if not known yet.
+
+        Args:
+            body: position at which the text begins.
+            quiet: whether it is certain that no more bytes of the text will arrive.
+        """
         buffer = self._buffer
         end = self._end_before_frame(body)
         if end < 0:
@@ -263,9 +293,10 @@ class FrameReader:
         return end
 
     def _end_before_frame(self, body: int) -> int:
-        """Return the place of the NUL before the next frame; -1 if no frame has come.
+        """Return the position of the NUL before the next frame of the broker; -1 if no such frame has arrived.
 
-        The text may end with the beginning of a frame. So of all places before the mark the last one counts.
+        The text itself may end with what looks like the beginning of a frame. So of all positions at which the broker's
+        frame might begin, the last one before the bytes `own` is used.
         """
         for mark in self._mark.finditer(self._buffer, max(body, self._scanned - self._mark_bytes + 1)):
             if found := _LAST_BEGINNING.match(self._buffer, body, mark.end()):
@@ -273,7 +304,10 @@ class FrameReader:
         return -1
 
     def _look_at_end(self, body: int) -> None:
-        """Record whether a text is complete unless more of it arrives. Each byte is examined once."""
+        """Determine whether a text looks complete, and set :attr:`held`.
+
+        Each byte of the text is examined only once.
+        """
         buffer = self._buffer
         nul = buffer.rfind(_NUL, max(body, self._scanned))
         if nul >= 0:
@@ -289,22 +323,22 @@ class FrameReader:
         assert self._headers is not None
         found = id_for_errors(self._headers[1], self._last)
         return (
-            f"the text of message '{found}' has a NUL and an ERROR frame in it, or the broker sent that ERROR. Read "
-            "the queue with protocol 'amqp-1.0', or remove the message with the broker's tools"
+            f"an ERROR frame after a NUL in message '{found}' is part of its text or was sent by the broker, which "
+            "cannot be decided. Read the queue with protocol 'amqp-1.0', or remove the message with the broker's tools"
         )
 
     def _read_headers(self) -> bool:
-        """Read the headers of the next frame, if they are complete."""
+        """Read the headers of the next frame. Return whether they were complete."""
         buffer = self._buffer
-        if not buffer.startswith(_FIRST_LINES):  # another protocol may never send an empty line
+        if not buffer.startswith(_FIRST_LINES):  # do not wait for an empty line, which other protocols may never send
             if wrong := _SHOWN_LINE.match(buffer):
                 raise StompFrameError(f"{wrong[0].rstrip()!r} does not begin a frame of a STOMP server")
             return False
-        # The end of the headers may have begun in earlier bytes.
+        # Two of the bytes that end the headers may have arrived with the previous read.
         since = max(0, self._scanned - 2)
         found = buffer.find(b"\n\n", since)
         body = found + 2
-        # Look for the end with carriage returns, which are allowed but rare.
+        # The headers may also end with a carriage return, which is allowed but rare.
         returned = buffer.find(b"\n\r\n", since, found + 1 if found >= 0 else len(buffer))
         if returned >= 0:
             found, body = returned, returned + 3
@@ -325,16 +359,20 @@ class FrameReader:
         return True
 
     def _skip(self) -> None:
-        """Remove headers that are not needed, to limit the memory of headers that have no end yet."""
+        """Remove headers that are not needed from the buffer, because the incomplete headers exceed the limit."""
         buffer = self._buffer
         size, begin, end = len(buffer), buffer.find(b"\n"), buffer.rfind(b"\n") + 1
-        # A longer line will be removed, too.
+        # Keep the start of the last, incomplete line. If it exceeds the limit of a line, it is removed later.
         begun = buffer[end : end + _LINE_BYTES_MAX + 1]
         buffer[begin:] = _needed(buffer[begin:end]) + begun
         self._skipped += size - len(buffer)
 
     def _limited(self, end: int) -> bytes:
-        """Return the first line and the headers, or only needed headers if there are too many."""
+        """Return the first line and the headers of a frame. If the headers exceed a limit, return only needed headers.
+
+        Args:
+            end: position at which the headers end.
+        """
         with memoryview(self._buffer) as view:
             head = bytes(view[:end])
         size, count = self._skipped + end, head.count(b"\n")
@@ -352,18 +390,18 @@ class FrameReader:
 
 
 def id_for_errors(block: bytes, last: str) -> str:
-    """Return the start of a message's ID.
+    """Return a message's ID for error texts, shortened if it is long.
 
     Args:
         block: the message's headers.
-        last: name of the header whose last entry counts; empty if there is none.
+        last: name of the header of which the last entry is used if it is repeated; empty if there is no such header.
     """
     found = value(block, "message-id", last) or b""
     return shown(found.decode("utf-8", "backslashreplace").replace("\\c", ":"))[:_SHOWN_ID_CHARACTERS]
 
 
 def _behind_ends_of_lines(buffer: bytearray, position: int) -> int:
-    """Return the start of the next frame, after heartbeats and line ends."""
+    """Return the position after the line ends at `position`, which follow a frame or are heartbeats."""
     found = _ENDS_OF_LINES.match(buffer, position)
     return found.end() if found else position
 
@@ -371,7 +409,8 @@ def _behind_ends_of_lines(buffer: bytearray, position: int) -> int:
 def _needed(block: bytes | bytearray) -> bytes:
     """Return the first and the last entry of each needed header of a block, in order.
 
-    An entry that is too long is cut one byte above the limit, and still counts as first or last.
+    An entry that is too long is cut one byte above the limit, so that :meth:`FrameReader._limited` recognizes and
+    removes it. Another entry of the same header does not replace it.
     """
     places = {place for name in _NEEDED for place in (block.find(name), block.rfind(name))} - {-1}
     ends = ((place, block.find(b"\n", place + 1)) for place in sorted(places))
@@ -379,7 +418,7 @@ def _needed(block: bytes | bytearray) -> bytes:
 
 
 def _block(data: bytes) -> tuple[str, bytes]:
-    """Split the lines before the empty line into command and headers."""
+    """Split the lines before the empty line of a frame into the command and the header block."""
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").removesuffix(b"\r")
     command, found, lines = data.partition(b"\n")

@@ -1,16 +1,16 @@
-"""STOMP 1.2 by stomp.py.
+"""The STOMP 1.2 session: it subscribes to one destination, receives messages, and settles them.
 
-stomp.py builds the frames for the broker and writes them to a transport of our own, just as it does with its WebSocket
-transport. :meth:`StompSession.run` reads and writes on the supervisor's thread, through a non-blocking socket. So
-acknowledgements are sent while reading is paused, heartbeats need no thread, TLS has the same settings as for the other
-protocols (stomp.py does not accept an `ssl.SSLContext`), and :mod:`pyspark_mq.sources.stomp.frames` reads frames, for
-the reasons given there.
+stomp.py builds most outgoing frames, and writes them to :class:`.Transport`, which is this package's. The socket is
+non-blocking, and :meth:`StompSession.run` reads and writes it on the supervisor's thread. So acknowledgements are sent
+even while reading is paused, heartbeats need no thread of their own, and TLS has the same settings as for the other
+protocols (stomp.py does not accept an `ssl.SSLContext`). Incoming frames are read by
+:mod:`pyspark_mq.sources.stomp.frames`, for the reasons given in its docstring.
 
-A RECEIPT confirms acknowledgements: the broker processes a connection's frames in order and answers each when done, so
-the receipt for the last acknowledgement also confirms all earlier ones. Any ERROR after the opening ends the session,
-so nothing is confirmed by mistake.
+A RECEIPT confirms acknowledgements. The broker processes a connection's frames in order, so the receipt for the last
+acknowledgement also confirms all earlier ones. If an acknowledgement fails, the broker sends an ERROR instead, which
+ends the session.
 
-Differences between brokers are in their :class:`~pyspark_mq.brokers.base.StompDialect`.
+The differences between brokers are described by their :class:`~pyspark_mq.brokers.base.StompDialect`.
 """
 
 from __future__ import annotations
@@ -42,18 +42,20 @@ __all__ = ["StompSession"]
 _LOG = logging.getLogger("pyspark_mq")
 _INT32_MAX = 2**31 - 1
 _CLOSE_TIMEOUT_S = 1.0
-#: Longest wait for the answer to the first subscription. The broker may be collecting garbage or requeueing a former
-#: session's messages. Disconnecting would add to its work, and heartbeats show whether the broker is alive.
+#: How long to wait for the answer to the first subscription. The broker may be busy collecting garbage or requeueing a
+#: former session's messages, and disconnecting would add to its work. Heartbeats show whether the broker is alive.
 _SUBSCRIBE_TIMEOUT_S = 120.0
-#: Silence after which a stalled queue is woken, growing with each fruitless wake-up.
+#: If nothing has arrived for this time, the session wakes the queue, as it may have stalled. If waking has no effect,
+#: the time grows by the factor, up to the maximum.
 _QUIET_FIRST_S = 0.01
 _QUIET_LAST_S = 10.0
 _QUIET_GROWTH = 4
-#: Number of temporary subscriptions. Each releases one page of 200 messages, so all together release 5,000.
+#: Number of temporary subscriptions that wake a queue. Each of them makes the broker deliver one page of 200 messages,
+#: so together they make it deliver 5,000.
 _WAKEUPS = 25
-#: A selector that matches nothing: the broker's own message IDs begin with "ID:".
+#: A selector that matches no message, because the broker's message IDs begin with "ID:".
 _NOTHING = "JMSMessageID='never'"
-#: A broker that does not answer a question within this time does not support questions.
+#: If the broker does not answer a management query within this time, it is taken not to support these queries.
 _ANSWER_TIMEOUT_S = 5.0
 _ACK = "ack"
 _ACK_LINE, _BARE_ACK_LINE = b"\nack:", b"\nack\n"
@@ -68,7 +70,7 @@ _DISCONNECTED = "disconnected"
 
 
 class StompSession(StompConnection):
-    """One connection with subscriptions to one destination."""
+    """One STOMP connection with one or more subscriptions to one destination."""
 
     batches: ClassVar[type[DeliveryBatch]] = StompBatch  # type: ignore[type-abstract]  # `of` chooses
 
@@ -76,9 +78,9 @@ class StompSession(StompConnection):
         super().__init__(*args, **kwargs)
         #: Header prefix of messages that may have an ID not set by the broker; empty if there are none.
         self._foreign = f"\n{self._dialect.foreign_prefix}".encode() if self._dialect.foreign_prefix else b""
-        #: The beginnings of the headers that every message has.
+        #: The beginning of each header that every message has, on a broker that does not escape names.
         self._always = tuple(f"\n{name}:".encode() for name in self._dialect.always)
-        #: Asks the broker for the depth; None if the broker cannot report it.
+        #: Queries for the queue's depth; None if the broker does not report it.
         self._questions: Questions | None = None
         self._on_info: Callable[[QueueInfo | None], object] = self._report_depth
         self._subscriptions = 0
@@ -90,7 +92,7 @@ class StompSession(StompConnection):
             own=self._own,
             forgeable=bool(self._dialect.always),
         )
-        #: The last message, or the batch that ends with it.
+        #: The headers of the last message received, or the batch that ends with this message.
         self._newest: bytes | FramesBatch = b""
         self._answers: set[str] = set()
         self._window = 0
@@ -101,22 +103,23 @@ class StompSession(StompConnection):
     # -- opening
 
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
-        """Connect and log in. Only :meth:`consume` shows whether the queue exists."""
+        """Connect and log in. Whether the queue exists is known only after :meth:`consume`."""
         deadline = self.now_s() + timeout_s
         self._url = url
-        # Ask before the login: after the login heartbeats are due, and on a slow link the question may take longer.
+        # Query before the login, because after the login heartbeats are due, and on a slow link the query may take
+        # longer than that.
         depth, facts = self._depth_at_first(deadline)
         self._log_in(url, deadline)
-        # No broker reports a permanent name.
+        # No broker reports a permanent name of itself over STOMP.
         return Greeting(url, "", depth, server=self._server, facts=facts)
 
     def _depth_at_first(self, deadline: float) -> tuple[QueueDepth | None, QueueFacts]:
-        """Ask for the depth over a separate connection, because a user without permission loses the connection."""
+        """Query the queue's depth over a separate connection, as the broker closes it if the user lacks permission."""
         address = self._dialect.management
-        # The depth does not tell how many messages a selector matches.
+        # With a selector the depth would be misleading, because it includes messages that do not match the selector.
         if not address or self.endpoint.topic is not None or self.endpoint.selector is not None:
             return None, NOTHING_KNOWN
-        # Do not ask again for a user that was refused: each refusal adds a line to the broker's log.
+        # Do not query again as a user that was refused, because each refusal adds a line to the broker's log.
         asker = f"{self._url} {self.endpoint.user(self._url)} {address}"
         if asker in self.endpoint.refused:
             return None, NOTHING_KNOWN
@@ -134,7 +137,16 @@ class StompSession(StompConnection):
         return Questions(self._dialect.management, self.endpoint.name, self._own)
 
     def _ask_beside(self, asker: str, deadline: float) -> tuple[list[QueueInfo | None], dict[str, Any] | None]:
-        """Ask over a separate connection; return facts about the queue and its address, both empty if refused."""
+        """Query the queue and the settings of its address over a separate connection.
+
+        Args:
+            asker: identifies the broker and user, to remember a refusal.
+            deadline: time until which to wait for answers.
+
+        Returns:
+            the answers about the queue, none if the broker refused or did not answer; and the settings of its address,
+            None if unknown.
+        """
         beside = StompSession(self.endpoint, self.number, ReceiveBuffer(), self.options, self.now_s)
         answers: list[QueueInfo | None] = []
         beside._on_info = answers.append
@@ -150,7 +162,7 @@ class StompSession(StompConnection):
             if not answers and (isinstance(failed, TimeoutError) or failed.stated):
                 self.endpoint.refused.add(asker)
                 _LOG.info("%s: %s does not report how many messages wait", self.endpoint.destination, self._url)
-        except BrokerUnavailableError as failed:  # the connection failed this time
+        except BrokerUnavailableError as failed:  # the connection failed, but a later query may succeed
             _LOG.debug("asking for the depth: %s", self.endpoint.hide(str(failed)))
         finally:
             beside.close()
@@ -159,10 +171,11 @@ class StompSession(StompConnection):
     # -- receiving
 
     def consume(self, window: int) -> None:
-        """Subscribe, or subscribe once more if the window has grown.
+        """Subscribe to the destination; if already subscribed, add a subscription because the window has grown.
 
-        A subscription's window is fixed, and ending the subscription would return its messages. So another subscription
-        takes the difference; while the whole window is full, the new subscription counts from zero.
+        The window is the number of unsettled deliveries that the broker may send. The window of a subscription cannot
+        be changed, and ending the subscription would return its messages to the queue. So a further subscription gets
+        the difference as its window; or the whole window, if as many deliveries as the old window are unsettled.
 
         Raises:
             DestinationError: the queue does not exist, or this user may not read it.
@@ -176,7 +189,7 @@ class StompSession(StompConnection):
             self._subscribe_again(window if len(self._settling.open) >= self._window else window - self._window)
 
     def extend(self, window: int) -> None:
-        """Widen the window, always by adding a subscription for the difference."""
+        """Widen the window by adding a subscription for the difference, even if the present window is full."""
         self._subscribe_again(window - self._window)
 
     def _subscribe_again(self, more: int) -> None:
@@ -198,7 +211,7 @@ class StompSession(StompConnection):
         self.consuming = True
 
     def _may_subscribe_again(self) -> bool:
-        # Without a durable name each subscription to a topic gets all messages.
+        # If a topic's subscription is not durable and shared, each further subscription would get all messages again.
         durable = self.endpoint.subscription is not None and self._dialect.shared
         return self.endpoint.topic is None or durable
 
@@ -214,7 +227,8 @@ class StompSession(StompConnection):
             headers["browser"] = "true"
         headers[dialect.window_header] = str(self._grant(window))
         mode = "client" if dialect.cumulative else "client-individual"
-        # The IDs have equal length, so that they ascend as RabbitMQ's consumer tags (see the session for AMQP 0-9-1).
+        # All names have the same length, so that they ascend when RabbitMQ sorts them as consumer tags (see the session
+        # for AMQP 0-9-1).
         name = f"{next(self._numbers):06}{self._own}"
         headers["receipt"] = f"{_SUBSCRIBED}{self._own}"
         self._protocol.subscribe(self._destination(), name, mode, headers=headers)
@@ -222,19 +236,19 @@ class StompSession(StompConnection):
         self._show_life()
 
     def _grant(self, window: int) -> int:
-        """Return the value of the window header for this many messages."""
+        """Widen the window by this many messages, and return the value for the header with a subscription's window."""
         self._window += window
         if not self._dialect.window_bytes:
             return window
         if not self._may_subscribe_again():
             return -1  # no limit: the window cannot be widened later
-        # The largest value of the header is as good as no limit.
+        # The header has a largest value, which is so large that it hardly limits anything.
         size = min(math.ceil(window * self._message_bytes()), _INT32_MAX)
         self._window_bytes += size
         return size
 
     def _message_bytes(self) -> float:
-        """Return how many bytes a message counts in a window: the average of received frames."""
+        """Return the average size of the messages received so far, or an estimate, for a window in bytes."""
         return self._received_bytes / self._tag if self._tag else self._dialect.window_bytes
 
     def _destination(self) -> str:
@@ -254,7 +268,11 @@ class StompSession(StompConnection):
             self._turn(left_s)
 
     def _reading(self) -> bool:
-        """Whether to read the socket: not while paused, and only for answers if a window counted in bytes is full."""
+        """Return whether to read the socket.
+
+        A paused session reads only to keep the connection alive. If the broker counts the window in bytes, and the
+        window is full, the session reads only while an answer is outstanding.
+        """
         if self.paused:
             return self.keep_alive_read_due
         full = self._window > 0 and len(self._settling.open) >= self._window
@@ -288,7 +306,7 @@ class StompSession(StompConnection):
                     if self._end is not None:  # ignore the remaining frames
                         return
         except StompFrameError as wrong:
-            # Bytes that are not a frame do not belong to a message: the next session begins with a frame.
+            # The bytes cannot be divided into frames any more, so this session ends; the next one begins with a frame.
             self._ended(str(wrong), stated=True)
         finally:
             if tag > self._tag:
@@ -296,7 +314,7 @@ class StompSession(StompConnection):
                 self._arrived(deliveries, size)
 
     def _are_plain(self, batch: FramesBatch) -> bool:
-        """Whether all messages of a batch are from the queue, and none needs a closer look."""
+        """Return whether a batch can be taken as a whole, because none of its messages has to be examined by itself."""
         questions, names, foreign = self._questions, batch.frames.fields, self._dialect.foreign_prefix
         return not (
             (not self._tag and _STREAM_OFFSET in names)
@@ -316,7 +334,10 @@ class StompSession(StompConnection):
         return cut
 
     def _have_own_acks(self, batch: FramesBatch) -> bool:
-        """Whether each message of a batch has one header `ack`, with an ID that no other open message has."""
+        """Return whether each message of a batch has one header `ack`, with an ID that no unsettled delivery has.
+
+        If so, note these IDs. Nothing is checked if the broker ensures this.
+        """
         ids = self._settling.ids
         if ids is None or any(layout.count(_ACK) != 1 for layout in batch.frames.layouts):
             return ids is None
@@ -327,7 +348,11 @@ class StompSession(StompConnection):
         return True
 
     def _is_of_queue(self, tag: int, headers: bytes, body: bytes) -> bool:
-        """Whether a message belongs to the queue and is taken. If it cannot be taken, this ends the session."""
+        """Return whether a message is a delivery from the queue that the session takes.
+
+        Other messages are answers to queries, and the mark at the end of a browsed queue. If a message must not be
+        taken, the session ends.
+        """
         questions = self._questions
         if self._own.encode() not in headers:
             self._end = self._end or self._foreign_frame(headers)
@@ -339,7 +364,7 @@ class StompSession(StompConnection):
             self._end = self._end or self._refuse(unreadable)
             return False
         if questions is not None and questions.subscribed and questions.is_answer(headers):
-            # The window in bytes depends on the size of the queue's messages.
+            # Do not count the answer, because the window in bytes depends on the average size of the queue's messages.
             self._received_bytes -= len(headers) + len(body)
             self._on_info(questions.answer(body))
             return False
@@ -355,7 +380,15 @@ class StompSession(StompConnection):
         return refused is None
 
     def _refused(self, headers: bytes, *, first: bool) -> MqError | None:
-        """Return why a message cannot be taken: it comes from a stream, or hides the broker's own ID."""
+        """Return the error if a message must not be taken because it is from a stream, or hides the broker's ID.
+
+        Args:
+            headers: the message's header block.
+            first: whether this is the session's first message.
+
+        Returns:
+            the error, or None if the message may be taken.
+        """
         if first and f"\n{_STREAM_OFFSET}:".encode() in headers:
             return self._refuse_stream(COPIED)
         own_id = self._dialect.own_id
@@ -365,7 +398,7 @@ class StompSession(StompConnection):
         if own_id.search(found or ""):
             return None
         return MessageError(
-            f"{self.endpoint.destination} holds a message that came over AMQP 1.0 with its producer's ID, "
+            f"{self.endpoint.destination} has a message that was sent over AMQP 1.0 with an ID of its producer, "
             f"{as_text(found)!r}. If this ID is the AMQP message-id, the broker cannot accept an acknowledgement over "
             "STOMP. If it is a property named message-id, it hides the broker's ID. The message stays in the queue. "
             "Read the queue with protocol 'amqp-1.0' and a new checkpointLocation, or have the producer send no "
@@ -375,14 +408,14 @@ class StompSession(StompConnection):
     def _foreign_frame(self, headers: bytes) -> MessageError:
         """Return the error for a MESSAGE that the broker cannot have sent for a subscription of this session."""
         return MessageError(
-            f"{self.endpoint.destination} holds a message that has a frame of STOMP in it, which begins with "
+            f"{self.endpoint.destination} has a message that contains a STOMP frame, which begins with "
             f"{headers.strip()[:_SHOWN_BYTES]!r}. The message before the frame is '{self._newest_id()}'. A property of "
             "one of these messages shows a wrong end of the message. Read the queue with protocol 'amqp-1.0' and a new "
             "checkpointLocation, or remove the message with the broker's tools"
         )
 
     def _newest_id(self) -> str:
-        """Return the ID of the last message, for errors."""
+        """Return the ID of the last message received, for errors."""
         newest = self._newest
         block = newest if isinstance(newest, bytes) else [*newest.frames.cut()][-1][0]
         return id_for_errors(block, self._dialect.last_header)
@@ -394,7 +427,7 @@ class StompSession(StompConnection):
         doubtful = self._end is None and self._newest and self._dialect.always
         super()._answered(command, block, body)
         if doubtful and isinstance(self._end, SessionLostError) and self._own.encode() not in block:
-            reason = f"{self._end}. A message can have such a frame in it; the last one was '{self._newest_id()}'"
+            reason = f"{self._end}. A message can contain such a frame; the last message was '{self._newest_id()}'"
             self._end = SessionLostError(reason, stated=True)
 
     def _forged_ack(self, headers: bytes) -> MessageError:
@@ -416,38 +449,39 @@ class StompSession(StompConnection):
 
     def _resume(self) -> None:
         self.paused = False
-        # Bytes that arrived meanwhile were not read.
+        # Bytes that arrived during the pause were not read, so the time of the last read says nothing.
         self._socket.received_s = self.now_s()
         self._show_life()
 
     # -- sending
 
     def _show_life(self) -> None:
-        """Record a sign of life. When the queue becomes quiet again, it may have stalled."""
+        """Note that the queue is active. If nothing arrives until a later time, it may have stalled."""
         if self._dialect.window_bytes or (self._dialect.stalls and self.endpoint.topic is None):
             self._quiet_s = _QUIET_FIRST_S
             self._wake_s = self.now_s() + self._quiet_s
 
     def _wake_queue(self, now: float) -> None:
-        """Make a quiet queue deliver more if the window is not full."""
+        """If nothing has arrived for a while although the window is not full, make the queue deliver more messages."""
         self._wake_s = float("inf")
         room = self._window - len(self._settling.open)
         if not self._settling.open or self.paused or room <= 0:
-            return  # the event that changes this also wakes the queue
+            return  # whatever changes this state also sets the time of the next call
         if self._dialect.stalls:
             self._wake_page(now)
         elif not self._may_subscribe_again():
             return  # the subscription has no limit
         elif self._window_bytes - len(self._settling.open) * self._message_bytes() < 2 * self._message_bytes():
-            # The messages are larger than estimated, so the window holds fewer.
+            # The messages are larger than estimated, so fewer of them fit into the window in bytes. Subscribe again.
             self._window -= room
             self._subscribe(room)
 
     def _wake_page(self, now: float) -> None:
-        """Wake a queue that delivers no more messages while a page of them is unacknowledged.
+        """Wake a queue that delivers no more messages while a page of messages is unacknowledged.
 
-        Measured on ActiveMQ Classic: an acknowledgement, a new message or a new consumer makes the queue deliver one
-        more page. So temporary consumers subscribe, with a selector that matches nothing.
+        ActiveMQ Classic loads the messages of a queue in pages. As measured, an acknowledgement, a new message or a new
+        consumer makes the queue deliver one more page. So the session adds temporary consumers, with a selector that
+        matches no message.
         """
         for _ in range(self._wakeups):
             name = f"{next(self._numbers)}{self._own}"
@@ -477,21 +511,21 @@ class StompSession(StompConnection):
 
     def _settle(self, frames: bytes) -> None:
         self._socket.outgoing += frames
-        # Rejections that wait for earlier deliveries take up the window; if the window is full, widen it.
+        # Deliveries whose settlement waits for earlier deliveries occupy the window. If it is full, widen it.
         waiting = self._settling.waiting
         if waiting and len(self._settling.open) >= self._window and self._may_subscribe_again():
             self._subscribe(waiting)
         self._send()
 
     def _in_doubt(self) -> bool:
-        # Of frames without a receipt only an ACK or a NACK may fail.
+        # Of the frames that request no receipt, only an ACK or a NACK may fail.
         return self._settling.unconfirmed
 
     def _receipt(self, receipt: str) -> None:
         if receipt == PROVED:
             self._proof_s = -math.inf
             return
-        if receipt == _WOKEN:  # which is not a sign of life of the queue
+        if receipt == _WOKEN:  # this receipt does not show that the queue delivers
             return
         self._answers.discard(receipt)
         for number in self._settling.confirmed(receipt):
@@ -500,7 +534,7 @@ class StompSession(StompConnection):
         self._show_life()
 
     def ask_depth(self) -> None:
-        """Ask for the depth if the broker answers this user and no answer is due."""
+        """Query the queue's depth, unless the broker does not answer this user, or an answer is outstanding."""
         questions = self._questions
         if questions is None or questions.asked or self._end is not None:
             return

@@ -1,8 +1,9 @@
-"""Settling over STOMP: tags in, frames out. Pure: no socket, no clock.
+"""Builds the STOMP frames that settle deliveries, and determines which requests a RECEIPT confirms.
 
-STOMP acknowledges one by one (subscription mode `client-individual`) or everything up to a message (mode `client`), and
-each broker copes well with only one of these modes: see :class:`~pyspark_mq.brokers.base.StompDialect`. The RECEIPT for
-the last frame of a request confirms the request, because the broker processes a connection's frames in order.
+In STOMP, an ACK acknowledges one delivery (subscription mode `client-individual`) or all deliveries up to a message
+(mode `client`). Each broker handles only one of these modes well, see :class:`~pyspark_mq.brokers.base.StompDialect`.
+The RECEIPT for the last frame of a request confirms the whole request, because the broker processes a connection's
+frames in order.
 """
 
 from __future__ import annotations
@@ -14,21 +15,22 @@ __all__ = ["StompSettling"]
 
 
 class StompSettling:
-    """The open deliveries of one session and the frames that settle them.
+    """The unsettled deliveries of one session, and the frames that settle them.
 
-    Guarantee: a frame settles only requested deliveries, and the receipt that confirms a request comes only when all
-    these deliveries are settled.
+    Guarantee: a frame settles only deliveries that the caller has asked to settle, and the receipt that confirms a
+    request arrives only when all deliveries of the request are settled.
 
     Args:
-        cumulative: whether an ACK includes all earlier deliveries.
-        reject_headers: further headers of NACK, to reject a message for good.
-        own: end of the names of receipts, left out in :meth:`confirmed`.
-        forgeable: whether a message can have the ID of another message.
+        cumulative: whether an ACK also acknowledges all earlier deliveries.
+        reject_headers: further headers of a NACK, with which the broker does not deliver the message again.
+        own: the random text with which the names of receipts end. :meth:`confirmed` takes names without it.
+        forgeable: whether a message may have the acknowledgement ID of another message.
 
     Attributes:
-        open: tag of an unsettled delivery -> the ID that settles the delivery (header `ack`, escaped as the broker
-            wrote it), in order of arrival. For speed, the session adds every message to this dictionary directly.
-        ids: these IDs, if a message can have the ID of another message; otherwise None. The session adds them, too.
+        open: by tag, in order of arrival, each unsettled delivery's acknowledgement ID (header `ack`, with the broker's
+            escapes). For speed, the session adds every delivery to this dictionary itself.
+        ids: the set of these IDs if `forgeable` is true, to notice an ID that occurs twice; otherwise None. The session
+            adds the IDs itself.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class StompSettling:
         self._cumulative = cumulative
         self._own = own
         self._refusal = "".join(f"{name}:{value}\n" for name, value in reject_headers.items()).encode()
-        # With cumulative acknowledgements: tags that wait until earlier deliveries are settled.
+        # With cumulative acknowledgements: tags to acknowledge or to reject once all earlier deliveries are settled.
         self._due: set[int] = set()
         self._refused: set[int] = set()
         self._requests: list[tuple[int, int]] = []
@@ -53,16 +55,19 @@ class StompSettling:
 
     @property
     def unconfirmed(self) -> bool:
-        """Whether a receipt is outstanding."""
+        """Whether a receipt for settled deliveries is outstanding."""
         return bool(self._receipts)
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> bytes:
-        """Return frames that acknowledge these deliveries, as far as possible now.
+        """Return frames that acknowledge deliveries.
+
+        With cumulative acknowledgements, the frames for some deliveries are returned by a later call, once all earlier
+        deliveries are settled.
 
         Args:
-            number: identifies the request in :meth:`confirmed`.
-            upto: acknowledge all open deliveries up to this tag; 0 for none.
-            singles: further tags.
+            number: number of the request, which :meth:`confirmed` returns later.
+            upto: all unsettled deliveries up to this tag are acknowledged; 0 for none.
+            singles: tags of further deliveries.
         """
         if self._cumulative:
             self._requests.append((number, singles[-1] if singles else upto))
@@ -72,9 +77,9 @@ class StompSettling:
         return self._frames([(b"ACK", tag) for tag in tags], tags, [number])
 
     def ask(self, number: int) -> bytes:
-        """Return frames that settle nothing but are confirmed like acknowledgements.
+        """Return frames that settle nothing, but whose receipt confirms request `number` after all earlier requests.
 
-        The frames begin a transaction and abort it at once.
+        The frames begin a transaction and abort it at once, which has no effect.
         """
         name = f"settled-{next(self._numbers)}"
         self._receipts[name] = [number]
@@ -82,20 +87,26 @@ class StompSettling:
         return f"BEGIN\ntransaction:{name}\n\n\0ABORT\ntransaction:{name}\nreceipt:{receipt}\n\n\0".encode()
 
     def reject(self, tags: Sequence[int]) -> bytes:
-        """Return frames that reject these deliveries for good, as far as possible now."""
+        """Return frames that reject deliveries, so that the broker does not deliver them again.
+
+        As for :meth:`acknowledge`, the frames for some deliveries may be returned by a later call.
+        """
         if self._cumulative:
             self._refused.update(tags)
             return self._head(0)
         return self._frames([(b"NACK", tag) for tag in tags], tags, [])
 
     def confirmed(self, receipt: str) -> list[int]:
-        """Return the requests that a receipt confirms."""
+        """Return the numbers of the requests that a receipt confirms. `receipt` is its name without the random end."""
         return self._receipts.pop(receipt, [])
 
     def _head(self, upto: int) -> bytes:
-        """Return frames that settle the finished deliveries before the first unfinished delivery, cumulatively.
+        """Return cumulative frames that settle the deliveries before the first delivery that must not be settled yet.
 
-        Settling a later delivery would settle the unfinished delivery, too, so later deliveries wait.
+        Later deliveries have to wait, because an ACK for one of them would settle that delivery, too.
+
+        Args:
+            upto: all deliveries up to this tag may be settled.
         """
         done: list[int] = []
         frames: list[tuple[bytes, int]] = []
@@ -120,11 +131,16 @@ class StompSettling:
         return self._frames(frames, done, confirmed)
 
     def _frames(self, frames: Sequence[tuple[bytes, int]], done: Sequence[int], confirmed: list[int]) -> bytes:
-        """Build ACK and NACK frames. The RECEIPT for the last frame confirms the requests in `confirmed`.
+        """Build ACK and NACK frames, and remove the settled deliveries.
 
-        The last frame always requests a receipt: until the receipt comes, an ERROR may come for an earlier frame.
+        The last frame always requests a receipt, because the broker may send an ERROR for any of the frames before it.
+
+        Args:
+            frames: the command and the tag of each frame.
+            done: tags of the deliveries that the frames settle.
+            confirmed: numbers of the requests that the receipt for the last frame confirms.
         """
-        # stomp.py would be slow: there may be ten thousand frames at a time.
+        # stomp.py would be too slow, as there may be ten thousand frames at a time.
         written: list[bytes] = []
         end = len(frames) - 1
         for index, (command, tag) in enumerate(frames):
