@@ -224,12 +224,12 @@ class ContentMatcher:
     # -- events of messages ----------------------------------------------------------
 
     def wait(self, keys: Iterable[Any]) -> None:
-        """Record that planned messages have no handle, so that the broker will redeliver them."""
+        """Record that planned messages have no handle any more, so the broker is going to redeliver them."""
         for key in _contents(keys):
             self._waiting.setdefault(key[:_DIGEST], {})[key] = None
 
     def expect(self, keys: Iterable[Any]) -> None:
-        """Record that messages were committed while they had no handle, so that the broker will redeliver them."""
+        """Record that messages were committed while they had no handle, so the broker is going to redeliver them."""
         for key in _contents(keys):
             waiting = self._waiting.get(key[:_DIGEST], {})
             waiting.pop(key, None)

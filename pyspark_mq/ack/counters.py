@@ -98,12 +98,12 @@ class Counters:
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Counters:
-        """Parse the result of :meth:`report`. A counter that is missing there is 0."""
+        """Create the counters from the result of :meth:`report`. A counter that is missing in the result is 0."""
         found = {one.name: report[name] for one in fields(cls) if (name := _documented(one.name)) in report}
         return cls(**found)
 
     def report(self) -> dict[str, int | None]:
-        """Return documented name of each counter -> its value."""
+        """Return the value of each counter, by the name that the documentation uses."""
         return {_documented(name): value for name, value in asdict(self).items()}
 
 

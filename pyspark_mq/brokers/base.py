@@ -34,7 +34,7 @@ PASSING_PREFIXES = ("x-first-death-", "x-last-death-")
 
 @dataclass(frozen=True, slots=True)
 class StompDialect:
-    """STOMP 1.2 as one broker speaks it.
+    """How one broker implements STOMP 1.2, where brokers differ.
 
     Header templates have `{name}` for the queue or topic and `{subscription}` for the durable subscription.
 
@@ -76,7 +76,7 @@ class StompDialect:
         last_header: name of a header that comes after the application's headers. If an application has set a header
             with this name too, the broker's value is the last one. For all other names the broker's value comes first.
         user_id, app_id, content_encoding, group_id, group_sequence: headers that may have the value of this column. The
-            first of them that is present counts. Empty if the broker does not send the value.
+            first of them that a message has is used. Empty if the broker does not send the value.
         routed: whether `destination` of MESSAGE names the exchange and the routing key with which the message was
             published.
         forms: how destinations are written in `reply-to`, see :mod:`.destinations`.

@@ -66,7 +66,7 @@ class Repair:
     epoch: int
 
     def carry_out(self) -> None:
-        """Remove the files, and the checksums that Hadoop keeps next to them. Then note that `epoch` is on disk."""
+        """Remove the damaged files with their Hadoop checksums. Then note in the ID log that `epoch` is on disk."""
         for damage in self.damages:
             _remove(damage)
         os.sync()

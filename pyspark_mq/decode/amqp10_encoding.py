@@ -210,7 +210,7 @@ class Values:
     def _of(self, code: int, at: int, end: int, depth: int) -> tuple[Any, int]:
         """Decode the value with this code, whose other bytes begin at `at`.
 
-        Return the value, and the position after.
+        Return the value, and the position after it.
         """
         data = self._data
         if code in _FIXED or code in _VARIABLE:

@@ -217,7 +217,7 @@ def lasting(data: bytes) -> bytes:
 
 
 def unreadable_of(raw: Raw) -> Unreadable:
-    """Return a description of a delivery that could not be decoded, for errors, logs and dead-letter folders."""
+    """Return a description of a delivery that could not be decoded, for errors and logs."""
     known = {"message-id": text(raw.of.id), "correlation-id": text(raw.of.correlation_id), "subject": raw.of.subject}
     error = raw.of.application[UNREADABLE_PROPERTY]
     return Unreadable(raw.tag, {name: value for name, value in known.items() if value}, raw.body, str(error))

@@ -34,7 +34,7 @@ class SeenStore(ABC):
 
 
 class CheckpointOnly(SeenStore):
-    """The store for `dedupStore=checkpoint`, which is always empty, because the checkpoint has the IDs."""
+    """The store for `dedupStore=checkpoint`. It is always empty, as the query's checkpoint has all remembered IDs."""
 
     def known(self, keys: Iterable[Key]) -> set[Key]:  # noqa: ARG002
         """Return an empty set. Do not iterate over the keys."""

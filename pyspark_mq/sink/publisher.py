@@ -178,7 +178,7 @@ class SendWindow:
 
 
 class WriteInterruptedError(BrokerUnavailableError):
-    """The connection ended, or a queue is temporarily unavailable. The task may send the messages through another one.
+    """The connection ended, or a queue is temporarily unavailable. The task may try to send over another connection.
 
     Attributes:
         stated: whether the broker has stated a reason for ending the connection. The next connection may end for the

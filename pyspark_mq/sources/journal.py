@@ -249,7 +249,7 @@ class Journal:
         return True
 
     def end_alone(self, start: Position) -> None:
-        """Remove the record of :meth:`begin_alone`. Called if there were no messages to plan."""
+        """Remove the record of :meth:`begin_alone`. The reader calls this if there were no messages to plan."""
         if start.file:
             self._files.remove([start.file], _ALONE)
 

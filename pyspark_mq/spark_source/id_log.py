@@ -319,7 +319,7 @@ class IdLog:
         return noted is not None and bool(noted["epoch"] != epoch and noted["boot"] != _boot())
 
     def synced(self) -> int | None:
-        """Return the number of the last epoch that the note says is on disk; None if there is no note."""
+        """Return the number of the last epoch that is on disk according to the note; None if there is no note."""
         noted = self._note()
         return None if noted is None else noted["epoch"]
 

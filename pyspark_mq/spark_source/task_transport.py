@@ -108,7 +108,7 @@ class Rows(InputPartition):
 
     @contextmanager
     def opened(self) -> Iterator[pa.ipc.RecordBatchStreamReader]:
-        """Open the Arrow stream with the rows. Called by the worker that runs the task."""
+        """Open the Arrow stream with the rows. The worker process that runs the task calls this method."""
         if self._mark is not None:
             with contextlib.suppress(Exception):  # without the byte in the mark, rows still travel inside tasks
                 if self._parent in _ancestors():

@@ -127,7 +127,7 @@ class MessageIds:
 
 
 def _in_json(body: bytes, path: Sequence[str]) -> object:
-    """Return the text or whole number at a path in a JSON body; None if the body is not JSON, or has neither there."""
+    """Return the text or whole number at a path in a JSON body; None if the body is not JSON or has no such value."""
     try:
         found = json.loads(body)
         for name in path:

@@ -136,7 +136,8 @@ class SocketLoop:
             reading: whether bytes that arrive end the wait. Errors and the end of the connection always end it.
 
         Returns:
-            whether the connection is still open, as far as this can be known. False only if `reading` is false.
+            whether the connection is still open, as far as this can be known. The result can be false only if `reading`
+            is false.
         """
         assert self._socket is not None
         watched = (select.POLLIN if reading else _HANG_UP) | (select.POLLOUT if self.outgoing else 0)

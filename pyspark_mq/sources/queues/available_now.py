@@ -187,7 +187,7 @@ class EndOfRun:
             )  # fmt: skip
 
     def poll(self) -> None:
-        """Check whether the run has read the queue to its end. Called repeatedly while no messages are buffered.
+        """Check whether the run has read the queue to its end. The caller repeats this while no messages are buffered.
 
         The broker may report messages but not deliver them, because other consumers hold them. After a while the run
         ends without them.

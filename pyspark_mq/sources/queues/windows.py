@@ -163,7 +163,10 @@ class Windows:
         return bool(taken) and (not others or (waits and not any(self._deliveries.taken_in[one] for one in others)))
 
     def double_taken(self, missing: int) -> bool:
-        """Double the windows that are full, because they lack the missing messages. Return whether any was full."""
+        """Double the windows that are full, because the missing messages are not in them.
+
+        Return whether any was full.
+        """
         taken = self._taken()
         for session, window in taken.items():
             _LOG.warning(
