@@ -32,7 +32,10 @@ class QueueMemory:
         return self._found(keys, self._memory.ids.find)
 
     def left_among(self, keys: Collection[Key]) -> set[Key]:
-        """Return those of these IDs whose messages were left open: the end of a session cut off the acknowledgement."""
+        """Return the IDs among `keys` whose messages were left open.
+
+        That is, a session ended before the broker had settled their acknowledgement.
+        """
         return self._found(keys, lambda digests: self._memory.ids.find(digests, self._memory.left.sizes.keys()))
 
     def contents_among(self, keys: Collection[Key]) -> tuple[set[Key], set[Key], set[Key]]:

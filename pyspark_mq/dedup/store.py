@@ -37,7 +37,7 @@ class CheckpointOnly(SeenStore):
     """The store for `dedupStore=checkpoint`. It is always empty, as the query's checkpoint has all remembered IDs."""
 
     def known(self, keys: Iterable[Key]) -> set[Key]:  # noqa: ARG002
-        """Return an empty set. Do not iterate over the keys."""
+        """Return an empty set, without iterating over `keys`."""
         return set()
 
     def remember(self, keys: Iterable[Key]) -> None:

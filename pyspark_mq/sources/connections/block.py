@@ -83,7 +83,7 @@ class Metadata:
         return not self.unreadable and (isinstance(self.keys, TextKeys) or not self.keys)
 
     def part(self, places: slice) -> Metadata:
-        """Return the metadata of these rows. Only for metadata with :attr:`is_plain`."""
+        """Return the metadata of these rows. This may be called only if :attr:`is_plain` is true."""
         return Metadata(self.tags[places], self.keys[places], [], self.redelivered[places], [], {})
 
 

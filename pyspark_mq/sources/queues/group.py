@@ -98,7 +98,9 @@ class QueueGroup:
         return queue
 
     def find(self, *known: Position) -> None:
-        """Look up which queues match option `queuePattern`, and create readers for new ones. Here: do nothing.
+        """Look up which queues match option `queuePattern`, and create readers for new ones.
+
+        In this class the method does nothing, because the query names its queues.
 
         Args:
             known: positions of the checkpoint. If too many queues match the pattern, those that the query read at these

@@ -31,9 +31,9 @@ _REPLAY_SPARE = 100
 
 
 class Window(Enum):
-    """The size of a window."""
+    """The sizes of a window, which is the number of unsettled deliveries that the broker may have sent to a session."""
 
-    SLOW = "slow"  #: a small window, as long as no progress of this process is proven; a replay's epoch fits into it
+    SLOW = "slow"  #: a small window, until this process has made progress; at least as large as a replay's epoch
     EPOCH = "epoch"  #: the messages of one epoch
     WIDE = "wide"  #: option `prefetch`
 
@@ -107,7 +107,7 @@ class Windows:
         self.enter(Trigger.UNPROVEN)
 
     def enter(self, trigger: Trigger) -> None:
-        """Change the windows as the table says for this trigger."""
+        """Change the windows of new and open sessions as :data:`WINDOWS` says for this trigger."""
         first, least = WINDOWS[trigger]
         if first is not None:
             self._connections.first_window = self._of(first)
