@@ -4,7 +4,7 @@ Spark shows an error's text as the query's exception, so each text names the opt
 No text ever contains a password (URLs are shown through ``pyspark_mq.sources.url.BrokerUrl``, which leaves passwords
 out).
 
-Each text is one printable line, even if it quotes a broker or a producer: :func:`shown` escapes other characters.
+Each text is one printable line, even if it quotes a broker or a producer: `shown` escapes other characters.
 
 An error never loses a message. The query's unacknowledged messages stay with the broker, which redelivers them.
 
