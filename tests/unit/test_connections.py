@@ -154,8 +154,9 @@ def test_a_pause_ends_when_it_is_told_to() -> None:
     assert scene.connections.untaken > 0
 
 
-def test_the_bytes_are_shared_by_the_sessions() -> None:
+def test_each_session_has_bytes_of_its_own() -> None:
     scene = Scene(consumers=2)
+    scene.connections.bound_bytes(1_000, resume=True)
     scene.run()
     scene.publish(10, size=300)
     scene.run()

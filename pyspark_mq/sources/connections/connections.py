@@ -275,10 +275,10 @@ class Connections:
         """Set how many bytes the sessions may buffer before they pause, and tell them how many bytes were processed.
 
         Args:
-            maximum: number of bytes for all sessions together.
+            maximum: number of bytes for each session.
             resume: whether paused sessions are to resume.
         """
-        self._bytes_allowed = maximum / self._settings.consumers
+        self._bytes_allowed = maximum
         sessions = {session.key: (number, session) for number, session in self._live.items()}
         for key, kept in self._supervisors.items():
             number, session = sessions.get(key, (0, None))

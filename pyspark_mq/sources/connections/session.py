@@ -36,6 +36,7 @@ from typing import Any, ClassVar
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts
 from pyspark_mq.decode.batch import DeliveryBatch, Unreadable
 from pyspark_mq.errors import DestinationError, MessageError, shown
+from pyspark_mq.sources.connections.flow import is_full
 from pyspark_mq.sources.connections.socket_loop import count_addresses
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
@@ -59,8 +60,6 @@ TRANSIT_S = 0.5
 #: the connection, and count one more delivery for each of its messages: RabbitMQ after 15 s
 #: (`tcp_listen_options.send_timeout`), ActiveMQ Classic over STOMP after 30 s.
 KEEP_ALIVE_READ_S = 5.0
-#: The part of the allowed bytes that may wait to become blocks, and the number of bytes that always may: one block.
-_UNMADE_PARTS, _UNMADE_BYTES = 4, 4 << 20
 #: Addition to the error about a stream, for protocols that cannot ask the broker whether the queue really is a stream.
 COPIED = (
     ". If it is a queue with messages that were copied from a stream, read it with protocol amqp-0-9-1, or have them "
@@ -141,8 +140,7 @@ class ReceiveBuffer:
         bytes_made: how many of these bytes have become blocks.
         bytes_grown: number of bytes by which deliveries are larger in blocks than as they arrived.
         bytes_taken: number of bytes that the query has processed so far.
-        bytes_allowed: the session pauses when more bytes than this are not processed yet. It also pauses when a quarter
-            of this number waits to become blocks, because a delivery may be six times as large in its block.
+        bytes_allowed: number of bytes that may be unprocessed before the session pauses, see :mod:`.flow`.
     """
 
     def __init__(
@@ -161,9 +159,7 @@ class ReceiveBuffer:
     @property
     def full(self) -> bool:
         """Whether too many bytes are not processed yet. Any thread may read this."""
-        if self.bytes_arrived + self.bytes_grown - self.bytes_taken > self.bytes_allowed:
-            return True
-        return self.bytes_arrived - self.bytes_made > max(_UNMADE_BYTES, self.bytes_allowed / _UNMADE_PARTS)
+        return is_full(self.bytes_arrived, self.bytes_made, self.bytes_grown, self.bytes_taken, self.bytes_allowed)
 
     def count(self, deliveries: int, size: int) -> None:
         """Count deliveries that were added to the inbox, and their bytes, and wake the other thread."""

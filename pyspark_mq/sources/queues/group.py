@@ -14,6 +14,7 @@ from pyspark_mq.ack import InFlightTable
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.dedup import Key
 from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
+from pyspark_mq.sources.connections import flow
 from pyspark_mq.sources.connections.events import EventQueue
 from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.journal import Journal, LeftOpen, NoJournal
@@ -24,14 +25,6 @@ from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
 __all__ = ["QueueGroup"]
-
-#: Maximum number of bytes that are held, as a multiple of `maxBytesPerTrigger`: one epoch runs while messages for the
-#: next epoch arrive.
-_BYTES_HELD_EPOCHS = 2
-#: A session that was paused because of its bytes resumes when fewer bytes than this multiple of `maxBytesPerTrigger`
-#: are held. At that moment the messages of the next epoch have arrived, and those of the epoch after it can arrive
-#: while the next epoch runs.
-_BYTES_RESUMED_EPOCHS = 1.5
 
 
 class QueueGroup:
@@ -54,7 +47,6 @@ class QueueGroup:
         self._check = check
         #: Whether the readers know which messages former processes have committed.
         self._shown = False
-        self._resumes = True
         self._arrived = threading.Event()
         self._queues: dict[str, QueueReader] = {}
         #: Name of a queue that no longer exists -> its reader, as long as it has an epoch that is not committed.
@@ -168,13 +160,10 @@ class QueueGroup:
         self._memory.poll(until_s, connected=connected)
 
     def _share_bytes(self) -> None:
-        most = _BYTES_HELD_EPOCHS * self._settings.max_bytes
         held = {queue: queue.held_bytes for queue in self}
-        everything = sum(held.values())
-        self._resumes = everything < _BYTES_RESUMED_EPOCHS * self._settings.max_bytes
-        share = max(0.0, most - everything) / len(held) if held else 0.0
-        for queue, bytes_ in held.items():
-            queue.share_bytes(bytes_ + share, resumes=self._resumes)
+        resumes = flow.resumes(held, self._settings.max_bytes)
+        for queue, most in flow.share(held, self._settings.max_bytes).items():
+            queue.bound_bytes(most, resumes=resumes)
 
     # -- what they hold
 

@@ -28,6 +28,7 @@ from pyspark_mq.ack import Acknowledgements, InFlightTable
 from pyspark_mq.ack.content_matcher import ContentMatcher
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.dedup import Key, QueueMemory, SeenStore, is_content
+from pyspark_mq.sources.connections import flow
 from pyspark_mq.sources.connections.block import BlockRows, Row
 from pyspark_mq.sources.connections.connections import DEPTH_AGE_MAX_S, Connections
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Opened
@@ -284,7 +285,7 @@ class QueueReader:
             if isinstance(event, Delivered):
                 self.last_activity_s = now_s
                 if self._replaying:
-                    self._deliveries.enter(event, over_limit=self.held_bytes >= self._bytes_max)
+                    self._deliveries.enter(event, over_limit=flow.skips(self._bytes_max, self.held_bytes))
                 else:
                     came.append(event)
                 continue
@@ -330,7 +331,7 @@ class QueueReader:
         """Size in bytes of the messages of this queue that this process holds."""
         return self.in_flight.received.size_bytes + self.in_flight.planned.size_bytes + self._retained_bytes
 
-    def share_bytes(self, most: float, *, resumes: bool) -> None:
+    def bound_bytes(self, most: float, *, resumes: bool) -> None:
         """Set the number of bytes that this queue may hold.
 
         Args:
@@ -338,10 +339,8 @@ class QueueReader:
             resumes: whether a session that was paused because of its bytes may resume.
         """
         self._bytes_max = most
-        # During a replay no session pauses, because any number of other messages may be delivered before the planned
-        # ones. Instead, other messages beyond the limit are skipped.
-        left = most if self._replaying else max(0.0, most - self.held_bytes)
-        self.connections.bound_bytes(left, resume=resumes or self._replaying)
+        each = flow.allowed(most, self.held_bytes, self.settings.consumers, replaying=self._replaying)
+        self.connections.bound_bytes(each, resume=resumes or self._replaying)
 
     def refresh_depth(self, age_max_s: float = DEPTH_AGE_MAX_S) -> None:
         """Ask the broker how many messages wait, unless its last report is at most `age_max_s` seconds old."""
