@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.parts import Part, Say, Table
@@ -17,6 +18,7 @@ from pyspark_mq.decode.amqp091 import Amqp091Batch
 from pyspark_mq.decode.amqp091_properties import FLAGS
 from pyspark_mq.dedup import CheckpointOnly, Memory, QueueMemory
 from pyspark_mq.sources.connections.block import BlockRows, RowRange, make_block
+from pyspark_mq.sources.connections.connections import LiveSession
 from pyspark_mq.sources.connections.events import Delivered
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.queues.deliveries import Deliveries
@@ -91,11 +93,11 @@ def _us_each(convert: Callable[[Sequence[Any], MessageIds], list[Delivered]], co
     table: InFlightTable[Any, Any] = InFlightTable(
         grace_s=5.0, memory=memory, size_of=lambda rows: BlockRows.of(rows).size_bytes
     )
-    connections: Any = None  # nothing is refused
+    connections: Any = SimpleNamespace(live={})  # nothing is refused
     deliveries = Deliveries(settings, table, connections, CheckpointOnly(), lambda _: None, None, 5.0)
     for session in range(1, count + 1):
         table.open_session(session)
-        deliveries.begin(session)
+        connections.live[session] = LiveSession(1, 0.0, messages)
     raws = _raws(messages)
     began_s = time.process_time()
     for at in range(0, messages, count):

@@ -58,7 +58,7 @@ def reason_of(error: object) -> str:
 def was_stated(error: object) -> bool:
     """Whether the broker has stated a reason that may end the next session, too.
 
-    That it is stopped (320) is not one.
+    A shutdown of the broker (reply code 320) does not count as such a reason.
     """
     said = [cause for cause in _causes(error) if isinstance(cause, ConnectionClosedByBroker | ChannelClosedByBroker)]
     return any(cause.reply_code != _CONNECTION_FORCED for cause in said)

@@ -31,7 +31,7 @@ from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["DEPTH_AGE_MAX_S", "Connections"]
+__all__ = ["DEPTH_AGE_MAX_S", "Connections", "LiveSession"]
 
 #: The broker is asked how many messages wait only if the last such request, and the last report, are older than this.
 DEPTH_AGE_MAX_S = 0.25
@@ -59,8 +59,8 @@ class _Supervisor:
 
 
 @dataclass(slots=True)
-class _OpenSession:
-    """An open session.
+class LiveSession:
+    """An open session, as the query's thread knows it. The in-flight table has its deliveries.
 
     Attributes:
         key: number of its supervisor.
@@ -68,6 +68,10 @@ class _OpenSession:
         window: maximum number of unacknowledged messages that it may hold.
         bytes_taken: number of bytes of its deliveries that were processed.
         paused: whether it does not read from its socket now, because too many bytes are buffered.
+        deliveries: number of its deliveries that were processed.
+        skipped: number of its deliveries that a replay has skipped, and that stay unacknowledged.
+        silent_since_s: time since when it has received nothing, although the broker reports messages; None if the
+            broker reports none, or delivers them.
     """
 
     key: int
@@ -75,6 +79,9 @@ class _OpenSession:
     window: int
     bytes_taken: int = 0
     paused: bool = False
+    deliveries: int = 0
+    skipped: int = 0
+    silent_since_s: float | None = None
 
 
 class Connections:
@@ -87,6 +94,8 @@ class Connections:
         events: where the supervisors put the events of this queue.
 
     Attributes:
+        live: number of each open session -> the session. A session that is lost stays here until the event that reports
+            this was processed.
         first_window: the window with which the next session begins.
         broke_off: whether the worker or a supervisor was stopped for a moment between the last two calls of
             :meth:`news`, so that messages may not have been received in time.
@@ -104,7 +113,7 @@ class Connections:
         self._bytes_allowed = 0.0
         #: Number of a supervisor -> the supervisor. Empty before :meth:`start`.
         self._supervisors: dict[int, _Supervisor] = {}
-        self._live: dict[int, _OpenSession] = {}
+        self.live: dict[int, LiveSession] = {}
         self._waiting: list[Delivered] = []
         self._failure: Exception | None = None
         self._breaks = 0
@@ -152,7 +161,7 @@ class Connections:
                 yield event
                 self._open(event)
             elif isinstance(event, Delivered):
-                if event.session not in self._live:
+                if event.session not in self.live:
                     continue
                 if taking:
                     yield self._taken(event)
@@ -161,7 +170,7 @@ class Connections:
             elif isinstance(event, Lost):
                 self._waiting = [one for one in self._waiting if one.session != event.session]
                 yield event
-                self._live.pop(event.session, None)
+                self.live.pop(event.session, None)
             elif isinstance(event, Confirmed):
                 yield event
             else:
@@ -174,11 +183,11 @@ class Connections:
             self._failure = event.error
         elif isinstance(event, DepthReported):
             self._note_depth(event.key, event.depth)
-        elif isinstance(event, SessionStatus) and event.session in self._live:
-            self._live[event.session].paused = event.paused
+        elif isinstance(event, SessionStatus) and event.session in self.live:
+            self.live[event.session].paused = event.paused
 
     def _taken(self, event: Delivered) -> Delivered:
-        self._live[event.session].bytes_taken += event.rows.size_bytes
+        self.live[event.session].bytes_taken += event.rows.size_bytes
         return event
 
     @property
@@ -187,7 +196,7 @@ class Connections:
         return sum(len(event.rows) for event in self._waiting)
 
     def _open(self, event: Opened) -> None:
-        self._live[event.session] = _OpenSession(event.key, self._runtime.monotonic_s(), event.window)
+        self.live[event.session] = LiveSession(event.key, self._runtime.monotonic_s(), event.window)
         depth = event.greeting.depth
         if depth is not None:
             self._note_depth(event.key, depth)
@@ -201,29 +210,29 @@ class Connections:
     def _look_at_progress(self) -> None:
         # Read the mark before the events. Then everything that arrived before the mark is among the events.
         breaks, until_s = self._worker.mark
-        opened_s = [session.opened_s for session in self._live.values()]
+        opened_s = [session.opened_s for session in self.live.values()]
         self.progress_s = min((max(one, until_s) for one in opened_s), default=self._runtime.monotonic_s())
         self.broke_off, self._breaks = breaks != self._breaks, breaks
 
     @property
     def complete(self) -> bool:
         """Whether every connection is open."""
-        return len(self._live) == self._settings.consumers
+        return len(self.live) == self._settings.consumers
 
     @property
     def late(self) -> bool:
         """Whether the worker is late: its progress mark is too old."""
-        return bool(self._live) and self._runtime.monotonic_s() - self._worker.mark.until_s > _LATE_S
+        return bool(self.live) and self._runtime.monotonic_s() - self._worker.mark.until_s > _LATE_S
 
     @property
     def paused(self) -> bool:
-        return any(session.paused for session in self._live.values())
+        return any(session.paused for session in self.live.values())
 
     # -- requests
 
     def _ask(self, session: int, method: str, *arguments: Any) -> None:
         """Let a session's supervisor call a method of :class:`.Session`. If the session has ended, do nothing."""
-        live = self._live.get(session)
+        live = self.live.get(session)
         if live is not None:
             self._supervisors[live.key].supervisor.ask(session, methodcaller(method, *arguments))
 
@@ -238,7 +247,7 @@ class Connections:
         Args:
             number: identifies the answers.
         """
-        for session in self._live:
+        for session in self.live:
             self._ask(session, "acknowledge", number, 0, ())
 
     def replace_session(self, session: int, why: str) -> None:
@@ -253,7 +262,7 @@ class Connections:
     @property
     def windows(self) -> dict[int, int]:
         """Number of each open session -> maximum number of unacknowledged messages that it may hold."""
-        return {number: session.window for number, session in self._live.items()}
+        return {number: session.window for number, session in self.live.items()}
 
     def set_window(self, session: int, window: int, *, strictly: bool = False) -> None:
         """Widen the window of a session.
@@ -262,12 +271,12 @@ class Connections:
             strictly: whether the broker must never exceed the new window. This may need another consumer, and then the
                 messages of both consumers arrive in a mixed order.
         """
-        self._live[session].window = window
+        self.live[session].window = window
         self._ask(session, "extend" if strictly else "consume", window)
 
     def widen(self, window: int, *, strictly: bool = False) -> None:
         """Widen the window of each session to at least this number of messages."""
-        for number, session in self._live.items():
+        for number, session in self.live.items():
             if session.window < window:
                 self.set_window(number, window, strictly=strictly)
 
@@ -279,7 +288,7 @@ class Connections:
             resume: whether paused sessions are to resume.
         """
         self._bytes_allowed = maximum
-        sessions = {session.key: (number, session) for number, session in self._live.items()}
+        sessions = {session.key: (number, session) for number, session in self.live.items()}
         for key, kept in self._supervisors.items():
             number, session = sessions.get(key, (0, None))
             taken = 0 if session is None else session.bytes_taken
@@ -295,7 +304,7 @@ class Connections:
     def refresh_depth(self, age_max_s: float = DEPTH_AGE_MAX_S) -> None:
         """Ask the broker how many messages wait, unless the last request or report is at most `age_max_s` old."""
         now_s = self._runtime.machine_s()
-        for number, session in self._live.items():
+        for number, session in self.live.items():
             supervisor = self._supervisors[session.key]
             if now_s - max(supervisor.depth_s, supervisor.asked_s) > age_max_s:
                 supervisor.asked_s = now_s
@@ -310,7 +319,7 @@ class Connections:
 
     def depth_in(self, session: int) -> QueueDepth | None:
         """Return the broker's last report of the queue's depth to the connection of this open session."""
-        return self._supervisors[self._live[session].key].depth
+        return self._supervisors[self.live[session].key].depth
 
     @property
     def newest_depth(self) -> int | None:

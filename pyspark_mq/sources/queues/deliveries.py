@@ -99,7 +99,6 @@ class Deliveries:
         take_back_s: how long to wait for confirmations before skipped deliveries are requested again.
 
     Attributes:
-        taken_in: number of an open session -> number of its deliveries.
         counted: name of a counter of :class:`.Counters` that this object maintains -> its value.
     """
 
@@ -132,22 +131,8 @@ class Deliveries:
         self._small: list[tuple[ref[Block], list[tuple[Any, int]]]] = []
         #: Runs of the in-flight table with the rows of small blocks, which will be merged.
         self._small_runs: list[ref[MessageRun[Any, Row]]] = []
-        #: Number of a session -> number of its deliveries that a replay has skipped.
-        self._skipped: dict[int, int] = {}
         self._unconfirmed_since_s: float | None = None
-        self.taken_in: dict[int, int] = {}
         self.counted = {"redelivered": 0, "rejected": 0, "nameless": 0, "reused_ids": 0}
-
-    def begin(self, session: int) -> None:
-        self.taken_in[session] = 0
-
-    def end(self, session: int) -> None:
-        del self.taken_in[session]
-        self._skipped.pop(session, None)
-
-    def skipped_in(self, session: int) -> int:
-        """Return the number of deliveries of a session that a replay has skipped, and that stay unacknowledged."""
-        return self._skipped.get(session, 0)
 
     def enter_all(self, events: Sequence[Delivered]) -> None:
         """Enter deliveries of one or more sessions. Small blocks are entered together if possible.
@@ -167,7 +152,7 @@ class Deliveries:
         return is_small and self._exact and event.metadata.is_plain
 
     def _enter_new(self, events: Sequence[Delivered]) -> bool:
-        """Enter small blocks together, provided that all their messages are new. Otherwise only return False."""
+        """Add small blocks to the in-flight table in one step, if all their messages are new. Otherwise only return False."""
         keys = TextKeys([TextKeys.joined([event.metadata.keys for event in events]).array])  # type: ignore[misc]
         if self._store.known(iter(keys)):
             return False
@@ -176,7 +161,7 @@ class Deliveries:
         if not self._in_flight.deliver_new(parts, keys, rows):
             return False
         for event in events:
-            self.taken_in[event.session] += len(event.rows)
+            self._connections.live[event.session].deliveries += len(event.rows)
         self.counted["redelivered"] += sum(int(event.metadata.redelivered.sum()) for event in events)
         self._join_small(rows.block, keys, rows)
         return True
@@ -191,7 +176,7 @@ class Deliveries:
             MissingMessageIdError: a message has no ID, and `onMissingMessageId` is `fail`.
         """
         session, metadata, block, count = event.session, event.metadata, event.rows.block, len(event.rows)
-        self.taken_in[session] += count
+        self._connections.live[session].deliveries += count
         self.counted["redelivered"] += int(metadata.redelivered.sum())
         arrivals = self._wanted(event)
         if arrivals.need_names:
@@ -364,7 +349,7 @@ class Deliveries:
         places = {place for place, key in enumerate(keys) if key in new}
         if not places:
             return arrivals
-        if not self._skipped:
+        if not any(live.skipped for live in self._connections.live.values()):
             _LOG.warning(
                 "%s: more than %d bytes arrived that the replay does not need; further such messages are skipped and "
                 "requested again later, which counts as one more delivery of each",
@@ -373,7 +358,7 @@ class Deliveries:
         self._in_flight.pass_over(session, arrivals.tags[min(places)])
         if self._matcher is not None:
             self._matcher.give_back([keys[place] for place in places])
-        self._skipped[session] = self._skipped.get(session, 0) + len(places)
+        self._connections.live[session].skipped += len(places)
         return arrivals.without(places)
 
     def take_back(self, now_s: float) -> None:
@@ -382,7 +367,8 @@ class Deliveries:
         Called repeatedly from the acknowledgement of the replayed epoch on. Ending the session is the only way to have
         messages redelivered that works with every broker.
         """
-        if not self._skipped:
+        skipped = {session: live for session, live in self._connections.live.items() if live.skipped}
+        if not skipped:
             self._unconfirmed_since_s = None
             return
         if self._unconfirmed_since_s is None:
@@ -391,9 +377,10 @@ class Deliveries:
         # does not confirm any acknowledgement after a skipped delivery.
         if self._in_flight.settling.unconfirmed() and now_s - self._unconfirmed_since_s < self._take_back_s:
             return
-        for session, number in list(self._skipped.items()):
-            del self._skipped[session]
-            self._connections.replace_session(session, f"{number} messages skipped by a replay are requested again")
+        for session, live in skipped.items():
+            why = f"{live.skipped} messages skipped by a replay are requested again"
+            live.skipped = 0
+            self._connections.replace_session(session, why)
 
 
 def _joined(runs: Sequence[MessageRun[Any, Row]]) -> MessageRun[Any, Row]:

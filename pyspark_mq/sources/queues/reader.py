@@ -214,7 +214,7 @@ class QueueReader:
         self._deliveries = Deliveries(
             settings, self.in_flight, self.connections, store, self._send, matcher, runtime.timing.take_back_s
         )
-        self.windows = Windows(settings, self.in_flight, self.connections, self._deliveries)
+        self.windows = Windows(settings, self.in_flight, self.connections)
         self._watches = QueueWatches(settings, self.in_flight.settling, self.connections, self.windows, runtime.timing)
         #: Number of an uncommitted epoch that Spark has asked for -> its rows, for which Spark may ask again.
         self._emitted: dict[int, BlockRows] = {}
@@ -315,13 +315,10 @@ class QueueReader:
 
     def _open(self, event: Opened) -> None:
         self.connected.opened(event.greeting)
-        self._deliveries.begin(event.session)
         self.in_flight.open_session(event.session)
 
     def _lose(self, session: int) -> None:
         self._reconnects += 1
-        self._deliveries.end(session)
-        self._watches.forget(session)
         self.coming_again += self.in_flight.lose(session)
 
     # -- bytes and depth

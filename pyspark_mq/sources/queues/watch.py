@@ -125,15 +125,12 @@ class QueueWatches:
         self._settling = settling
         self._connections = connections
         self._windows = windows
-        #: Problem -> time when it began. For a session that receives no messages, the key is the session's number.
-        self._since_s: dict[str | int, float] = {}
+        #: Problem -> time when it began.
+        self._since_s: dict[str, float] = {}
         self._warned: set[str] = set()
 
     def confirmed(self) -> None:
         self._since_s.pop(_UNCONFIRMED, None)
-
-    def forget(self, session: int) -> None:
-        self._since_s.pop(session, None)
 
     def poll(self, now_s: float, *, up: bool) -> None:
         """Check for problems. Called when all events of the queue were processed.
@@ -145,11 +142,15 @@ class QueueWatches:
             others = self._connections.other_consumers
             if self._lasts(_OTHERS, now_s, self._half_open_s, so=others > 0):
                 self._warn(_OTHERS, other_consumers(others))
-        for session in self._connections.windows if self._clustered else ():
+        for session, live in self._connections.live.items() if self._clustered else ():
             depth = self._connections.depth_in(session)
             ready = 0 if depth is None or self._windows.unacked_in(session) else depth.ready
-            if self._lasts(session, now_s, self._timing.silence_s, so=ready > 0):
-                self.forget(session)
+            if not ready:
+                live.silent_since_s = None
+            elif live.silent_since_s is None:
+                live.silent_since_s = now_s
+            elif now_s - live.silent_since_s > self._timing.silence_s:
+                live.silent_since_s = None
                 why = f"the broker reports {ready} messages, but delivered none for {self._timing.silence_s:.0f} s"
                 self._connections.replace_session(session, why)
         if self._lasts(_UNCONFIRMED, now_s, self._timing.confirmation_s, so=self._settling.unconfirmed()):
@@ -162,7 +163,7 @@ class QueueWatches:
                 "it",
             )
 
-    def _lasts(self, what: str | int, now_s: float, most_s: float, *, so: bool) -> bool:
+    def _lasts(self, what: str, now_s: float, most_s: float, *, so: bool) -> bool:
         if not so:
             self._since_s.pop(what, None)
         return so and now_s - self._since_s.setdefault(what, now_s) > most_s

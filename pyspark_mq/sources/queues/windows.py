@@ -16,7 +16,6 @@ from typing import Any
 
 from pyspark_mq.ack import InFlightTable
 from pyspark_mq.sources.connections.connections import Connections
-from pyspark_mq.sources.queues.deliveries import Deliveries
 from pyspark_mq.sources.settings import Settings
 
 __all__ = ["WINDOWS", "Trigger", "Window", "Windows", "window_of"]
@@ -69,13 +68,13 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
     """Return the window of one session, as a number of messages.
 
     Args:
-        size: the size to compute.
+        size: which of the sizes of a window to compute.
         settings: the query's settings, with this queue as the endpoint.
         planned: number of messages in epochs that are planned but not committed, over all sessions.
         expected: the same number plus the number of messages that are acknowledged but not settled.
         replays: whether an epoch that a former process planned is not committed yet. Until its commit, the window has
             the size of this epoch or of a slow window, whichever is larger, but not the sum of both. So repeated
-            failures use up the delivery limits of only a few other messages.
+            failures count as deliveries of only a few messages besides those of the epoch.
     """
     window = settings.prefetch
     if size is Window.WIDE:
@@ -96,13 +95,10 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
 class Windows:
     """Applies the table :data:`WINDOWS` to the sessions of one queue."""
 
-    def __init__(
-        self, settings: Settings, in_flight: InFlightTable[Any, Any], connections: Connections, deliveries: Deliveries
-    ) -> None:
+    def __init__(self, settings: Settings, in_flight: InFlightTable[Any, Any], connections: Connections) -> None:
         self._settings = settings
         self._in_flight = in_flight
         self._connections = connections
-        self._deliveries = deliveries
         self._replayed = 0
         self.enter(Trigger.UNPROVEN)
 
@@ -143,7 +139,7 @@ class Windows:
 
     def unacked_in(self, session: int) -> int:
         """Return the number of unacknowledged deliveries of an open session, including those that a replay skipped."""
-        return self._in_flight.unacked_in(session) + self._deliveries.skipped_in(session)
+        return self._in_flight.unacked_in(session) + self._connections.live[session].skipped
 
     def _taken(self) -> dict[int, int]:
         """Return number of each session whose window is full -> its window."""
@@ -160,7 +156,8 @@ class Windows:
         taken = self._taken()
         others = self._connections.windows.keys() - taken
         waits = all(self._connections.depths())
-        return bool(taken) and (not others or (waits and not any(self._deliveries.taken_in[one] for one in others)))
+        served = any(self._connections.live[one].deliveries for one in others)
+        return bool(taken) and (not others or (waits and not served))
 
     def double_taken(self, missing: int) -> bool:
         """Double the windows that are full, because the missing messages are not in them.

@@ -19,9 +19,9 @@ A producer may also send text that contains whole frames. To recognize the broke
 names for subscriptions and receipts that end in random bytes, which no producer can guess (`own`). The broker's MESSAGE
 frames contain the name of a subscription, and its RECEIPT frames the name of a receipt, so a frame without these bytes
 is part of a text. ERROR frames of the broker may lack these bytes, but they can be recognized by what follows. If the
-ERROR answers a frame without a receipt, the broker sends a later receipt (see
-:mod:`pyspark_mq.sources.stomp.settling`). After any other ERROR, ActiveMQ Classic closes the connection. So if other
-frames follow an ERROR, it is part of a text, unless such a receipt is outstanding.
+ERROR answers a frame that did not request a receipt, the connection stays open, and the broker then sends the receipt
+that a later frame requested (see :mod:`pyspark_mq.sources.stomp.settling`). After any other ERROR, ActiveMQ Classic
+closes the connection. So if other frames follow an ERROR, it is part of a text, unless such a receipt is outstanding.
 """
 
 from __future__ import annotations
