@@ -2,7 +2,7 @@
 
 Nearly every message is delivered once, and is planned and committed together with its neighbours. So messages that
 arrived together are kept as one object, a *run*, without handling the key, tag or payload of each message. If an event
-concerns a single message of a run, or if a delivery may be another delivery of such a message, the in-flight table
+concerns only one message of a run, or if a new delivery may be a redelivery of one of its messages, the in-flight table
 *spreads* the run: its messages become single messages, which are handled one by one.
 """
 

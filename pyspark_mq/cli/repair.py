@@ -136,7 +136,9 @@ def _in_sink(sink: str, last: int) -> Iterator[Damage]:
         )
     if newest > last + 1:
         text = f"{shown}: it has batch {newest}, but the checkpoint's last batch is {last}"
-        raise CheckpointError(f"{text}: it is the sink of another query, or only the checkpoint was restored: {advice}")
+        raise CheckpointError(
+            f"{text}. Either this is another query's sink, or the checkpoint was restored and the sink was not: {advice}"
+        )
     if last >= 0 and last not in log.whole:
         raise _beyond(shown, f"its log has no batch {last}, which is committed and acknowledged")
     yield from log.files(last + 1, f"the newest batch that is certainly committed is {last}")

@@ -1,11 +1,11 @@
-"""Digests, by which the memory keeps the IDs of committed messages: arrays with 16 bytes for each ID.
+"""Digests: the form in which the memory keeps the IDs of committed messages. An array has 16 bytes for each ID.
 
 A digest depends on the queue, on the kind of the key, and on the key itself, so the same ID in two queues has two
 digests. The digest of an ID is the same in every process of a query, because files, too, keep IDs as digests.
 
-Digests are in numbered *batches*: for example, an epoch's digests are a batch. A batch is a sorted array. Before the
-batches are searched for a digest, a Bloom filter (Bloom, 1970; two places for each digest, one byte for each place)
-tells for most unknown digests that no batch has them.
+Digests are in numbered *batches*: for example, an epoch's digests are a batch. A batch is a sorted array. A
+Bloom filter is asked first: it rules out most digests that are in no batch, so the batches need not be searched for
+them (Bloom, 1970; here with two places for each digest, and one byte for each place).
 """
 
 from __future__ import annotations

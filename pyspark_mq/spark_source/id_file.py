@@ -114,7 +114,7 @@ def decoded(data: bytes) -> EpochFile:
 
 
 class _Pieces:
-    """Digests of several epochs in one array, from which the digests of one epoch after the other are taken."""
+    """Digests of several epochs in one array. They are taken from it epoch by epoch."""
 
     def __init__(self, digests: Any) -> None:
         self._digests, self._at = digests, 0
