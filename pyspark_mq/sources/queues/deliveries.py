@@ -152,7 +152,7 @@ class Deliveries:
         return is_small and self._exact and event.metadata.is_plain
 
     def _enter_new(self, events: Sequence[Delivered]) -> bool:
-        """Add small blocks to the in-flight table in one step, if all their messages are new. Otherwise only return False."""
+        """Add small blocks to the in-flight table in one step, and return True, if all their messages are new."""
         keys = TextKeys([TextKeys.joined([event.metadata.keys for event in events]).array])  # type: ignore[misc]
         if self._store.known(iter(keys)):
             return False
