@@ -136,8 +136,8 @@ def _in_sink(sink: str, last: int) -> Iterator[Damage]:
         )
     if newest > last + 1:
         raise CheckpointError(
-            f"{shown}: it has batch {newest}, but the checkpoint's last batch is {last}. Either this is another query's "
-            f"sink, or the checkpoint was restored and the sink was not: {advice}"
+            f"{shown}: it has batch {newest}, but the checkpoint's last batch is {last}. Either this is another "
+            f"query's sink, or the checkpoint was restored and the sink was not: {advice}"
         )
     if last >= 0 and last not in log.whole:
         raise _beyond(shown, f"its log has no batch {last}, which is committed and acknowledged")

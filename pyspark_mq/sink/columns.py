@@ -118,8 +118,8 @@ class ColumnPlan:
             if name.startswith(_ADDRESSES):
                 raise RowError(
                     f"a row has '{name}' in column 'queue', which is an address of AMQP 1.0 or STOMP, and not the name "
-                    "of a queue. If the value was copied from 'replyTo', the sender of the request chose it, and it may "
-                    "name an exchange: put the name of a queue into column 'queue', or drop such rows"
+                    "of a queue. If the value was copied from 'replyTo', the sender of the request chose it, and it "
+                    "may name an exchange: put the name of a queue into column 'queue', or drop such rows"
                 )
             return Destination("queue", name)
         if self._where == "queue":

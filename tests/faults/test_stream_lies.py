@@ -341,7 +341,7 @@ def test_a_broken_chunk_is_asked_for_again_and_an_error_if_nobody_has_a_good_one
     if times == 1:
         assert emitted(query(peer)) == peer.logs["events"].rows()
     else:
-        assert "no member has a good chunk for offset 10" in refused(query(peer))
+        assert "no member has an intact chunk with offset 10" in refused(query(peer))
 
 
 # -- what comes and goes

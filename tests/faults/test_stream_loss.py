@@ -201,7 +201,7 @@ def test_a_stream_of_one_chunk_that_is_damaged_waits_for_more(peers: list[Stream
         one.logs["events"].append([b"more"])
     asked.look_again()
     if fails:
-        with pytest.raises(DataLossError, match="offsets 0 to 2 are gone: no member has a good chunk"):
+        with pytest.raises(DataLossError, match="offsets 0 to 2 are gone: no member has an intact chunk"):
             emitted(asked)
     else:
         assert emitted(asked) == [(3, b"more")]

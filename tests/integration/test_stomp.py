@@ -236,7 +236,7 @@ def test_a_name_with_an_empty_line_that_cuts_the_brokers_headers_makes_a_message
                 except MessageError as error:
                     # The query ends if a header that settles the message was cut off.
                     (why,) = (
-                        why for why in ("may contain an empty line", "a frame of STOMP in it") if why in str(error)
+                        why for why in ("may contain an empty line", "contains a STOMP frame") if why in str(error)
                     )
                     found[why] += 1
                 else:

@@ -233,7 +233,7 @@ def _gap(place: Place) -> None:
         (_of_two_sources, "the query has other sources"),
         (_stateful, "the query has state"),
         (_without_note, "has no note that the query ran with 'settleAfter=synced'"),
-        (_another_sink, "it is the sink of another query"),
+        (_another_sink, "Either this is another query's sink, or the checkpoint was restored"),
         (_sink_without_a_batch, "has no batch 2, which is committed"),
         (_two_batches_behind, "the note is for epoch 1, but epochs 2 and 3 are committed"),
         (_no_commits, "some offsets are missing"),
