@@ -67,6 +67,7 @@ _INSTALLS = (
     "installs from the package index, which does not have the version that is tested; "
     "`make release-check` installs the wheel, with its extras, into empty environments"
 )
+_WHEELS = "builds the wheel, or installs it; `make release-check` does both, in empty environments"
 _PACKAGES = "fetches JARs; test_sinks_with_jars.py runs the example with those that set-up has fetched, and with kills"
 _EXAMPLE = "stands in the example, which test_sinks_with_jars.py runs with kills"
 _RECURSES = (
@@ -209,6 +210,8 @@ CANNOT: dict[str, dict[str, str]] = {
         "spark-submit --master k8s://https://... --deploy-mode cluster \\": _KUBERNETES,
         "make demo-cluster": _RECURSES,
         "# on each machine, in the Python that PYSPARK_PYTHON names": _INSTALLS,
+        "pip wheel . -w wheels": _WHEELS,
+        "pip install --no-index --find-links wheels pyspark-mq": _WHEELS,
         **dict.fromkeys(
             (
                 "databricks secrets create-scope mq",
