@@ -45,6 +45,8 @@ nitpick_ignore_regex = [("py:class", r"(collections|pyspark|opentelemetry)\..+|\
 html_theme = "furo"
 html_title = f"{project} {release}"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 
 _REPOSITORY = "https://github.com/pyspark-mq/pyspark-mq"
 _OUTWARD = re.compile(r"\]\((\.\./[^)#\s]*)(#[^)\s]*)?\)")
