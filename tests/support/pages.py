@@ -187,7 +187,10 @@ RUN_BY: dict[str, dict[str, str]] = {
             "integration/test_formats.py::test_json_behind_the_number_of_its_schema"
         ),
     },
-    "docs/tuning.md": {"# sitecustomize.py": "integration/test_formats.py::test_the_file_of_the_page_logs_everything"},
+    "docs/tuning.md": {
+        "# sitecustomize.py": "integration/test_formats.py::test_the_file_of_the_page_logs_everything",
+        "options = {": "unit/test_options.py::test_the_options_of_the_page_hold_ten_seconds_of_messages_of_4_kib",
+    },
     "docs/versions.md": {
         'python -c "import pyspark.sql.streaming.datasource"': f"{_PAGES}::test_which_column_is_yours"
     },

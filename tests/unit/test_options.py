@@ -25,6 +25,7 @@ from pyspark_mq.spark_source.option_table import OPTIONS as TABLE
 from pyspark_mq.spark_source.options import Options, parse_options
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.effort import part_of
+from tests.support.pages import block
 
 OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 
@@ -376,6 +377,16 @@ def test_an_epoch_holds_no_more_than_may_be_unacknowledged() -> None:
     assert parsed(prefetch="100").settings.max_messages == 100
     assert parsed(prefetch="100", consumers="3").settings.max_messages == 300
     assert parsed(prefetch="100", consumers="3", maxMessagesPerTrigger="20").settings.max_messages == 20
+
+
+def test_the_options_of_the_page_hold_ten_seconds_of_messages_of_4_kib() -> None:
+    names: dict[str, Any] = {}
+    exec(block("docs/tuning.md", "options = {"), names)
+    found = parsed(names["options"]).settings
+    messages, id_bytes, own_bytes = 50_000, 36, 330
+    assert found.max_bytes >= messages * (4_096 + id_bytes + own_bytes)
+    # The window is cut into equal epochs, as few as `maxMessagesPerTrigger` allows.
+    assert found.window // -(-found.window // found.max_messages) >= messages
 
 
 def test_the_size_of_an_epoch_is_by_default_that_of_the_broker() -> None:
