@@ -51,8 +51,8 @@ class Counters:
         reconnects: sessions that ended.
         replays: epochs that an earlier process planned and that Spark requested again.
         lost: planned messages without which an epoch was emitted (`failOnDataLoss=false`, or a release).
-        forgotten: IDs forgotten, as more than two million acknowledgements were cut off; messages may be redelivered.
-        unacked: now: deliveries for which no acknowledgement is due yet.
+        forgotten: IDs forgotten because more than two million messages were left; these messages may be redelivered.
+        unacked: now: deliveries that the source has not acknowledged yet, as their epoch is not committed.
         buffered: now: messages received but not planned.
         carried: now: messages that are planned, or acknowledged but not settled; a new session may receive them again.
         remembered: now: remembered IDs of committed messages, whether settled or not.

@@ -146,7 +146,8 @@ _TABLE = (
         "a JMS selector, for ActiveMQ Classic and Artemis. RabbitMQ has no selectors, so this option is an error "
         "there. The checkpoint records the selector: to change the selector, begin with a new checkpoint. ActiveMQ "
         "Classic applies a selector only to the first `maxPageSize` messages of a queue (200, unless its policy says "
-        "more): behind as many messages that do not match, a bounded run ends without a row, and the log warns",
+        "more). If so many messages do not match, a run of `Trigger.AvailableNow` ends without a row although "
+        "messages behind them match, and the log warns",
     ),
     Option(
         "includeMetadata",
@@ -180,7 +181,7 @@ _TABLE = (
         "what to do with a message without an ID. This option applies only to `exactly-once`. `content`: the message "
         "is identified by its [contents](message-ids.md#contents), and messages with equal contents are counted. "
         "`fail`: the query fails, the message stays in the queue, and a restart receives the message again. `row`: the "
-        "message is emitted each time it is delivered, so at least once. `reject`: the message is rejected for good. "
+        "message is emitted at each delivery, so at least once. `reject`: the message is rejected for good. "
         "RabbitMQ then dead-letters the message if the queue has a dead-letter exchange, and **drops** it otherwise. "
         "Over STOMP, ActiveMQ Classic moves the message to the dead-letter queue, and Artemis **drops** it. Over AMQP "
         "1.0 both ActiveMQ brokers receive the outcome `rejected`",
@@ -204,10 +205,11 @@ _TABLE = (
     Option(
         "maxMessagesPerTrigger",
         _SIZE,
-        "largest number of messages in an epoch. The upper bound is the window: `prefetch` times `consumers` (times "
-        "the number of queues, if you set `prefetch`). The window is cut into equal epochs, so an epoch may have fewer "
-        "messages than this option allows",
-        unset="`50000`, or `10000` on ActiveMQ Classic. With one consumer on RabbitMQ, 32,768 is the effective limit",
+        "largest number of messages in an epoch. An epoch never has more messages than may be unacknowledged, which is "
+        "`prefetch` times `consumers` (times the number of queues, if you set `prefetch`). The source divides this "
+        "number into equal epochs. For example, on RabbitMQ with one consumer 65,535 messages are divided into two "
+        "epochs, so by default an epoch has at most 32,768 messages",
+        unset="`50000`, or `10000` on ActiveMQ Classic",
         kind=count(1),
     ),
     Option(
@@ -284,9 +286,9 @@ _TABLE = (
     Option(
         "settleGrace",
         _IDENTITY,
-        "a confirmed acknowledgement counts as settled once the broker has also answered a request that was sent "
-        "`settleGrace` after the confirmation. RabbitMQ's classic queues need more than 0.5 s; see "
-        "[confirmation](guarantees.md#a-broker-that-forgets)",
+        "how long the source waits after the broker has confirmed an acknowledgement. It then sends the broker another "
+        "request, and the answer settles the acknowledgement. RabbitMQ's classic queues need more than 0.5 s, because "
+        "they [forget](guarantees.md#a-broker-that-forgets) what they confirmed just before a crash",
         default="5s",
         kind=duration_s(),
         sets="settle_grace_s",
@@ -345,8 +347,8 @@ _TABLE = (
     Option(
         "connectTimeout",
         _CONNECTION,
-        "how long all attempts on all hosts of `url` together may take until a run has its first connection. After "
-        "that, how long each single attempt may take. At least `0.1s`",
+        "how long a run may take to get its first connection, over all attempts on all hosts of `url`. After that, how "
+        "long each single attempt may take. At least `0.1s`",
         default="30s",
         kind=duration_s(0.1),
         sets="connect_timeout_s",

@@ -128,6 +128,9 @@ RUN_BY: dict[str, dict[str, str]] = {
     ),
     "docs/monitor.md": {
         "# alerts.yml": "unit/test_listener.py::test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are",
+        "from opentelemetry.exporter.otlp.proto.http.metric_exporter import (": (
+            "unit/test_listener.py::test_the_listener_of_the_page_pushes_its_metrics"
+        ),
         "from pyspark_mq import QueueListener": f"{_PAGES}::test_a_line_a_minute_and_prometheus",
         "from pyspark_mq import readings": f"{_PAGES}::test_the_counters_can_be_read",
         'spark.streams.addListener(QueueListener(prometheus="localhost:9464"))': (

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExporter, MetricExportResult, MetricsData
 from prometheus_client import generate_latest
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
@@ -175,6 +175,40 @@ def test_the_end_of_a_query_that_ran_before_is_said(caplog: pytest.LogCaptureFix
 def test_two_ways_for_metrics_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="not both"):
         QueueListener(None, prometheus="localhost:9464", meter_provider=MeterProvider())
+
+
+class Sent(MetricExporter):
+    """Stands for the exporter of the page, which needs a package of its own and a collector."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url, self.names = url, set[str]()
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 0, **_: Any) -> MetricExportResult:
+        found = json.loads(metrics_data.to_json())["resource_metrics"]
+        self.names |= {one["name"] for each in found for scope in each["scope_metrics"] for one in scope["metrics"]}
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, timeout_millis: float = 0) -> bool:
+        return True
+
+    def shutdown(self, timeout_millis: float = 0, **_: Any) -> None:
+        pass
+
+
+def test_the_listener_of_the_page_pushes_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = "from opentelemetry.exporter.otlp.proto.http.metric_exporter import ("
+    module = begin.split()[1]
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(OTLPMetricExporter=Sent))
+    added: list[QueueListener] = []
+    names: dict[str, Any] = {"spark": SimpleNamespace(streams=SimpleNamespace(addListener=added.append))}
+    exec(block("docs/monitor.md", begin), names)
+    (listener,) = added
+    reading = Reading(0, "queue 'q'", Counters(backlog=3))
+    listener._metrics.add("query 'x'", reading, _growth(None, reading))
+    names["provider"].shutdown()
+    assert names["exporter"].url.endswith("/v1/metrics")
+    assert "pyspark_mq.backlog" in names["exporter"].names
 
 
 def test_a_missing_exporter_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
