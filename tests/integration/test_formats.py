@@ -32,8 +32,10 @@ pytestmark = pytest.mark.whole
 
 FIRST = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
 NEWEST = {**FIRST, "fields": [*FIRST["fields"], {"name": "item", "type": "string", "default": "none"}]}  # type: ignore[misc]
+OTHER = {**FIRST, "fields": [{"name": "id", "type": "string"}]}
 #: Number of a schema -> it; the newest is the last.
-SCHEMAS: Mapping[int, dict[str, Any]] = {7: FIRST, 300: NEWEST}
+#: 9 cannot be converted to it.
+SCHEMAS: Mapping[int, dict[str, Any]] = {7: FIRST, 9: OTHER, 300: NEWEST}
 
 
 class Registry(BaseHTTPRequestHandler):
@@ -98,6 +100,7 @@ def avro(number: int, **values: object) -> bytes:
 
 def test_avro_of_two_schemas_has_the_columns_of_the_newest(read: Callable[..., list[Any]], registry: str) -> None:
     bodies = [avro(7, id=1), avro(300, id=2, item="tea"), b"", b"text", framed(300, b""), avro(7, id=-3)]
+    bodies += [avro(9, id="x"), framed(10, b"\2")]
     assert read("import json", bodies, registry=registry) == [
         (1, "none"),
         (2, "tea"),
@@ -105,6 +108,8 @@ def test_avro_of_two_schemas_has_the_columns_of_the_newest(read: Callable[..., l
         None,
         None,
         (-3, "none"),
+        None,
+        None,
     ]
 
 
@@ -146,9 +151,9 @@ def test_json_behind_the_number_of_its_schema(read: Callable[..., list[Any]]) ->
     good = json.dumps({"id": 4, "item": "tea"}).encode()
     found = read(
         "from pyspark.sql.functions import expr, from_json, when",
-        [framed(1, good), b"", good, framed(1, b'{"id": 5'), framed(1, b"\xff\xfe")],
+        [framed(1, good), b"", good, framed(1, b'{"id": 5'), framed(1, b'{"id": "x"}'), framed(1, b"\xff\xfe")],
     )
-    assert found == [(4, "tea"), None, None, (None, None), None]
+    assert found == [(4, "tea"), None, None, None, None, None]
 
 
 def test_the_file_of_the_page_logs_everything(tmp_path: Path) -> None:
