@@ -361,9 +361,7 @@ def test_the_code_of_the_page_answers_and_asks(spark: Any, orders: Target, tmp_p
     )["query"]
     place = str(tmp_path / "answering")
     source = spark.readStream.format("mq").options(**orders.options, checkpointLocation=place)
-    requests = execute(
-        "trusted = requests.filter(\"replyTo rlike '^(answers$|answers[.]|temp-queue://)'\")", requests=source.load()
-    )["trusted"]
+    requests = execute('names = "^(answers$|answers[.]|temp-queue://)"', requests=source.load())["trusted"]
     answering = execute(
         'answers = requests.filter("replyTo is not null").selectExpr(',
         requests=requests,

@@ -86,7 +86,7 @@ RUN_BY: dict[str, dict[str, str]] = {
     "docs/request-reply.md": dict.fromkeys(
         (
             'answers = requests.filter("replyTo is not null").selectExpr(',
-            "trusted = requests.filter(\"replyTo rlike '^(answers$|answers[.]|temp-queue://)'\")",
+            'names = "^(answers$|answers[.]|temp-queue://)"',
             'columns = ["body", "id AS correlationId", "\'answers\' AS replyTo"]',
         ),
         "integration/test_sink.py::test_the_code_of_the_page_answers_and_asks",
