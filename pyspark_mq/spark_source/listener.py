@@ -69,7 +69,7 @@ class QueueListener(StreamingQueryListener):
     the program has not set up logging, the lines go to standard error.
 
     Metrics and spans go to the given providers, or else to OpenTelemetry's global providers. If the program has not set
-    global providers either, OpenTelemetry drops the metrics and spans. docs/monitor.md lists their names.
+    global providers either, OpenTelemetry drops the metrics and spans. The page "Monitor" lists their names.
 
     Args:
         log_every_s: seconds between log lines of a query; 0 for a line after each trigger, None for no lines.
