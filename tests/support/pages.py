@@ -179,7 +179,9 @@ RUN_BY: dict[str, dict[str, str]] = {
         "def merge(batch, batch_id):": (
             "integration/test_sinks_with_jars.py::test_the_code_of_the_page_merges_each_message_once"
         ),
-        "from pyspark.sql.functions import col, from_json, try_validate_utf8": f"{_PAGES}::test_bad_rows_are_dead_lettered",
+        "from pyspark.sql.functions import col, from_json, try_validate_utf8": (
+            f"{_PAGES}::test_bad_rows_are_dead_lettered"
+        ),
     },
     "docs/formats.md": {
         "import json": "integration/test_formats.py::test_avro_of_two_schemas_has_the_columns_of_the_newest",
