@@ -35,9 +35,9 @@ _TABLE = (
            "the same [IDs](#ids). In `foreachBatch` build the name, for example, from query, batch and destination. If "
            "two writes have the same name, equal rows count as copies", unset="random"),
     Option("onUnwritableRow", _WRITTEN, "what to do with a row that cannot be a message (a property that the protocol "
-           "cannot carry, a `correlationId` that is too long), or that names a destination that is missing or refuses the "
-           "message. `fail`: the task fails. `drop`: the row is left out, and the log has one warning for each batch. "
-           "A full queue, and a destination that an option names, are errors in any case", default="fail",
+           "cannot carry, a `correlationId` that is too long), or that names a destination that is missing or refuses "
+           "the message. `fail`: the task fails. `drop`: the row is left out, and the log has one warning for each "
+           "batch. A full queue, and a destination that an option names, are errors in any case", default="fail",
            kind=member(OnUnwritable)),
     Option("brokerProperties", _WRITTEN, "names of properties that [steer the broker](#copying-messages), separated by "
            "commas. Without this option a write leaves such properties out", unset="none"),
