@@ -16,7 +16,8 @@ runs.
 A replay does not pause, because any number of other messages may be delivered before the planned ones. Instead, other
 messages beyond the queue's share are skipped (:func:`skips`).
 
-The number of messages that the broker may deliver is limited, too, by windows (:mod:`..queues.windows`).
+The number of messages that the broker may deliver is limited, too: by windows, see
+:mod:`pyspark_mq.sources.queues.windows`.
 """
 
 from __future__ import annotations
