@@ -78,7 +78,7 @@ BEHIND_QUEUES = {"in_flight", "connections", "connected"}
 #: From a session to all sessions of a queue: each imports those before it, and nothing above it.
 ROOM = "sources.connections."
 CONNECTIONS = (
-    "read_memory", "socket_loop", "session", "parent", "message_id", "protocols", "block", "events",
+    "read_memory", "socket_loop", "flow", "session", "parent", "message_id", "protocols", "block", "events",
     "backoff", "supervisor", "worker", "connections",
 )  # fmt: skip
 #: The one store that does I/O. It is a module of `dedup` that the others do not know.
