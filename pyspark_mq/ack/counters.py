@@ -17,8 +17,8 @@ def _count(*, done: bool = False, alarm: bool = False, said: str = "") -> int:
     """Return a counter, and record what it means.
 
     Args:
-        done: whether a delivery that counts here is finished with, so that a bounded run that waits for this delivery
-            may end.
+        done: whether a delivery that this counter counts needs no more work. A bounded run does not wait for it any
+            longer.
         alarm: whether the listener warns when the counter rises.
         said: the words for the counter in the listener's line; empty if the line does not have the counter.
     """

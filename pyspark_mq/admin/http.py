@@ -272,7 +272,7 @@ class _Answering(io.RawIOBase):
         self._socket, self._end_s, self._came = connected, end_s, 0
 
     def makefile(self, _: str) -> io.BufferedReader:
-        """Return the file from which :class:`HTTPResponse` reads, which takes this object for a socket."""
+        """Return the file that :class:`HTTPResponse` reads from. `HTTPResponse` takes this object for a socket."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:

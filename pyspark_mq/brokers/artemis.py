@@ -1,4 +1,4 @@
-"""Describes ActiveMQ Artemis: the values for this broker of each attribute of :class:`Broker`."""
+"""Describes ActiveMQ Artemis: gives each attribute of :class:`Broker` its value for this broker."""
 
 from __future__ import annotations
 

@@ -33,6 +33,9 @@ _MAP8, _MAP32 = 0xC1, 0xD1
 _ARRAY8, _ARRAY32 = 0xE0, 0xF0
 #: Maximum depth of nested values. The recursion that decodes and later writes them must end before the stack is full.
 _DEPTH_MAX = 100
+#: Most bytes of a list, map or array. A text in it may take four times its bytes as an object, and is copied twice when
+#: it is written as JSON.
+_COMPOUND_BYTES_MAX = 32 << 20
 #: Maximum number of values in the lists, maps and arrays of a message.
 _VALUES_MAX = 1_000_000
 #: Maximum number of array elements in a message that take no bytes (`null`, `true`, `0`, `[]`). Without this limit, a
@@ -230,6 +233,8 @@ class Values:
         begin, size = _length(data, at, width, end)
         stop = _bounded(at, begin + size, end)
         begin, count = _length(data, begin, width, stop)
+        if size > _COMPOUND_BYTES_MAX:
+            raise EncodingError(f"a list, map or array has {size:,} bytes, and the limit is {_COMPOUND_BYTES_MAX:,}")
         self._left -= count
         if self._left < 0:
             raise EncodingError(f"the message has more than {_VALUES_MAX:,} values")

@@ -55,6 +55,7 @@ _TYPES = {
     _DATA: _OCTETS, _SEQUENCE: _LIST,
 }  # fmt: skip
 _DEFAULT_PRIORITY = 4
+_SHOWN_CHARACTERS = 100
 #: Name under which column `properties` shows the message group, which is the name in JMS (JMS 2.0, 3.5.9).
 _GROUP = "JMSXGroupID"
 _NULL = frozenset({0x40})
@@ -293,9 +294,9 @@ def _application(pairs: Pairs) -> tuple[dict[str, object], int]:
     for key, value in pairs:
         name = None if isinstance(key, list) else text(key)
         if name is None or name in found:
-            raise EncodingError(
-                f"application-properties with {'two of' if name in found else 'the unusable key'} {name or key!r}"
-            )
+            # A key may be large: only the beginning of a name is shown.
+            what = "an unusable key" if name is None else f"two of {name[:_SHOWN_CHARACTERS]!r}"
+            raise EncodingError(f"application-properties with {what}")
         if isinstance(value, list):
             value = json_text(value)  # noqa: PLW2901
             written += len(value)

@@ -400,7 +400,7 @@ class Amqp10Publisher(Publisher):
     def _condition(self) -> tuple[str, str] | None:
         """Return the name and description of the reason why the connection ended; None if there is none.
 
-        The reason is that of the broker, or else that of proton's engine.
+        The broker's reason comes first; without one, the reason is that of proton's engine.
         """
         own = self._transport.condition
         return (

@@ -14,6 +14,7 @@ from pyspark_mq.decode.amqp10_message import UnreadableMessage
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.decode.batch import listed
 from pyspark_mq.decode.escapes import ESCAPES_MAX, escapes
+from pyspark_mq.sources.connections.message_id import _in_json
 from pyspark_mq.sources.connections.session import ReceiveBuffer
 from pyspark_mq.sources.stomp.frames import FrameReader, UnreadableHeaders
 from pyspark_mq.streams.rows import _slices
@@ -58,6 +59,27 @@ def test_a_list_of_amqp_1_0(name: str, more: int) -> None:
     else:
         assert json.loads(raw.body) == [half.decode(), (half + content * more).decode()]
         assert raw.size >= len(raw.body)
+
+
+@pytest.mark.parametrize(("size", "unreadable"), [(32 << 20, False), ((32 << 20) + 1, True)])
+def test_a_list_of_amqp_1_0_has_a_largest_size(size: int, unreadable: bool) -> None:
+    content = b"a" * (size - 9)  # count of the list, code and length of the text
+    raw = SectionReader(counts_acquirers=False).read(1, b"\0\x53\x77" + _compound(0xD0, _long(0xB1, content), 1))
+    assert isinstance(raw, UnreadableMessage) is unreadable
+
+
+@pytest.mark.parametrize("key", [_long(0xB1, "\x80".encode() * 50_000), _compound(0xD0, _long(0xB1, b"k" * 99_999), 1)])
+def test_the_reason_is_short_however_large_a_key_is(key: bytes) -> None:
+    pairs = (key + b"\x40") * 2
+    raw = SectionReader(counts_acquirers=False).read(1, b"\0\x53\x74" + _compound(0xD1, pairs, 4))
+    assert isinstance(raw, UnreadableMessage)
+    assert len(str(raw.of.application["unreadable"])) < 1_000
+
+
+@pytest.mark.parametrize(("values", "found"), [(1_000, "x"), (5_000_000, None)])
+def test_a_json_body_with_too_many_values_has_no_id(values: int, found: str | None) -> None:
+    body = b'{"a":[' + b"0," * values + b'0],"id":"x"}'
+    assert _in_json(body, ["id"]) == found
 
 
 def test_a_text_alone_of_amqp_1_0_has_no_escapes() -> None:

@@ -17,6 +17,9 @@ from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["MessageIds"]
 
+#: Bytes that precede the values of a JSON body, and how many of them a body may have.
+_JSON_MARKS, _JSON_MARKS_MAX = (b",", b"[", b"{"), 4_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class MessageIds:
@@ -127,7 +130,12 @@ class MessageIds:
 
 
 def _in_json(body: bytes, path: Sequence[str]) -> object:
-    """Return the text or whole number at a path in a JSON body; None if the body is not JSON or has no such value."""
+    """Return the text or whole number at a path in a JSON body; None if the body is not JSON or has no such value.
+
+    A body with too many values has no ID, because its values could take 24 times its bytes.
+    """
+    if len(body) > _JSON_MARKS_MAX and sum(map(body.count, _JSON_MARKS)) > _JSON_MARKS_MAX:
+        return None
     try:
         found = json.loads(body)
         for name in path:

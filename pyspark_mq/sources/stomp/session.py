@@ -435,9 +435,10 @@ class StompSession(StompConnection):
         found = as_text(parse(headers).get("message-id")) or ""
         return MessageError(
             f"{self.endpoint.destination} holds a message, '{found:.200}', that has several headers named ack, or the "
-            "same one as another message. The name of a property has line feeds, which the broker does not escape, so "
-            "an acknowledgement might settle another message. Read the queue with protocol 'amqp-1.0' and a new "
-            "checkpointLocation, or remove the message with the broker's tools"
+            "same one as an earlier message. The name of a property of this message, or of the earlier one, has line "
+            "feeds, which the broker does not escape, so an acknowledgement might settle another message. Read the "
+            "queue with protocol 'amqp-1.0' and a new checkpointLocation, or find the message with such a property "
+            "with the broker's tools, and remove it"
         )
 
     def _arrived(self, deliveries: int, size: int) -> None:
