@@ -140,7 +140,7 @@ def _in_sink(sink: str, last: int) -> Iterator[Damage]:
             f"query's sink, or the checkpoint was restored and the sink was not: {advice}"
         )
     if last >= 0 and last not in log.whole:
-        raise _beyond(shown, f"its log has no batch {last}, which is committed and acknowledged")
+        raise _beyond(shown, f"batch {last} was committed and acknowledged, but its log does not contain this batch")
     yield from log.files(last + 1, f"the newest batch that is certainly committed is {last}")
 
 

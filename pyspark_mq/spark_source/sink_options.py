@@ -92,7 +92,7 @@ class _SinkOptionParser(OptionParser):
         if protocol == STOMP and broker.virtual_hosts:
             raise OptionError(
                 "url",
-                f"{urls[0]}: over STOMP RabbitMQ does not report whether a queue has accepted a message, so writes "
+                f"{urls[0]}: RabbitMQ does not report over STOMP whether a queue has accepted a message, so writes "
                 f"cannot use STOMP; use {'amqps' if urls[0].tls else 'amqp'}://",
             )
         topic, exchange, key = (self._text(name) for name in ("topic", "exchange", "routingKey"))

@@ -65,7 +65,7 @@ class _Memory:
 
 
 class _OwnMemory:
-    """An in-memory file, in the process that created it.
+    """An in-memory file, as the process that created it sees it.
 
     Raises:
         OSError: this system does not support in-memory files, or the process has no descriptor left.

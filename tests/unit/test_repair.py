@@ -234,7 +234,7 @@ def _gap(place: Place) -> None:
         (_stateful, "the query has state"),
         (_without_note, "has no note that the query ran with 'settleAfter=synced'"),
         (_another_sink, "Either this is another query's sink, or the checkpoint was restored"),
-        (_sink_without_a_batch, "has no batch 2, which is committed"),
+        (_sink_without_a_batch, "batch 2 was committed and acknowledged"),
         (_two_batches_behind, "the note is for epoch 1, but epochs 2 and 3 are committed"),
         (_no_commits, "some offsets are missing"),
         (_gap, "some offsets are missing"),

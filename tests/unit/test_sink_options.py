@@ -49,7 +49,7 @@ def test_what_is_taken() -> None:
         ({"broker": None}, "broker", "is required; accepted are rabbitmq"),
         ({"broker": "kafka"}, "broker", "'kafka' is not accepted"),
         ({"url": None}, "url", "is required; for example amqp://"),
-        ({"url": "stomp://localhost"}, "url", "over STOMP RabbitMQ does not report whether a queue has accepted"),
+        ({"url": "stomp://localhost"}, "url", "RabbitMQ does not report over STOMP whether a queue has accepted"),
         ({"url": "stomp+ssl://localhost"}, "url", "use amqps://"),
         ({"url": "rabbitmq-stream://localhost"}, "url", "name the stream with 'queue'"),
         ({"protocol": "stomp"}, "protocol", "accepted are amqp-0-9-1, amqp-1.0"),

@@ -105,7 +105,7 @@ class QueueView:
 
     @property
     def paused(self) -> bool:
-        """Whether a session does not read from its socket now, because too many of its bytes are buffered."""
+        """Whether any session has stopped reading from its socket because too many of its bytes are buffered."""
         return self._queue.connections.paused
 
     @property
