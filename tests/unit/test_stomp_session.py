@@ -232,9 +232,21 @@ def test_a_message_without_one_handle_of_its_own_is_not_taken(ack: bytes, count:
     odd = HEAD.replace(b"ack:1\n", ack).replace(b"\n\n", b"\ncontent-length:4\n\n") + b"text\0\n"
     session = consumer()
     session._take(session._reader.feed(odd * count + NEXT))
-    with pytest.raises(MessageError, match=r"'ID:host-1:1:1:1:1', that has several headers named ack, or the same one"):
+    with pytest.raises(MessageError, match=r"'ID:host-1:1:1:1:1', that has several headers named ack, one in its body"):
         session.run(0)
     assert take_each(session.buffer) == []
+
+
+@pytest.mark.parametrize("count", [1, BATCH_MIN])
+def test_a_message_with_the_brokers_handle_in_its_body_is_not_taken(count: int) -> None:
+    others = [HEAD.replace(b"ack:1", b"ack:ID\\c%d" % number) + b"ack: yes\nack:no\0\n" for number in range(count)]
+    # The name of a property forges all headers of the broker, and ends them before the broker's own `ack`.
+    odd = HEAD.replace(b"ack:1", b"ack:ID\\cforged") + b"q:value\nack:ID\\chost-1\\c7\n\ntext\0\n"
+    session = consumer()
+    session._take(session._reader.feed(b"".join([*others, odd, NEXT])))
+    with pytest.raises(MessageError, match=r"one in its body.*'amqp-1.0'"):
+        session.run(0)
+    assert Asked(session.batches).bodies(take_each(session.buffer)) == [b"ack: yes\nack:no"] * count
 
 
 @pytest.mark.parametrize("count", [1, BATCH_MIN])
@@ -245,7 +257,7 @@ def test_a_message_with_the_handle_of_another_one_is_not_taken(count: int) -> No
     others = [message(b"other-%d" % number) for number in range(count)]
     session = consumer()
     session._take(session._reader.feed(b"".join([message(b"7"), *others, message(b"7"), *others, NEXT])))
-    with pytest.raises(MessageError, match=r"'ID:host-1:1:1:1:1', that has several headers named ack, or the same one"):
+    with pytest.raises(MessageError, match=r"'ID:host-1:1:1:1:1', that has several headers named ack, one in its body"):
         session.run(0)
     assert len(take_each(session.buffer)) <= 1 + count
     # Once a message is settled, its handle is free.

@@ -59,6 +59,9 @@ _NOTHING = "JMSMessageID='never'"
 _ANSWER_TIMEOUT_S = 5.0
 _ACK = "ack"
 _ACK_LINE, _BARE_ACK_LINE = b"\nack:", b"\nack\n"
+#: The header `ack` of ActiveMQ Classic, the only broker that does not escape names. If it is in a body, the name of a
+#: property ended the headers before it, and a header `ack` that was read is forged.
+_BROKERS_ACK = b"\nack:ID"
 _SHOWN_BYTES = 60
 #: Header of the frame without a message that ends a browsing subscription (ActiveMQ Classic).
 _BROWSED = b"\nbrowser:end"
@@ -344,6 +347,8 @@ class StompSession(StompConnection):
         found = set(batch.frames.values(_ACK))
         if len(found) < len(batch) or not ids.isdisjoint(found):
             return False
+        if batch.frames.data.count(_ACK_LINE) > len(batch):  # a body has such a line, too
+            return False
         ids |= found
         return True
 
@@ -371,7 +376,8 @@ class StompSession(StompConnection):
         ids = self._settling.ids
         if ids is not None:
             found = value(headers, _ACK) or b""
-            if headers.count(_ACK_LINE) != 1 or headers.count(_BARE_ACK_LINE) or found in ids:
+            own = headers.count(_ACK_LINE) == 1 and not headers.count(_BARE_ACK_LINE) and _BROKERS_ACK not in body
+            if not own or found in ids:
                 self._end = self._end or self._forged_ack(headers)
                 return False
             ids.add(found)
@@ -434,11 +440,11 @@ class StompSession(StompConnection):
         """Return the error for a message whose acknowledgement might settle another message."""
         found = as_text(parse(headers).get("message-id")) or ""
         return MessageError(
-            f"{self.endpoint.destination} holds a message, '{found:.200}', that has several headers named ack, or the "
-            "same one as an earlier message. The name of a property of this message, or of the earlier one, has line "
-            "feeds, which the broker does not escape, so an acknowledgement might settle another message. Read the "
-            "queue with protocol 'amqp-1.0' and a new checkpointLocation, or find the message with such a property "
-            "with the broker's tools, and remove it"
+            f"{self.endpoint.destination} holds a message, '{found:.200}', that has several headers named ack, one in "
+            "its body, or the same one as an earlier message. The name of a property of this message, or of the "
+            "earlier one, has line feeds, which the broker does not escape, so an acknowledgement might settle another "
+            "message. Read the queue with protocol 'amqp-1.0' and a new checkpointLocation, or find the message with "
+            "such a property with the broker's tools, and remove it"
         )
 
     def _arrived(self, deliveries: int, size: int) -> None:
