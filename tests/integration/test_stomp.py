@@ -201,50 +201,52 @@ def test_columns_have_what_the_producer_set(target: Target, queue: str) -> None:
     assert Asked(run.consumer.batches).ids(run.raws, IdSource("property", "colour")) == ["a:b\\c\nd"]
 
 
-@pytest.mark.whole
-def test_a_message_of_amqp_1_0_that_cannot_be_settled_is_named_also_when_it_is_kept_as_one_of_jms() -> None:
+@pytest.fixture
+def jms_node() -> Iterator[ActiveMqNode]:
+    """ActiveMQ Classic that keeps messages of AMQP 1.0 as messages of JMS."""
     try:
         node = ActiveMqNode(amqp_transformer="jms")
     except NodeError as absent:
         missing(str(absent))
         raise
     with node:
-        node.publish("q", [b"good", b"odd"], ids=[None, "plain"], protocol=AMQP_1_0)
-        with session("activemq", node.url(STOMP), queue="q") as run, pytest.raises(MessageError, match="'ID:plain'"):
-            run.run(10)
-        assert held(Target("activemq", node), "q", 2, 0)
+        yield node
 
 
 @pytest.mark.whole
-def test_a_name_with_an_empty_line_that_cuts_the_brokers_headers_makes_a_message_unreadable() -> None:
-    try:
-        node = ActiveMqNode(amqp_transformer="jms")
-    except NodeError as absent:
-        missing(str(absent))
-        raise
+def test_a_message_of_amqp_1_0_that_cannot_be_settled_is_named_also_when_it_is_kept_as_one_of_jms(
+    jms_node: ActiveMqNode,
+) -> None:
+    jms_node.publish("q", [b"good", b"odd"], ids=[None, "plain"], protocol=AMQP_1_0)
+    with session("activemq", jms_node.url(STOMP), queue="q") as run, pytest.raises(MessageError, match="'ID:plain'"):
+        run.run(10)
+    assert held(Target("activemq", jms_node), "q", 2, 0)
+
+
+@pytest.mark.whole
+def test_a_name_with_an_empty_line_that_cuts_the_brokers_headers_makes_a_message_unreadable(
+    jms_node: ActiveMqNode,
+) -> None:
     found: Counter[str] = Counter()
-    with node:
-        # The broker sends headers in the order of their hashes, so each name cuts them somewhere else.
-        for number in range(24):
-            # The broker keeps it as a text, which it sends without a length.
-            odd = OutgoingMessage(b"odd", None, {f"{number}\n\ny": "value"}, {"content_type": "text/plain"})
-            publish_amqp10(node.url(AMQP_1_0), f"queue://q{number}", [odd])
-            node.publish(f"q{number}", [b"good"])
-            with session("activemq", node.url(STOMP), queue=f"q{number}") as run:
-                try:
-                    assert run.receive(2)[1] == b"good"
-                except MessageError as error:
-                    # The query ends if a header that settles the message was cut off.
-                    (why,) = (
-                        why for why in ("may contain an empty line", "contains a STOMP frame") if why in str(error)
-                    )
-                    found[why] += 1
-                else:
-                    batch = run.consumer.batches.of(run.raws[:1])
-                    columns = {name: listed(make(batch)) for name, make in batch.columns.items()}
-                    assert None not in columns["timestamp"] + columns["priority"]
-                    assert run.acknowledge(2)
-                    found["whole"] += 1
+    # The broker sends headers in the order of their hashes, so each name cuts them somewhere else.
+    for number in range(24):
+        # The broker keeps it as a text, which it sends without a length.
+        odd = OutgoingMessage(b"odd", None, {f"{number}\n\ny": "value"}, {"content_type": "text/plain"})
+        publish_amqp10(jms_node.url(AMQP_1_0), f"queue://q{number}", [odd])
+        jms_node.publish(f"q{number}", [b"good"])
+        with session("activemq", jms_node.url(STOMP), queue=f"q{number}") as run:
+            try:
+                assert run.receive(2)[1] == b"good"
+            except MessageError as error:
+                # The query ends if a header that settles the message was cut off.
+                (why,) = (why for why in ("may contain an empty line", "contains a STOMP frame") if why in str(error))
+                found[why] += 1
+            else:
+                batch = run.consumer.batches.of(run.raws[:1])
+                columns = {name: listed(make(batch)) for name, make in batch.columns.items()}
+                assert None not in columns["timestamp"] + columns["priority"]
+                assert run.acknowledge(2)
+                found["whole"] += 1
     assert found["may contain an empty line"] > 0, found
     assert found["whole"] > 0, found
 
