@@ -74,4 +74,5 @@ def is_full(arrived: int, made: int, grown: int, taken: int, most: float) -> boo
         taken: bytes that the query has taken out of blocks.
         most: how many bytes the session may buffer.
     """
-    return arrived + grown - taken > most or arrived - made > max(_BLOCK_BYTES, most / _UNMADE_PARTS)
+    unmade = arrived - made
+    return arrived + grown - taken > most or (unmade > _BLOCK_BYTES and unmade * _UNMADE_PARTS > most)

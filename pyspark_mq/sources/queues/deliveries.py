@@ -80,10 +80,14 @@ class _Arrivals:
         )
 
     @property
+    def lack_keys(self) -> bool:
+        """Whether a message has no key."""
+        return not isinstance(self.keys, range | TextKeys) and None in self.keys
+
+    @property
     def need_names(self) -> bool:
-        """Whether there is a message without an ID that is text."""
-        keys = self.keys
-        return bool(self.not_redelivered) or (not isinstance(keys, range | TextKeys) and None in keys)
+        """Whether a message is identified by its content, or has no key."""
+        return bool(self.not_redelivered) or self.lack_keys
 
 
 class Deliveries:
@@ -306,7 +310,7 @@ class Deliveries:
             keys = range(self._serial, self._serial + len(event.rows))
             self._serial += len(event.rows)
         arrivals = _Arrivals(event.session, metadata.tags, keys, event.rows, metadata.not_redelivered)
-        return arrivals.without(self._refused(event)) if metadata.unreadable or arrivals.need_names else arrivals
+        return arrivals.without(self._refused(event)) if metadata.unreadable or arrivals.lack_keys else arrivals
 
     def _refused(self, event: Delivered) -> dict[int, str]:
         """Reject messages that have no ID or cannot be decoded, if the options say so.

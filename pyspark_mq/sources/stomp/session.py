@@ -297,10 +297,9 @@ class StompSession(StompConnection):
                 else:
                     alone = ((MESSAGE, *one) for one in item.cut())
                 for command, block, body in alone:
-                    headers = block if command != MESSAGE else self._checked(block)
                     if command != MESSAGE:
-                        self._answered(command, headers, body)
-                    elif self._is_of_queue(tag + 1, headers, body):
+                        self._answered(command, block, body)
+                    elif self._is_of_queue(tag + 1, headers := self._checked(block), body):
                         tag += 1
                         handles[tag] = value(headers, _ACK, dialect.last_header) or b""
                         append((tag, headers, body, dialect))
