@@ -29,7 +29,7 @@ from pyspark_mq.decode.batch import INT64_MAX
 from pyspark_mq.decode.columns import COLUMNS, TIMESTAMP
 from pyspark_mq.decode.spans import binary, decimals, distinct, is_ascii, text
 
-__all__ = ["COLUMN_TYPES", "NOT_REDELIVERED", "PADDING", "TIMESTAMP", "Messages", "WalkedGroup", "walked_groups"]
+__all__ = ["COLUMN_TYPES", "NOT_REDELIVERED", "PADDING", "Messages", "WalkedGroup", "walked_groups"]
 
 #: Padding after the last message, so that reading a number needs no bounds check.
 PADDING = bytes(16)

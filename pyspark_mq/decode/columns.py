@@ -23,7 +23,7 @@ _READ = frozenset({QUEUES, STREAMS})
 
 
 class WrittenColumn(NamedTuple):
-    """What a column means in a write.
+    """The meaning of a column in a write.
 
     Attributes:
         code: number that stands for the column in the digest from which a row's ID is made; 0 if the digest does not

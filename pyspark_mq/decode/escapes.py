@@ -1,7 +1,7 @@
 """Bytes of a message that take several characters as text, so that the text may be six times the size of the message.
 
 In JSON a control character becomes six characters (RFC 8259, section 7). A byte that is not UTF-8 becomes four
-characters (`\\\\xff`), or five in JSON. A sender who is not trusted may send a message of such bytes alone.
+characters (`\\xff`), or five in JSON. A sender who is not trusted may send a message of such bytes alone.
 """
 
 from __future__ import annotations

@@ -62,11 +62,12 @@ def stream_schema(*, include_metadata: bool) -> StructType:
     return _columns(STREAMS, asked_for=include_metadata)
 
 
-def _arrow_type(kind: DataType) -> pa.DataType:
+def _arrow_type(field: StructField) -> pa.DataType:
+    kind = field.dataType
     if isinstance(kind, MapType):
         # Spark compares the types of record batches down to the nullability of map values.
         return pa.map_(pa.string(), pa.field("value", pa.string(), nullable=kind.valueContainsNull))
-    return next(arrow for arrow, spark in _SPARK.items() if type(spark) is type(kind))
+    return COLUMNS[field.name].kind
 
 
 class BatchBuilder:
@@ -85,7 +86,7 @@ class BatchBuilder:
         if not schema.fields:
             raise SchemaError(f"the schema is empty; choose from {', '.join(ALL_COLUMNS.names)}")
         self._schema = pa.schema(
-            [pa.field(f.name, _arrow_type(f.dataType), nullable=f.nullable) for f in schema.fields]
+            [pa.field(field.name, _arrow_type(field), nullable=field.nullable) for field in schema.fields]
         )
 
     @property

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_mq.decode.amqp10 import message_columns
-from pyspark_mq.decode.amqp10_columns import COLUMN_TYPES, PADDING, TIMESTAMP, Messages
+from pyspark_mq.decode.amqp10_columns import COLUMN_TYPES, PADDING, Messages
 from pyspark_mq.decode.amqp10_sections import SectionReader
+from pyspark_mq.decode.columns import TIMESTAMP
 from pyspark_mq.errors import MessageError
 from pyspark_mq.streams.chunk import ENTRY_BYTES_MAX, ChunkError
 from pyspark_mq.streams.ranges import Part, Range, read_range
