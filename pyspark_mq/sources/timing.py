@@ -1,4 +1,4 @@
-"""How long the source waits in each case that no option sets."""
+"""Waiting times of the source that no option sets."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _ERROR_SHOWN = 300
 
 @dataclass(slots=True)
 class _Watched:
-    """What the listener knows about a run of a query."""
+    """The listener's record of a run of a query."""
 
     label: str
     said_s: float

@@ -14,7 +14,7 @@ __all__ = ["Reading", "readings"]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a query's progress says about one `mq` source.
+    """The part of a query's progress that is about one `mq` source.
 
     Attributes:
         source: index of the source among the query's sources.

@@ -31,7 +31,7 @@ _CLOCKS_MS = 5_000
 
 
 class Outcome(Enum):
-    """What has become of a recorded position since it was recorded."""
+    """The fate of a recorded position since it was recorded."""
 
     SAME = auto()
     #: Retention has removed the chunk before the position on all members.

@@ -13,7 +13,7 @@ __all__ = ["StreamSettings", "Where"]
 
 @dataclass(frozen=True)
 class Where:
-    """Where a query begins or ends in each partition.
+    """The position in each partition at which a query begins or ends.
 
     Attributes:
         offset: `EARLIEST` or `LATEST`, for all partitions without a more specific value.

@@ -28,7 +28,7 @@ _ANSWERS = "pyspark-mq.answers"
 
 
 class QueueInfo:
-    """What Artemis reports about a queue.
+    """A report of Artemis about a queue.
 
     Attributes:
         messages: number of messages in the queue, including delivered messages, but not scheduled (delayed) messages.
