@@ -447,8 +447,9 @@ class ArtemisAsOnThePage(ArtemisNode):
 
 
 def test_rabbitmq_takes_the_settings_of_the_page(
-    rabbit: RabbitNode, name: str, capsys: pytest.CaptureFixture[str]
+    rabbit: RabbitNode, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)  # `doctor` examines the machine too
     name = f"{name}-quorum"  # the other is there already
     declare = block(BROKERS, "import pika").replace("orders", name)
     execute(declare, {}, {URL: rabbit.url()})

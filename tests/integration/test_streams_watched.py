@@ -57,7 +57,7 @@ def test_the_doctor_says_what_a_stream_holds(node: RabbitNode, stream: str, caps
     assert re.match(r"[1-9]\d+\.\d message\(s\) a chunk", found.one(f"stream '{stream}'", "chunks", "ok"))
     assert "30 of 30 messages are not AMQP 1.0" in found.one(f"stream '{stream}-raw'", "messages", "problem")
     assert "1.0 message(s) a chunk, among the last 3" in found.one(f"stream '{stream}-single'", "chunks", "warning")
-    assert found.one(f"stream '{empty}'", "read", "ok") == "it is empty"
+    assert found.one(f"stream '{empty}'", "read", "ok") == "the stream is empty"
     assert "does not exist" in found.one(f"stream '{stream}-missing'", "read", "problem")
     assert found.code == 1
 

@@ -107,4 +107,4 @@ def test_a_new_checkpoint_needs_a_new_folder(spark: Any, rabbit: RabbitNode, tmp
     rabbit.publish(queue, [b"new"])
     assert run("third", "other rows") == [b"new"]
     rabbit.delete(queue)
-    assert "**A new checkpoint needs a new folder**" in (ROOT / PAGE).read_text("utf-8")
+    assert "**A new checkpoint needs a new folder.**" in (ROOT / PAGE).read_text("utf-8")

@@ -107,7 +107,7 @@ def test_periodic_jobs_whose_sink_fails_lose_and_double_nothing(tmp_path: Path) 
     soak = Soak(tmp_path / "run")
     size = ["--messages", "3000", "--rate", "0", "--faults", "9", "--option", "maxMessagesPerTrigger=150"]
     try:
-        assert soak.start("--periodic", *size).wait(360) == 0, soak.log.read_text("utf-8")[-4000:]
+        assert soak.start("--periodic", *size).wait(720) == 0, soak.log.read_text("utf-8")[-4000:]
     finally:
         for process in soak.processes():
             process.kill()
