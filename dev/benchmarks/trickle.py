@@ -90,11 +90,11 @@ def _us_each(convert: Callable[[Sequence[Any], MessageIds], list[Delivered]], co
     given = {"broker": "rabbitmq", "url": "amqp://localhost/", "queue": "q", "checkpointLocation": "/nowhere"}
     (settings,) = parse_options(given).settings.by_queue()
     ids, memory = MessageIds.of(settings), QueueMemory(Memory(100_000, 2_000_000, b"secret"), "q")
-    table: InFlightTable[Any, Any] = InFlightTable(
+    table: InFlightTable[Any] = InFlightTable(
         grace_s=5.0, memory=memory, size_of=lambda rows: BlockRows.of(rows).size_bytes
     )
     connections: Any = SimpleNamespace(live={})  # nothing is refused
-    deliveries = Deliveries(settings, table, connections, CheckpointOnly(), lambda _: None, None, 5.0)
+    deliveries = Deliveries(settings, table, connections, CheckpointOnly(), lambda _: None, 5.0)
     for session in range(1, count + 1):
         table.open_session(session)
         connections.live[session] = LiveSession(1, 0.0, messages)

@@ -9,11 +9,13 @@ concerns only one message of a run, or if a new delivery may be a redelivery of 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from operator import eq
 from typing import Any, Generic, TypeAlias, TypeVar
+
+from pyspark_mq.dedup import Key
 
 __all__ = ["RUN_MIN", "SPREAD_MAX", "Buffer", "MessageRun", "Parts", "joined", "keys_of", "lowest_tags", "places_of"]
 
@@ -23,7 +25,6 @@ RUN_MIN = 64
 #: `SPREAD_MAX * RUN_MIN` messages or more are buffered, they become a run, because spreading would take longer.
 SPREAD_MAX = 16
 
-K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: payload: the object that the caller gets back when the message is emitted
 
 #: Deliveries in order of arrival. Each part has consecutive deliveries of one session: the number of the session, and
@@ -32,7 +33,7 @@ Parts: TypeAlias = Sequence[tuple[int, Sequence[int]]]
 
 
 @dataclass(eq=False)
-class MessageRun(Generic[K, P]):
+class MessageRun(Generic[P]):
     """A run: messages that are handled together. Each of them has exactly one delivery.
 
     Attributes:
@@ -40,11 +41,11 @@ class MessageRun(Generic[K, P]):
         keys: the identities of the messages.
         payloads: the payloads of the messages.
         size_bytes: size of all payloads.
-        digests: array with the digests of the keys, as the memory computes them; None if there is no memory.
+        digests: array with the digests of the keys, as the memory computes them.
     """
 
     parts: Parts
-    keys: Sequence[K]
+    keys: Sequence[Key]
     payloads: Sequence[P]
     size_bytes: int
     digests: Any
@@ -52,7 +53,7 @@ class MessageRun(Generic[K, P]):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def split(self, count: int, size_of: Callable[[Sequence[P]], int]) -> tuple[MessageRun[K, P], MessageRun[K, P]]:
+    def split(self, count: int, size_of: Callable[[Sequence[P]], int]) -> tuple[MessageRun[P], MessageRun[P]]:
         """Split this run into two: one with the first `count` messages, and one with the others."""
         size_bytes = size_of(self.payloads[:count])
         first: list[tuple[int, Sequence[int]]] = []
@@ -64,9 +65,8 @@ class MessageRun(Generic[K, P]):
         left_bytes = self.size_bytes - size_bytes
         return self._part(first, slice(count), size_bytes), self._part(rest, slice(count, None), left_bytes)
 
-    def _part(self, parts: Parts, places: slice, size_bytes: int) -> MessageRun[K, P]:
-        digests = None if self.digests is None else self.digests[places]
-        return MessageRun(parts, self.keys[places], self.payloads[places], size_bytes, digests)
+    def _part(self, parts: Parts, places: slice, size_bytes: int) -> MessageRun[P]:
+        return MessageRun(parts, self.keys[places], self.payloads[places], size_bytes, self.digests[places])
 
 
 def places_of(parts: Parts) -> Iterator[tuple[int, Sequence[int], int, int]]:
@@ -77,7 +77,7 @@ def places_of(parts: Parts) -> Iterator[tuple[int, Sequence[int], int, int]]:
         yield session, tags, begin, end
 
 
-def keys_of(parts: Parts, keys: Sequence[K]) -> Iterator[tuple[int, Sequence[int], Sequence[K]]]:
+def keys_of(parts: Parts, keys: Sequence[Key]) -> Iterator[tuple[int, Sequence[int], Sequence[Key]]]:
     """Yield the session and the tags of each part, together with the keys of its deliveries.
 
     Args:
@@ -87,15 +87,15 @@ def keys_of(parts: Parts, keys: Sequence[K]) -> Iterator[tuple[int, Sequence[int
         yield session, tags, keys if len(parts) == 1 else keys[begin:end]
 
 
-def joined(parts: Sequence[Sequence[K]]) -> Sequence[K]:
+def joined(parts: Sequence[Sequence[Key]]) -> Sequence[Key]:
     """Join sequences of keys into one sequence. If they have a common class with a method `joined`, use this method."""
     kinds = {*map(type, parts)}
     how = getattr(type(parts[0]), "joined", None) if len(kinds) == 1 else None
-    joined_: Sequence[K] = list(chain.from_iterable(parts)) if how is None else how(parts)
+    joined_: Sequence[Key] = list(chain.from_iterable(parts)) if how is None else how(parts)
     return joined_
 
 
-def lowest_tags(runs: Iterable[MessageRun[Any, Any]]) -> dict[int, int]:
+def lowest_tags(runs: Iterable[MessageRun[Any]]) -> dict[int, int]:
     """Return number of each session -> the lowest tag that the session has in these runs."""
     lowest: dict[int, int] = {}
     for run in runs:
@@ -104,7 +104,7 @@ def lowest_tags(runs: Iterable[MessageRun[Any, Any]]) -> dict[int, int]:
     return lowest
 
 
-class Buffer(Generic[K, P]):
+class Buffer(Generic[P]):
     """The messages that were received but not planned yet, in order of arrival: first single messages, then runs.
 
     Args:
@@ -118,22 +118,22 @@ class Buffer(Generic[K, P]):
 
     def __init__(self, size_of: Callable[[Sequence[P]], int]) -> None:
         self._size_of = size_of
-        self._payloads: dict[K, P] = {}
+        self._payloads: dict[Key, P] = {}
         self._in_runs = 0
-        self.order: deque[K] = deque()
-        self.runs: deque[MessageRun[K, P]] = deque()
+        self.order: deque[Key] = deque()
+        self.runs: deque[MessageRun[P]] = deque()
         self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._payloads) + self._in_runs
 
-    def __contains__(self, key: K) -> bool:
+    def __contains__(self, key: Key) -> bool:
         return key in self._payloads
 
-    def knows_none_of(self, keys: set[K]) -> bool:
+    def knows_none_of(self, keys: set[Key]) -> bool:
         return self._payloads.keys().isdisjoint(keys)
 
-    def get(self, key: K) -> P | None:
+    def get(self, key: Key) -> P | None:
         return self._payloads.get(key)
 
     def oldest(self, limit: int) -> Iterable[P]:
@@ -141,20 +141,20 @@ class Buffer(Generic[K, P]):
         first = map(self._payloads.__getitem__, self.order)
         return islice(chain(first, chain.from_iterable(run.payloads for run in self.runs)), limit)
 
-    def take_run(self) -> MessageRun[K, P]:
+    def take_run(self) -> MessageRun[P]:
         """Remove the oldest run, and return it."""
         run = self.runs.popleft()
         self._in_runs -= len(run)
         self.size_bytes -= run.size_bytes
         return run
 
-    def join(self, small: Collection[MessageRun[K, P]], make: Callable[[Sequence[MessageRun[K, P]]], Any]) -> None:
+    def join(self, small: Collection[MessageRun[P]], make: Callable[[Sequence[MessageRun[P]]], Any]) -> None:
         """Join runs that are in `small` and follow one another.
 
         Args:
             make: takes several runs, and returns the run that replaces them.
         """
-        joined_: deque[MessageRun[K, P]] = deque()
+        joined_: deque[MessageRun[P]] = deque()
         for is_small, group in groupby(self.runs, lambda run: run in small):
             runs = [*group]
             if is_small and len(runs) > 1:
@@ -162,12 +162,12 @@ class Buffer(Generic[K, P]):
             joined_.extend(runs)
         self.runs = joined_
 
-    def front(self, count: int) -> list[MessageRun[K, P]]:
+    def front(self, count: int) -> list[MessageRun[P]]:
         """Return runs that consist of exactly the `count` oldest messages. If necessary, split a run for this.
 
         Called if there are no single messages. The runs stay in the buffer.
         """
-        runs: list[MessageRun[K, P]] = []
+        runs: list[MessageRun[P]] = []
         for run in self.runs:
             if count <= 0:
                 break
@@ -180,12 +180,12 @@ class Buffer(Generic[K, P]):
             self.runs.insert(place + 1, rest)
         return runs
 
-    def spread(self, count: int) -> list[MessageRun[K, P]]:
+    def spread(self, count: int) -> list[MessageRun[P]]:
         """Spread the oldest runs until there are at least `count` single messages. Return the runs that were spread.
 
         Each of these runs now has its keys in a list.
         """
-        spread: list[MessageRun[K, P]] = []
+        spread: list[MessageRun[P]] = []
         while self.runs and len(self.order) < count:
             run = self.take_run()
             run.keys = [*run.keys]
@@ -193,11 +193,11 @@ class Buffer(Generic[K, P]):
             spread.append(run)
         return spread
 
-    def exchange(self, key: K, payload: P) -> None:
+    def exchange(self, key: Key, payload: P) -> None:
         """Replace the payload of a single message by another payload of the same size."""
         self._payloads[key] = payload
 
-    def put(self, keys: Collection[K], payloads: Sequence[P], run: MessageRun[K, P] | None = None) -> None:
+    def put(self, keys: Collection[Key], payloads: Sequence[P], run: MessageRun[P] | None = None) -> None:
         """Add new messages: as a run if `run` is given, which then has these messages; otherwise as single messages."""
         if run is not None:
             self.runs.append(run)
@@ -208,7 +208,7 @@ class Buffer(Generic[K, P]):
         self.size_bytes += self._size_of(payloads)
         self.order.extend(keys)
 
-    def take(self, keys: Collection[K]) -> tuple[list[P], int]:
+    def take(self, keys: Collection[Key]) -> tuple[list[P], int]:
         """Remove single messages. Return their payloads, and the size of these payloads together."""
         first = all(map(eq, keys, self.order))
         if first and len(keys) == len(self._payloads):

@@ -32,39 +32,22 @@ content in the same session is a new message. A message counts as left open unti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import compress, count
 from operator import not_
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from pyspark_mq.ack.remembered import Remembered
 from pyspark_mq.ack.table import State
+from pyspark_mq.dedup import Key, QueueMemory, filed
+from pyspark_mq.dedup.identity import NAMELESS, content_of, is_content, numbered
 
-__all__ = ["ContentMatcher", "Lookup"]
+if TYPE_CHECKING:
+    from pyspark_mq.ack.in_flight import InFlightTable
 
-#: Number of bytes in a digest and in a key, and the ordinal in the key of the first message with each content.
-_DIGEST, _KEY = 16, 24
-_FIRST = bytes(_KEY - _DIGEST)
-#: Takes the place of the digest in the keys of messages that have no identity (`onMissingMessageId=row`).
-_NAMELESS = bytes(_DIGEST)
+__all__ = ["ContentMatcher"]
+
 #: :meth:`ContentMatcher.sweep` does nothing unless there are more notes than this.
 _NOTED_MIN = 4_096
-
-
-class Lookup(Protocol):
-    """The look-ups in the in-flight table that a :class:`ContentMatcher` needs."""
-
-    def none_here(self, keys: set[Any]) -> bool:
-        """Whether all of these keys are unknown."""
-
-    def states(self, keys: Collection[Any]) -> Callable[[Any], State]:
-        """Return a function that returns the state of any of these keys. The table's next change makes it invalid."""
-
-    def in_other_sessions(self, session: int, keys: Collection[Any]) -> set[Any]:
-        """Return the keys for which another session has an open delivery, or an acknowledgement that is not settled.
-
-        A key for which `session` itself has one of these is left out.
-        """
 
 
 class ContentMatcher:
@@ -78,7 +61,7 @@ class ContentMatcher:
         ambiguous: number of deliveries that were taken for new messages although they may be redeliveries.
     """
 
-    def __init__(self, memory: Remembered[Any], *, proves: bool) -> None:
+    def __init__(self, memory: QueueMemory, *, proves: bool) -> None:
         self._memory = memory
         self._proves = proves
         self._ordinals = count(1)
@@ -98,7 +81,7 @@ class ContentMatcher:
     # -- a delivery ------------------------------------------------------------------------
 
     def name(
-        self, session: int, digests: Sequence[bytes], not_redelivered: Sequence[bool], lookup: Lookup
+        self, session: int, digests: Sequence[bytes], not_redelivered: Sequence[bool], in_flight: InFlightTable[Any]
     ) -> list[bytes]:
         """Identify deliveries of a session by their contents, and return their keys.
 
@@ -106,23 +89,23 @@ class ContentMatcher:
             session: number of the session.
             digests: digest of each delivery's content.
             not_redelivered: for each delivery, whether it is neither flagged as redelivered nor a dead letter.
-            lookup: the in-flight table.
+            in_flight: the in-flight table.
         """
-        first = [digest + _FIRST for digest in digests]
-        every = set(first)
+        first = [numbered(digest, 0) for digest in digests]
+        every: set[Key] = set(first)
         known, left, repeats = self._memory.contents_among(every)
-        quiet = not known and not repeats and len(every) == len(first) and lookup.none_here(every)
+        quiet = not known and not repeats and len(every) == len(first) and in_flight.none_here(every)
         if quiet and self._waiting.keys().isdisjoint(digests) and self._coming.keys().isdisjoint(digests):
             self._doubt(compress(first, map(not_, not_redelivered)))
             return first
-        state_of = lookup.states(every)
+        state_of = in_flight.states(every)
         suspects = self._proves and not all(not_redelivered)
-        elsewhere = lookup.in_other_sessions(session, every) if suspects else set()
+        elsewhere = in_flight.in_other_sessions(session, every) if suspects else set()
         here: set[bytes] = set()
         names: list[bytes] = []
         for digest, key, sure in zip(digests, first, not_redelivered, strict=True):
             held = key in here or state_of(key) is not State.UNSEEN
-            found = self._next_waiting(digest, lookup)
+            found = self._next_waiting(digest, in_flight)
             new = sure and self._proves
             if found is not None:
                 if new:
@@ -192,10 +175,10 @@ class ContentMatcher:
 
     def name_nothing(self, count_of: int) -> list[bytes]:
         """Create keys for deliveries that have neither an ID nor an identity by content (`onMissingMessageId=row`)."""
-        return [self._further(_NAMELESS) for _ in range(count_of)]
+        return [self._further(NAMELESS) for _ in range(count_of)]
 
     def _further(self, digest: bytes) -> bytes:
-        return digest + next(self._ordinals).to_bytes(_KEY - _DIGEST, "big")
+        return numbered(digest, next(self._ordinals))
 
     def _repeat(self, key: bytes, repeats: set[Any]) -> None:
         if key not in repeats:
@@ -206,7 +189,7 @@ class ContentMatcher:
         if self._proves:
             self._unproved.update(keys)
 
-    def _next_waiting(self, digest: bytes, lookup: Lookup) -> bytes | None:
+    def _next_waiting(self, digest: bytes, in_flight: InFlightTable[Any]) -> bytes | None:
         """Return the key of the oldest planned message with this content and without a handle; None if there is none.
 
         The message no longer counts as one without a handle.
@@ -217,7 +200,7 @@ class ContentMatcher:
             del keys[key]
             if not keys:
                 del self._waiting[digest]
-            if lookup.states([key])(key) is State.PLANNED:
+            if in_flight.states([key])(key) is State.PLANNED:
                 return key
         return None
 
@@ -226,28 +209,28 @@ class ContentMatcher:
     def wait(self, keys: Iterable[Any]) -> None:
         """Record that planned messages have no handle any more, so the broker is going to redeliver them."""
         for key in _contents(keys):
-            self._waiting.setdefault(key[:_DIGEST], {})[key] = None
+            self._waiting.setdefault(content_of(key), {})[key] = None
 
     def expect(self, keys: Iterable[Any]) -> None:
         """Record that messages were committed while they had no handle, so the broker is going to redeliver them."""
         for key in _contents(keys):
-            waiting = self._waiting.get(key[:_DIGEST], {})
+            waiting = self._waiting.get(content_of(key), {})
             waiting.pop(key, None)
             if not waiting:
-                self._waiting.pop(key[:_DIGEST], None)
-            self._coming[key[:_DIGEST]] += 1
+                self._waiting.pop(content_of(key), None)
+            self._coming[content_of(key)] += 1
 
-    def restore(self, keys: Sequence[Any], lookup: Lookup) -> list[Any]:
+    def restore(self, keys: Sequence[Any], in_flight: InFlightTable[Any]) -> list[Any]:
         """Create keys for the messages of an epoch that a former process planned.
 
         Args:
             keys: the keys in the epoch's file. There, the keys of messages without an ID have no ordinal.
-            lookup: the in-flight table.
+            in_flight: the in-flight table.
 
         Returns:
             the keys, in the same order. Keys of messages that have an ID are unchanged.
         """
-        digests = {key for key in keys if type(key) is bytes and len(key) == _DIGEST}
+        digests = {key for key in keys if is_content(key)}
         known, _, repeats = self._memory.contents_among(digests)
         every: list[Any] = []
         used: set[bytes] = set()
@@ -255,8 +238,8 @@ class ContentMatcher:
             if key not in digests:
                 every.append(key)
             else:
-                first = key + _FIRST
-                if first in used or key in known or not lookup.none_here({first}):
+                first = numbered(key, 0)
+                if first in used or key in known or not in_flight.none_here({first}):
                     self._repeat(key, repeats)
                     first = self._further(key)
                 every.append(first)
@@ -272,7 +255,7 @@ class ContentMatcher:
         for key in _contents(keys):
             self._unproved.discard(key)
             if self._echoes.pop(key, False):
-                self._coming[key[:_DIGEST]] += 1
+                self._coming[content_of(key)] += 1
 
     def drop(self, echoes: Iterable[Any]) -> None:
         """Record that echoes are acknowledged, and forget them."""
@@ -286,22 +269,22 @@ class ContentMatcher:
             if not sessions:
                 del self._again[digest]
 
-    def sweep(self, lookup: Lookup) -> None:
+    def sweep(self, in_flight: InFlightTable[Any]) -> None:
         """If there are many notes about contents, drop those about messages that the in-flight table no longer has."""
         noted = (self._unproved, self._again, self._waiting, self._coming)
         if sum(map(len, noted)) <= self._noted_max:
             return
-        state_of = lookup.states(self._unproved)
+        state_of = in_flight.states(self._unproved)
         self._unproved = {key for key in self._unproved if state_of(key) is not State.UNSEEN}
         digests = {*self._again, *self._waiting, *self._coming}
-        remembered = {key[:_DIGEST] for key in self._memory.contents_among(digests)[0]}
-        state_of = lookup.states({digest + _FIRST for digest in self._again})
+        remembered = set(filed(self._memory.contents_among(digests)[0]))
+        state_of = in_flight.states({numbered(digest, 0) for digest in self._again})
         for digest in [one for one in self._again if one not in remembered]:
-            if state_of(digest + _FIRST) is State.UNSEEN:
+            if state_of(numbered(digest, 0)) is State.UNSEEN:
                 del self._again[digest]
         for digest in [one for one in self._coming if one not in remembered]:
             del self._coming[digest]
-        planned = lookup.states({key for keys in self._waiting.values() for key in keys})
+        planned = in_flight.states({key for keys in self._waiting.values() for key in keys})
         for digest, keys in [*self._waiting.items()]:
             self._waiting[digest] = {key: None for key in keys if planned(key) is State.PLANNED}
             if not self._waiting[digest]:
@@ -312,4 +295,4 @@ class ContentMatcher:
 
 def _contents(keys: Iterable[Any]) -> Iterator[bytes]:
     """Yield the keys that were made from contents: with an ordinal, as in this process, or without, as in files."""
-    return (key for key in keys if type(key) is bytes and len(key) in {_DIGEST, _KEY} and not key.startswith(_NAMELESS))
+    return (key for key in keys if is_content(key) and not key.startswith(NAMELESS))

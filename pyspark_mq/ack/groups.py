@@ -5,68 +5,68 @@ There is a class for each kind of data that comes with an event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pyspark_mq.ack.buffer import MessageRun, Parts
 from pyspark_mq.ack.planned import Epoch
 from pyspark_mq.ack.table import State
+from pyspark_mq.dedup import Key
 
 __all__ = ["Assigned", "DeliveredGroup", "Ended", "Group", "Whole", "sorted_by_state"]
 
-K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: payload: the object that the caller gets back when the message is emitted
 
 
 @dataclass(slots=True)
-class Group(Generic[K]):
+class Group:
     """A group of messages in order, for events without further data."""
 
-    keys: Collection[K]
+    keys: Collection[Key]
 
 
 @dataclass(slots=True)
-class DeliveredGroup(Group[K], Generic[K, P]):
+class DeliveredGroup(Group, Generic[P]):
     """A group of messages that were delivered, with their handles and payloads, and with their run if they form one."""
 
     parts: Parts
     payloads: Sequence[P]
-    run: MessageRun[K, P] | None = None
+    run: MessageRun[P] | None = None
 
 
 @dataclass(slots=True)
-class Ended(Group[K]):
+class Ended(Group):
     """A group of messages that lose their handles, because the session of these handles has ended."""
 
     session: int
 
 
 @dataclass(slots=True)
-class Assigned(Group[K], Generic[K, P]):
+class Assigned(Group, Generic[P]):
     """A group of messages that are assigned to an epoch, with the runs that they form, if any."""
 
-    epoch: Epoch[K, P]
-    runs: Sequence[MessageRun[K, P]] = field(default=())
+    epoch: Epoch[P]
+    runs: Sequence[MessageRun[P]] = field(default=())
 
 
 @dataclass(slots=True)
-class Whole(Group[K], Generic[K, P]):
+class Whole(Group, Generic[P]):
     """The group of all messages of a planned epoch."""
 
-    epoch: Epoch[K, P]
+    epoch: Epoch[P]
 
 
 def sorted_by_state(
     session: int,
     tags: Sequence[int],
-    keys: Sequence[K],
+    keys: Sequence[Key],
     payloads: Sequence[P],
-    state_of: Callable[[K], State],
-) -> dict[State, Group[K]]:
+    state_of: Callable[[Key], State],
+) -> dict[State, Group]:
     """Sort deliveries of a session into groups, by the state of their messages."""
-    groups: dict[State, list[tuple[int, K, P]]] = {}
-    unseen: set[K] = set()
+    groups: dict[State, list[tuple[int, Key, P]]] = {}
+    unseen: set[Key] = set()
     for delivery in zip(tags, keys, payloads, strict=True):
         key = delivery[1]
         # If a message is delivered twice within these deliveries, the first delivery has already changed its state.
@@ -74,7 +74,7 @@ def sorted_by_state(
         if state is State.UNSEEN:
             unseen.add(key)
         groups.setdefault(state, []).append(delivery)
-    found: dict[State, Group[K]] = {}
+    found: dict[State, Group] = {}
     for state in [state for state in State if state in groups]:
         its_tags, its_keys, its_payloads = zip(*groups[state], strict=True)
         found[state] = DeliveredGroup(its_keys, [(session, its_tags)], its_payloads)

@@ -10,17 +10,16 @@ import math
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
 from operator import itemgetter, not_
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from pyspark_mq.ack.buffer import MessageRun, joined, keys_of
+from pyspark_mq.dedup import Key
 
 __all__ = ["Acknowledgements", "Handles", "OpenDeliveries", "SessionAcks"]
-
-K = TypeVar("K", bound=Hashable)  #: identity of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class Acknowledgements:
     parts: tuple[SessionAcks, ...]
 
 
-class Handles(Generic[K]):
+class Handles:
     """The open deliveries of one session, in the order of their tags.
 
     Tags and keys are two parallel lists with a start index instead of a dict. Epochs take deliveries from the front.
@@ -70,13 +69,13 @@ class Handles(Generic[K]):
     def __init__(self) -> None:
         self.cumulative_below: int | None = None
         self._tags: array[int] = array("q")
-        self._keys: list[K] = []
+        self._keys: list[Key] = []
         self._start = 0
 
     def __len__(self) -> int:
         return len(self._tags) - self._start
 
-    def messages(self) -> list[K]:
+    def messages(self) -> list[Key]:
         return self._keys[self._start :]
 
     @property
@@ -85,7 +84,7 @@ class Handles(Generic[K]):
         held = self._tags[self._start] if len(self) else math.inf
         return held if self.cumulative_below is None else min(held, self.cumulative_below)
 
-    def hold(self, tags: Sequence[int], keys: Iterable[K]) -> None:
+    def hold(self, tags: Sequence[int], keys: Iterable[Key]) -> None:
         """Add deliveries, in ascending order of tags. A few deliveries that were added before may have higher tags."""
         at = bisect_left(self._tags, tags[0], self._start)
         if at == len(self._tags):
@@ -97,7 +96,7 @@ class Handles(Generic[K]):
         self._tags[at:] = array("q", [tag for tag, _ in late])
         self._keys[at:] = [key for _, key in late]
 
-    def take_front(self, wanted: Collection[K], below: float) -> tuple[Sequence[K], int]:
+    def take_front(self, wanted: Collection[Key], below: float) -> tuple[Sequence[Key], int]:
         """Remove deliveries from the front, which one cumulative acknowledgement can cover.
 
         Stop at the first delivery whose message is not wanted, or whose tag is `cumulative_below` or higher.
@@ -127,7 +126,7 @@ class Handles(Generic[K]):
             self._start = 0
         return taken, last
 
-    def take(self, wanted: Collection[K]) -> tuple[list[K], tuple[int, ...]]:
+    def take(self, wanted: Collection[Key]) -> tuple[list[Key], tuple[int, ...]]:
         """Remove all deliveries of these messages. Return the messages that had a delivery, and the tags."""
         tags, keys = self._tags[self._start :], self._keys[self._start :]
         stay = [key not in wanted for key in keys]
@@ -153,19 +152,19 @@ class Handles(Generic[K]):
         return (tags[at - 1] if at else 0), tuple(tags[at:])
 
 
-class OpenDeliveries(Generic[K]):
+class OpenDeliveries:
     """The open deliveries of all sessions that have not ended."""
 
     def __init__(self) -> None:
-        self._sessions: dict[int, Handles[K]] = {}
+        self._sessions: dict[int, Handles] = {}
         #: Message -> upper bound on its handles after the first one. With this bound a commit can stop searching for
         #: handles early.
-        self._more: Counter[K] = Counter()
+        self._more: Counter[Key] = Counter()
 
     def __len__(self) -> int:
         return sum(map(len, self._sessions.values()))
 
-    def __getitem__(self, session: int) -> Handles[K]:
+    def __getitem__(self, session: int) -> Handles:
         return self._sessions[session]
 
     @property
@@ -175,10 +174,10 @@ class OpenDeliveries(Generic[K]):
     def open(self, session: int) -> None:
         self._sessions[session] = Handles()
 
-    def count_more(self, keys: Iterable[K]) -> None:
+    def count_more(self, keys: Iterable[Key]) -> None:
         self._more.update(keys)
 
-    def held(self, except_session: int | None = None) -> set[K]:
+    def held(self, except_session: int | None = None) -> set[Key]:
         """Return the messages that have a handle in a session other than `except_session` (None for any session)."""
         return {key for number, held in self._sessions.items() if number != except_session for key in held.messages()}
 
@@ -189,7 +188,7 @@ class OpenDeliveries(Generic[K]):
         self._more = Counter({key: count - 1 for key, count in counts.items() if count > 1})
         return left
 
-    def take(self, keys: dict[K, object], below: Mapping[int, int]) -> list[tuple[SessionAcks, Collection[K]]]:
+    def take(self, keys: dict[Key, object], below: Mapping[int, int]) -> list[tuple[SessionAcks, Collection[Key]]]:
         """Remove every handle of these messages, and return the acknowledgements that are due for them.
 
         Each session acknowledges cumulatively as far as rule 3 allows.
@@ -209,7 +208,7 @@ class OpenDeliveries(Generic[K]):
             for session, handles in self._sessions.items()
         }
         found = sum(len(front) for front, _ in fronts.values())
-        parts: list[tuple[SessionAcks, Collection[K]]] = []
+        parts: list[tuple[SessionAcks, Collection[Key]]] = []
         for session, (front, upto) in fronts.items():
             others, singles = self._sessions[session].take(keys) if found < expected else ([], ())
             if front or singles:
@@ -217,8 +216,8 @@ class OpenDeliveries(Generic[K]):
         return parts
 
     def take_runs(
-        self, runs: Iterable[MessageRun[K, Any]], below: Mapping[int, int]
-    ) -> list[tuple[SessionAcks, Collection[K]]]:
+        self, runs: Iterable[MessageRun[Any]], below: Mapping[int, int]
+    ) -> list[tuple[SessionAcks, Collection[Key]]]:
         """Return the acknowledgements that are due for all messages of these runs, like :meth:`take`.
 
         The handles of runs are not in this object, but in the runs. Each message of a run has one handle.
@@ -226,12 +225,12 @@ class OpenDeliveries(Generic[K]):
         Args:
             below: session -> the lowest tag of its other runs, which a cumulative acknowledgement must not reach.
         """
-        by_session: dict[int, list[tuple[Sequence[int], Sequence[K]]]] = {}
+        by_session: dict[int, list[tuple[Sequence[int], Sequence[Key]]]] = {}
         for run in runs:
             keys = run.keys if len(run.parts) == 1 else [*run.keys]
             for session, some, its_keys in keys_of(run.parts, keys):
                 by_session.setdefault(session, []).append((some, its_keys))
-        parts: list[tuple[SessionAcks, Collection[K]]] = []
+        parts: list[tuple[SessionAcks, Collection[Key]]] = []
         for session, its in by_session.items():
             its.sort(key=lambda part: part[0][0])
             tags = array("q", chain.from_iterable(some for some, _ in its))

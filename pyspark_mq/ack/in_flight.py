@@ -17,9 +17,9 @@ A docstring that says "rule 9" means the rule with this number in docs/design.md
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from pyspark_mq.ack.buffer import RUN_MIN, SPREAD_MAX, Buffer, MessageRun, Parts, joined, keys_of, lowest_tags
 from pyspark_mq.ack.content_matcher import ContentMatcher
@@ -27,14 +27,13 @@ from pyspark_mq.ack.counters import Counters
 from pyspark_mq.ack.groups import Assigned, DeliveredGroup, Ended, Group, Whole, sorted_by_state
 from pyspark_mq.ack.handles import Acknowledgements, OpenDeliveries, SessionAcks
 from pyspark_mq.ack.planned import Epoch, Planned, Taken
-from pyspark_mq.ack.remembered import Remembered
 from pyspark_mq.ack.settling import Settling
 from pyspark_mq.ack.table import Action, Event, State, step
+from pyspark_mq.dedup import Key, QueueMemory
 from pyspark_mq.errors import InternalError
 
 __all__ = ["Acknowledgements", "InFlightTable", "SessionAcks"]
 
-K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: payload: the object that the caller gets back when the message is emitted
 
 
@@ -42,14 +41,14 @@ P = TypeVar("P")  #: payload: the object that the caller gets back when the mess
 _REPLACING = frozenset({Action.FORGET})
 
 
-class InFlightTable(Generic[K, P]):
+class InFlightTable(Generic[P]):
     """The messages of one queue, and the two phases of their commit. All methods are called by one thread.
 
     Args:
-        grace_s: value of option `settleGrace`, see :mod:`.settling`.
-        memory: the committed messages of the queue. None for the guarantees `at-least-once` and `none`: keys are then
-            serial numbers of deliveries, and committed messages are not remembered.
-        matcher: identifies messages without an ID; None if all messages have IDs.
+        grace_s: value of option `settleGrace`, see :mod:`.settling`; None if a confirmation settles acknowledgements.
+        memory: the committed messages of the queue. With :class:`~pyspark_mq.dedup.NoMemory` (guarantees
+            `at-least-once` and `none`) keys are serial numbers of deliveries, and no message is remembered.
+        proves: whether a delivery without the flag `redelivered` is proved to be a new message (RabbitMQ).
         size_of: returns the size in bytes of payloads.
         run_min: number of new messages that become a run if they arrive together. Fewer messages become a run only if
             many messages are buffered; otherwise single messages cost less.
@@ -58,6 +57,7 @@ class InFlightTable(Generic[K, P]):
         received: messages that are not planned yet, oldest first. Other code must not change this or the next
             attributes.
         planned: epochs that are planned but not committed.
+        matcher: identifies messages without an ID.
         settling: acknowledgements that are not settled. The caller reports requests to the broker here.
         recalled: number of messages whose acknowledgements the end of the former process may have cut off; 0 from the
             first commit on.
@@ -66,25 +66,25 @@ class InFlightTable(Generic[K, P]):
     def __init__(
         self,
         *,
-        grace_s: float,
-        memory: Remembered[K] | None = None,
-        matcher: ContentMatcher | None = None,
+        grace_s: float | None,
+        memory: QueueMemory,
+        proves: bool = False,
         size_of: Callable[[Sequence[P]], int] = len,
         run_min: int = RUN_MIN,
     ) -> None:
-        self._open: OpenDeliveries[K] = OpenDeliveries()
+        self._open: OpenDeliveries = OpenDeliveries()
         self._memory = memory
-        self._matcher = matcher
+        self.matcher = ContentMatcher(memory, proves=proves)
         self._size_of = size_of
         self._run_min = run_min
-        self.received: Buffer[K, P] = Buffer(size_of)
-        self.planned: Planned[K, P] = Planned(size_of)
-        self.settling: Settling[K] = Settling(None if memory is None else grace_s)
+        self.received: Buffer[P] = Buffer(size_of)
+        self.planned: Planned[P] = Planned(size_of)
+        self.settling: Settling = Settling(grace_s)
         self.recalled = 0
         self._numbers = 0
         self._count: Counter[str] = Counter()
         #: Action -> the class of group that has the data for it, and the method that performs it.
-        self._act: Mapping[Action, tuple[type[Group[K]], Callable[[Any], None]]] = {
+        self._act: Mapping[Action, tuple[type[Group], Callable[[Any], None]]] = {
             Action.NOTHING: (Group, lambda _: None),
             Action.KEEP: (DeliveredGroup, self._hold),
             Action.BIND: (DeliveredGroup, self._bind),
@@ -92,7 +92,7 @@ class InFlightTable(Generic[K, P]):
             Action.LEAVE: (Group, self._leave),
             Action.FORGET: (Group, self._forget),
         }
-        self._take_from: Mapping[State, Callable[[Group[K]], Taken[P]]] = {
+        self._take_from: Mapping[State, Callable[[Group], Taken[P]]] = {
             State.UNSEEN: lambda group: Taken([None] * len(group.keys), missing=len(group.keys)),
             State.RECEIVED: self._take_received,
             State.PLANNED: self._take_planned,
@@ -100,12 +100,12 @@ class InFlightTable(Generic[K, P]):
 
     # -- queries ---------------------------------------------------------------------------
 
-    def states(self, keys: Collection[K]) -> Callable[[K], State]:
+    def states(self, keys: Collection[Key]) -> Callable[[Key], State]:
         """Return a function that returns the state of any of these keys. The table's next change makes it invalid."""
         self._spread()
-        known = frozenset() if self._memory is None else self._memory.among(keys)
+        known = self._memory.among(keys)
 
-        def state(key: K) -> State:
+        def state(key: Key) -> State:
             if key in self.received:
                 return State.RECEIVED
             if key in self.planned:
@@ -133,22 +133,22 @@ class InFlightTable(Generic[K, P]):
         in_runs = (len(tags) for run in self._runs for number, tags in run.parts if number == session)
         return len(self._open[session]) + sum(in_runs)
 
-    def not_here(self, keys: Collection[K]) -> Iterator[K]:
+    def not_here(self, keys: Collection[Key]) -> Iterator[Key]:
         state_of = self.states(keys)
         yield from (key for key in keys if state_of(key) is State.UNSEEN)
 
-    def none_here(self, keys: set[K]) -> bool:
+    def none_here(self, keys: set[Key]) -> bool:
         """Whether all of these keys are unknown.
 
         Runs are not searched. The callers have spread them before, or ask about contents, which are never in runs.
         """
         here = self.received.knows_none_of(keys) and self.planned.knows_none_of(keys)
-        return here and not (self._memory is not None and self._memory.among(keys))
+        return here and not self._memory.among(keys)
 
-    def left_among(self, keys: Collection[K]) -> set[K]:
-        return set() if self._memory is None else self._memory.left_among(keys)
+    def left_among(self, keys: Collection[Key]) -> set[Key]:
+        return self._memory.left_among(keys)
 
-    def in_other_sessions(self, session: int, keys: Collection[K]) -> set[K]:
+    def in_other_sessions(self, session: int, keys: Collection[Key]) -> set[Key]:
         others = self._open.held(except_session=session).intersection(keys)
         others |= self.settling.among(keys, lambda number: number != session)
         # Leave out messages that this session holds, because a broker does not redeliver a message within a session.
@@ -164,7 +164,7 @@ class InFlightTable(Generic[K, P]):
     @property
     def settles_contents(self) -> bool:
         """Whether messages without an ID are acknowledged but not settled."""
-        return self._memory is not None and self._memory.has_contents(self.settling.epochs)
+        return self._memory.has_contents(self.settling.epochs)
 
     # -- receiving -------------------------------------------------------------------------
 
@@ -176,9 +176,9 @@ class InFlightTable(Generic[K, P]):
         self,
         session: int,
         tags: Sequence[int],
-        keys: Sequence[K],
+        keys: Sequence[Key],
         payloads: Sequence[P],
-        committed_elsewhere: Collection[K] = frozenset(),
+        committed_elsewhere: Collection[Key] = frozenset(),
     ) -> Acknowledgements | None:
         """Process deliveries of one session, in the order of arrival.
 
@@ -207,7 +207,7 @@ class InFlightTable(Generic[K, P]):
         )
         return self._meet(Event.DELIVER, met)
 
-    def deliver_new(self, parts: Parts, keys: Sequence[K], payloads: Sequence[P]) -> bool:
+    def deliver_new(self, parts: Parts, keys: Sequence[Key], payloads: Sequence[P]) -> bool:
         """Process deliveries of one or more sessions, provided that all of them are new messages. Otherwise do nothing.
 
         Args:
@@ -227,16 +227,16 @@ class InFlightTable(Generic[K, P]):
         self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, parts, payloads, run)})
         return True
 
-    def held(self, keys: Sequence[K], payloads: Sequence[P]) -> list[int]:
+    def held(self, keys: Sequence[Key], payloads: Sequence[P]) -> list[int]:
         """Return the indexes of the payloads that the last :meth:`deliver` kept, which were not duplicates."""
         return [place for place, key in enumerate(keys) if self._payload(key) == payloads[place]]
 
-    def exchange(self, keys: Iterable[K], payloads: Iterable[P]) -> None:
+    def exchange(self, keys: Iterable[Key], payloads: Iterable[P]) -> None:
         """Replace the payloads of these single messages by other payloads of the same size."""
         for key, payload in zip(keys, payloads, strict=True):
             (self.received if key in self.received else self.planned).exchange(key, payload)
 
-    def _payload(self, key: K) -> P | None:
+    def _payload(self, key: Key) -> P | None:
         epoch = self.planned.get(key)
         return self.received.get(key) if epoch is None else epoch.payloads[key]
 
@@ -263,10 +263,9 @@ class InFlightTable(Generic[K, P]):
         only_here = [key for key in received if key not in elsewhere]
         planned = [key for key in held if key in self.planned]
         cut_off = self.settling.lose(session)
-        if self._matcher is not None:
-            self._matcher.give_back(only_here)
-            self._matcher.wait(key for key in planned if key not in elsewhere)
-            self._matcher.end(session)
+        self.matcher.give_back(only_here)
+        self.matcher.wait(key for key in planned if key not in elsewhere)
+        self.matcher.end(session)
         # A message that another session holds, too, is not returned: it only loses one of its handles.
         self._unbind(Ended([key for key in received if key in elsewhere], session))
         self._meet(
@@ -285,7 +284,7 @@ class InFlightTable(Generic[K, P]):
 
     # -- phase one -------------------------------------------------------------------------
 
-    def plan(self, epoch: int, count: int) -> Sequence[K]:
+    def plan(self, epoch: int, count: int) -> Sequence[Key]:
         """Assign the `count` oldest buffered messages to a new epoch. Return the keys of those that it emits, in order.
 
         The epoch does not emit echoes (:mod:`.content_matcher`).
@@ -293,9 +292,9 @@ class InFlightTable(Generic[K, P]):
         Args:
             epoch: number of the epoch, higher than all earlier numbers.
         """
-        planned: Epoch[K, P] = Epoch(epoch)
-        runs: Sequence[MessageRun[K, P]] = ()
-        keys: Sequence[K]
+        planned: Epoch[P] = Epoch(epoch)
+        runs: Sequence[MessageRun[P]] = ()
+        keys: Sequence[Key]
         if self.received.order:
             self._by_themselves(self.received.spread(count))
             keys = tuple(islice(self.received.order, count))
@@ -304,9 +303,8 @@ class InFlightTable(Generic[K, P]):
             keys = joined([run.keys for run in runs]) if runs else ()
         self._meet(Event.PLAN, {State.RECEIVED: Assigned(keys, planned, runs)})
         self.planned.epochs[epoch] = planned
-        if self._matcher is not None:
-            planned.echoes = self._matcher.echoes(keys)
-            self._matcher.sweep(self)
+        planned.echoes = self.matcher.echoes(keys)
+        self.matcher.sweep(self)
         self._count["planned"] += len(planned) - len(planned.echoes)
         if not planned.echoes:
             return keys
@@ -325,26 +323,23 @@ class InFlightTable(Generic[K, P]):
         if begun is None or not begun.echoes:
             return None
         echoes, begun.echoes = begun.echoes, ()
-        if self._memory is not None and self._matcher is not None:
-            self._memory.committed(epoch, echoes)
-            self._matcher.drop(echoes)
+        self._memory.committed(epoch, echoes)
+        self.matcher.drop(echoes)
         return self._meet(Event.BEGIN, {State.PLANNED: Group(echoes)}, epoch)
 
-    def restore_planned(self, epoch: int, keys: Sequence[K]) -> None:
+    def restore_planned(self, epoch: int, keys: Sequence[Key]) -> None:
         """Add an epoch that a former process planned and Spark did not commit. Its messages are not redelivered yet.
 
         Args:
             epoch: number of the epoch.
             keys: the keys of its messages, as the epoch's file has them.
         """
-        planned: Epoch[K, P] = Epoch(epoch)
-        if self._matcher is not None:
-            keys = self._matcher.restore(keys, self)
+        planned: Epoch[P] = Epoch(epoch)
+        keys = self.matcher.restore(keys, self)
         self._meet(Event.RESTORE_PLANNED, {State.UNSEEN: Assigned(keys, planned)})
         self.planned.epochs[epoch] = planned
         self._count["replays"] += 1
-        if self._matcher is not None:
-            self._matcher.wait(self.planned.missing(epoch))
+        self.matcher.wait(self.planned.missing(epoch))
 
     def abandon(self, epoch: int) -> None:
         """Give up the messages of an epoch that were not redelivered (rule 9), so that it is emitted without them."""
@@ -365,8 +360,8 @@ class InFlightTable(Generic[K, P]):
         if ready is None:
             return None
         keys = joined([run.keys for run in ready.runs]) if ready.runs else ready.payloads
-        if self._memory is not None:  # do this first, because the next step records messages without a handle there
-            self._memory.committed(epoch, keys, [run.digests for run in ready.runs])
+        # Do this first, because the next step records messages without a handle there.
+        self._memory.committed(epoch, keys, [run.digests for run in ready.runs])
         due = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, epoch)
         if ready.runs:
             self._hold_runs()
@@ -384,17 +379,13 @@ class InFlightTable(Generic[K, P]):
     # -- runs ------------------------------------------------------------------------------
 
     @property
-    def _runs(self) -> list[MessageRun[K, P]]:
+    def _runs(self) -> list[MessageRun[P]]:
         return [*self.planned.runs, *self.received.runs]
 
-    def _as_run(self, parts: Parts, keys: Sequence[K], payloads: Sequence[P]) -> MessageRun[K, P] | None:
+    def _as_run(self, parts: Parts, keys: Sequence[Key], payloads: Sequence[P]) -> MessageRun[P] | None:
         """Make a run of deliveries; None if some may not be new messages, or if there are too few for a run."""
         if len(keys) < self._run_min and len(self.received) < SPREAD_MAX * self._run_min:
             return None
-        if self._memory is None:
-            if not isinstance(keys, range):  # only a range of serial numbers is certain to have new messages only
-                return None
-            return MessageRun(parts, cast("Sequence[K]", keys), payloads, self._size_of(payloads), None)
         if self.received.order or self.planned.has_single:
             distinct = set(keys)
             if not (self.received.knows_none_of(distinct) and self.planned.knows_none_of(distinct)):
@@ -406,7 +397,7 @@ class InFlightTable(Generic[K, P]):
         """Turn all runs into single messages."""
         self._by_themselves(self.planned.spread() + self.received.spread(len(self.received)))
 
-    def _by_themselves(self, spread: Sequence[MessageRun[K, P]]) -> None:
+    def _by_themselves(self, spread: Sequence[MessageRun[P]]) -> None:
         """Add the handles of runs to the open deliveries. The runs were spread, so their messages are single now."""
         for run in spread:
             self._hold_parts(run.parts, run.keys)
@@ -415,14 +406,11 @@ class InFlightTable(Generic[K, P]):
 
     def _hold_runs(self) -> None:
         """Tell the memory which IDs are in runs, so that it finds a delivery that repeats one of them."""
-        if self._memory is not None:
-            self._memory.hold_only([run.digests for run in self._runs])
+        self._memory.hold_only([run.digests for run in self._runs])
 
     # -- the engine: nothing else executes the table ----------------------
 
-    def _meet(
-        self, event: Event, groups: Mapping[State, Group[K]], epoch: int | None = None
-    ) -> Acknowledgements | None:
+    def _meet(self, event: Event, groups: Mapping[State, Group], epoch: int | None = None) -> Acknowledgements | None:
         """Apply an event to groups of messages. All messages of a group are in the same state.
 
         Args:
@@ -434,7 +422,7 @@ class InFlightTable(Generic[K, P]):
         """
         # Look up all transitions first, so that an illegal event changes nothing.
         rows = [(state, group, *step(state, event)) for state, group in groups.items() if group.keys]
-        due: list[tuple[Group[K], Taken[P]]] = []
+        due: list[tuple[Group, Taken[P]]] = []
         for state, group, target, action in rows:
             moves = target is not state or action in _REPLACING
             taken = self._take_from[state](group) if moves else Taken()
@@ -455,41 +443,40 @@ class InFlightTable(Generic[K, P]):
                 self._put_into(target, group, taken)
         return self._acknowledge(due, epoch) if due else None
 
-    def _hold(self, group: DeliveredGroup[K, P]) -> None:
+    def _hold(self, group: DeliveredGroup[P]) -> None:
         if group.run is None:  # the handles of a run stay in the run
             self._hold_parts(group.parts, group.keys)
 
-    def _hold_parts(self, parts: Parts, keys: Collection[K]) -> None:
+    def _hold_parts(self, parts: Parts, keys: Collection[Key]) -> None:
         every = keys if isinstance(keys, Sequence) else [*keys]
         for session, tags, its_keys in keys_of(parts, every):
             self._open[session].hold(tags, its_keys)
 
-    def _bind(self, group: DeliveredGroup[K, P]) -> None:
+    def _bind(self, group: DeliveredGroup[P]) -> None:
         self._hold(group)
         others = self.planned.fill(group.keys, group.payloads)
         self._open.count_more(others)
         self._count["rebound"] += len(group.keys) - len(others)
         self._count["duplicates_dropped"] += len(others)
 
-    def _unbind(self, group: Ended[K]) -> None:
+    def _unbind(self, group: Ended) -> None:
         self._open[group.session].take(frozenset(group.keys))
         self.planned.unbind(group.keys)
 
-    def _forget(self, group: Group[K]) -> None:
+    def _forget(self, group: Group) -> None:
         if isinstance(group, Ended):
             self._open[group.session].take(frozenset(group.keys))
 
-    def _leave(self, group: Group[K]) -> None:
-        if self._memory is not None:
-            self._memory.leave(group.keys)
+    def _leave(self, group: Group) -> None:
+        self._memory.leave(group.keys)
 
-    def _acknowledge(self, due: Sequence[tuple[Group[K], Taken[P]]], epoch: int | None) -> Acknowledgements | None:
+    def _acknowledge(self, due: Sequence[tuple[Group, Taken[P]]], epoch: int | None) -> Acknowledgements | None:
         """Return the acknowledgements for every handle of these messages, and record them as unsettled.
 
         Handles are acknowledged cumulatively as far as rule 3 allows, and otherwise one by one.
         """
         group = due[0][0]
-        keys: Collection[K]
+        keys: Collection[Key]
         if isinstance(group, DeliveredGroup):
             if len(due) > 1:
                 raise InternalError("deliveries of several states cannot be acknowledged together")
@@ -507,8 +494,8 @@ class InFlightTable(Generic[K, P]):
         return Acknowledgements(self._numbers, tuple(acks for acks, _ in parts))
 
     def _take_handles(
-        self, due: Sequence[tuple[Group[K], Taken[P]]]
-    ) -> tuple[Collection[K], list[tuple[SessionAcks, Collection[K]]]]:
+        self, due: Sequence[tuple[Group, Taken[P]]]
+    ) -> tuple[Collection[Key], list[tuple[SessionAcks, Collection[Key]]]]:
         """Remove every handle of these messages, and return the acknowledgements for them.
 
         Messages without a handle cannot be acknowledged now. Record that the broker will redeliver them.
@@ -516,7 +503,7 @@ class InFlightTable(Generic[K, P]):
         group = due[0][0]
         if isinstance(group, Whole) and group.epoch.runs:
             return group.keys, self._open.take_runs(group.epoch.runs, lowest_tags(self._runs))
-        keys: dict[K, Any] = (
+        keys: dict[Key, Any] = (
             group.epoch.payloads
             if isinstance(group, Whole)
             else dict.fromkeys(key for one, _ in due for key in one.keys)
@@ -525,22 +512,21 @@ class InFlightTable(Generic[K, P]):
             held = self._open.held()
             unheld = [key for key in keys if key not in held]
             self._leave(Group(unheld))
-            if self._matcher is not None:
-                self._matcher.expect(unheld)
+            self.matcher.expect(unheld)
         return keys, self._open.take(keys, lowest_tags(self._runs))
 
-    def _take_received(self, group: Group[K]) -> Taken[P]:
+    def _take_received(self, group: Group) -> Taken[P]:
         if not isinstance(group, Assigned) or not group.runs:
             return Taken(*self.received.take(group.keys))
         return Taken(size_bytes=sum(self.received.take_run().size_bytes for _ in group.runs))
 
-    def _take_planned(self, group: Group[K]) -> Taken[P]:
+    def _take_planned(self, group: Group) -> Taken[P]:
         if not isinstance(group, Whole):
             return self.planned.take(group.keys)
         self.planned.take_whole(group.epoch)
         return Taken(unbound=group.epoch.unbound or bool(group.epoch.missing))
 
-    def _put_into(self, target: State, group: Group[K], taken: Taken[P]) -> None:
+    def _put_into(self, target: State, group: Group, taken: Taken[P]) -> None:
         if target is State.RECEIVED and isinstance(group, DeliveredGroup):
             self.received.put(group.keys, group.payloads, group.run)
         elif target is State.PLANNED and isinstance(group, Assigned):

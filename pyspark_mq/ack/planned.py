@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pyspark_mq.ack.buffer import MessageRun, joined
+from pyspark_mq.dedup import Key
 
 __all__ = ["Epoch", "Planned", "Taken"]
 
-K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: payload: the object that the caller gets back when the message is emitted
 
 
 @dataclass(slots=True)
-class Epoch(Generic[K, P]):
+class Epoch(Generic[P]):
     """A planned epoch. Its messages are either all single messages, or all in runs.
 
     Attributes:
@@ -30,12 +30,12 @@ class Epoch(Generic[K, P]):
     """
 
     number: int
-    payloads: dict[K, P | None] = field(default_factory=dict)
+    payloads: dict[Key, P | None] = field(default_factory=dict)
     missing: int = 0
     size_bytes: int = 0
     unbound: bool = False
-    runs: Sequence[MessageRun[K, P]] = ()
-    echoes: Collection[K] = ()
+    runs: Sequence[MessageRun[P]] = ()
+    echoes: Collection[Key] = ()
 
     def __len__(self) -> int:
         return len(self.payloads) + sum(map(len, self.runs))
@@ -58,38 +58,38 @@ class Taken(Generic[P]):
     unbound: bool = False
 
 
-class Planned(Generic[K, P]):
+class Planned(Generic[P]):
     """All planned epochs, which can be looked up by number and by message."""
 
     def __init__(self, size_of: Callable[[Sequence[P]], int]) -> None:
         self._size_of = size_of
-        self._epoch_of: dict[K, Epoch[K, P]] = {}
-        self.epochs: dict[int, Epoch[K, P]] = {}
+        self._epoch_of: dict[Key, Epoch[P]] = {}
+        self.epochs: dict[int, Epoch[P]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self.epochs.values()))
 
-    def __contains__(self, key: K) -> bool:
+    def __contains__(self, key: Key) -> bool:
         return key in self._epoch_of
 
-    def get(self, key: K) -> Epoch[K, P] | None:
+    def get(self, key: Key) -> Epoch[P] | None:
         return self._epoch_of.get(key)
 
-    def knows_none_of(self, keys: set[K]) -> bool:
+    def knows_none_of(self, keys: set[Key]) -> bool:
         return self._epoch_of.keys().isdisjoint(keys)
 
     @property
     def size_bytes(self) -> int:
         return sum(epoch.size_bytes for epoch in self.epochs.values())
 
-    def keys(self, epoch: int) -> Sequence[K]:
+    def keys(self, epoch: int) -> Sequence[Key]:
         """Return the keys of an epoch's messages, in order; empty if the epoch is committed or unknown."""
         found = self.epochs.get(epoch)
         if found is None:
             return ()
         return joined([run.keys for run in found.runs]) if found.runs else tuple(found.payloads)
 
-    def echoes(self, epoch: int) -> Collection[K]:
+    def echoes(self, epoch: int) -> Collection[Key]:
         """Return the keys of those messages of an epoch that it does not emit (:mod:`.content_matcher`)."""
         found = self.epochs.get(epoch)
         return () if found is None else found.echoes
@@ -106,7 +106,7 @@ class Planned(Generic[K, P]):
         """Whether an epoch has single messages, which are not in runs."""
         return bool(self._epoch_of)
 
-    def spread(self) -> list[MessageRun[K, P]]:
+    def spread(self) -> list[MessageRun[P]]:
         """Turn all runs into single messages. Return these runs, each of which now has its keys in a list."""
         spread = self.runs
         for epoch in self.epochs.values():
@@ -118,17 +118,15 @@ class Planned(Generic[K, P]):
         return spread
 
     @property
-    def runs(self) -> list[MessageRun[K, P]]:
+    def runs(self) -> list[MessageRun[P]]:
         """The runs of all epochs."""
         return [run for epoch in self.epochs.values() for run in epoch.runs]
 
-    def missing(self, epoch: int) -> list[K]:
+    def missing(self, epoch: int) -> list[Key]:
         """Return the keys of an epoch's messages whose payloads were not received yet, in planned order."""
         return [key for key, payload in self.epochs[epoch].payloads.items() if payload is None]
 
-    def put(
-        self, epoch: Epoch[K, P], keys: Collection[K], taken: Taken[P], runs: Sequence[MessageRun[K, P]] = ()
-    ) -> None:
+    def put(self, epoch: Epoch[P], keys: Collection[Key], taken: Taken[P], runs: Sequence[MessageRun[P]] = ()) -> None:
         """Add single messages, or runs, to an epoch."""
         epoch.runs = runs
         epoch.payloads.update(zip(keys, taken.payloads, strict=True))
@@ -137,7 +135,7 @@ class Planned(Generic[K, P]):
         epoch.unbound |= taken.unbound
         self._epoch_of.update(dict.fromkeys(keys, epoch))
 
-    def take(self, keys: Iterable[K]) -> Taken[P]:
+    def take(self, keys: Iterable[Key]) -> Taken[P]:
         taken: list[P | None] = []
         total = Taken(taken)
         for key in keys:
@@ -152,21 +150,21 @@ class Planned(Generic[K, P]):
             total.unbound |= epoch.unbound or payload is None
         return total
 
-    def take_whole(self, epoch: Epoch[K, P]) -> None:
+    def take_whole(self, epoch: Epoch[P]) -> None:
         if len(epoch.payloads) == len(self._epoch_of):
             self._epoch_of = {}
             return
         for key in epoch.payloads:
             del self._epoch_of[key]
 
-    def fill(self, keys: Iterable[K], payloads: Iterable[P]) -> list[K]:
+    def fill(self, keys: Iterable[Key], payloads: Iterable[P]) -> list[Key]:
         """Add payloads to planned messages that have none.
 
         Returns:
             the keys of the other messages: they have a payload already, or are not planned.
         """
         filled: dict[int, list[P]] = {}
-        others: list[K] = []
+        others: list[Key] = []
         for key, payload in zip(keys, payloads, strict=True):
             epoch = self._epoch_of.get(key)
             if epoch is None or epoch.payloads[key] is not None:
@@ -179,11 +177,11 @@ class Planned(Generic[K, P]):
             self.epochs[number].size_bytes += self._size_of(came)
         return others
 
-    def exchange(self, key: K, payload: P) -> None:
+    def exchange(self, key: Key, payload: P) -> None:
         """Replace the payload of a single message by another payload of the same size."""
         self._epoch_of[key].payloads[key] = payload
 
-    def unbind(self, keys: Collection[K]) -> None:
+    def unbind(self, keys: Collection[Key]) -> None:
         """Record that these messages have lost a handle."""
         for key in self._epoch_of.keys() & keys:
             self._epoch_of[key].unbound = True

@@ -13,19 +13,17 @@ is called *left open*.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from pyspark_mq.ack.handles import SessionAcks
+from pyspark_mq.dedup import Key
 
 __all__ = ["Settling"]
 
-K = TypeVar("K", bound=Hashable)  #: identity of a message
-
 
 @dataclass(slots=True)
-class _Batch(Generic[K]):
+class _Batch:
     """Messages that were acknowledged together in one session.
 
     Attributes:
@@ -36,13 +34,13 @@ class _Batch(Generic[K]):
             until the broker has confirmed the acknowledgements.
     """
 
-    keys: Collection[K]
+    keys: Collection[Key]
     deliveries: int
     epoch: int | None
     answer_s: float = math.inf
 
 
-class Settling(Generic[K]):
+class Settling:
     """All acknowledgements that are not settled, identified by their number and session.
 
     Args:
@@ -51,7 +49,7 @@ class Settling(Generic[K]):
 
     def __init__(self, grace_s: float | None) -> None:
         self._grace_s = grace_s
-        self._batches: dict[tuple[int, int], _Batch[K]] = {}
+        self._batches: dict[tuple[int, int], _Batch] = {}
         #: Number and session of a request -> time at which the request was sent.
         self._asked: dict[tuple[int, int], float] = {}
 
@@ -74,7 +72,7 @@ class Settling(Generic[K]):
         """The numbers of the epochs that have acknowledgements which are not settled."""
         return {batch.epoch for batch in self._batches.values() if batch.epoch is not None}
 
-    def among(self, keys: Collection[K], sessions: Callable[[int], bool]) -> set[K]:
+    def among(self, keys: Collection[Key], sessions: Callable[[int], bool]) -> set[Key]:
         """Return those of these messages that are acknowledged but not settled in a session that `sessions` accepts."""
         wanted = set(keys)
         return {
@@ -96,7 +94,7 @@ class Settling(Generic[K]):
 
     # -- events
 
-    def put(self, number: int, parts: Iterable[tuple[SessionAcks, Collection[K]]], epoch: int | None) -> None:
+    def put(self, number: int, parts: Iterable[tuple[SessionAcks, Collection[Key]]], epoch: int | None) -> None:
         """Add acknowledgements that are due in several sessions, each with the messages that it acknowledges."""
         for acks, keys in parts:
             self._batches[number, acks.session] = _Batch(keys, acks.deliveries, epoch)
@@ -125,7 +123,7 @@ class Settling(Generic[K]):
                     del self._batches[place]
         return confirmed
 
-    def lose(self, session: int) -> list[K]:
+    def lose(self, session: int) -> list[Key]:
         """Process the end of a session. Return the messages whose acknowledgements were not settled in it."""
         for place in [place for place in self._asked if place[1] == session]:
             del self._asked[place]

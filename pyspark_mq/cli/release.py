@@ -16,8 +16,7 @@ from datetime import datetime, timezone
 
 from pyspark_mq.cli.checkpoint import Checkpoint, PlannedEpoch, failing_as, rewrite
 from pyspark_mq.cli.peek import arrivals, consuming
-from pyspark_mq.dedup import Key, OnMissing, is_content, key_text
-from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
+from pyspark_mq.dedup import Key, OnMissing, filed, key_text
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.settings import Settings
@@ -91,10 +90,10 @@ def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> QueueLo
     """Receive messages of one queue until all planned messages are found. Keep only their IDs in memory."""
     ids, seen = MessageIds.of(settings), 0
     missing_keys: dict[Key, list[Key]] = {}
-    for key in keys:
+    for key, in_files in zip(keys, filed(keys), strict=True):
         # Messages without an ID are identified by the digest of their contents. Equal contents have one digest, and
         # are counted.
-        missing_keys.setdefault(key[:CONTENT_DIGEST_BYTES] if is_content(key) else key, []).append(key)
+        missing_keys.setdefault(in_files, []).append(key)
     with consuming(settings, _LOOKED_AT_MAX) as consumer:
         for batch in arrivals(consumer, _LOOKED_AT_MAX, patience_s):
             there, _ = ids.keys(batch, ids.values(batch))

@@ -14,7 +14,7 @@ from pyspark_mq.dedup.identity import (
     key_text,
 )
 from pyspark_mq.dedup.memory import Memory
-from pyspark_mq.dedup.queue_memory import QueueMemory
+from pyspark_mq.dedup.queue_memory import NoMemory, QueueMemory
 from pyspark_mq.dedup.store import CheckpointOnly, SeenStore
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "IdSource",
     "Key",
     "Memory",
+    "NoMemory",
     "OnMissing",
     "QueueMemory",
     "SeenStore",

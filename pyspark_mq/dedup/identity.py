@@ -15,26 +15,30 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b, sha256
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias, TypeGuard, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 __all__ = [
-    "CONTENT_BYTES",
-    "DIGEST_BYTES",
+    "CONTENT_DIGEST_BYTES",
     "ID_CHARS_MAX",
+    "LONG_ID_BYTES",
+    "NAMELESS",
     "IdSource",
     "Key",
     "OnMissing",
     "TextKeys",
     "as_text_keys",
     "content_digest",
+    "content_of",
     "filed",
     "id_keys",
     "id_text",
     "is_content",
     "key_text",
+    "numbered",
+    "parted",
 ]
 
 Key: TypeAlias = "str | bytes"
@@ -45,11 +49,13 @@ ID_CHARS_MAX = 255
 
 #: Number of bytes in the digest of an ID. With 160 bits, the probability that two of 10**12 messages have the same
 #: digest is below 10**-24.
-DIGEST_BYTES = 20
+LONG_ID_BYTES = 20
 
-#: Number of bytes in the digest of a content, and in the key of a message without an ID: this digest and an ordinal.
-CONTENT_DIGEST_BYTES = 16
-CONTENT_BYTES = 24
+#: Number of bytes in the digest of a content, in the ordinal that follows it within a process, and in both.
+CONTENT_DIGEST_BYTES, _ORDINAL_BYTES = 16, 8
+_NUMBERED_BYTES = CONTENT_DIGEST_BYTES + _ORDINAL_BYTES
+#: Takes the place of the digest in the keys of messages that have no identity (`onMissingMessageId=row`).
+NAMELESS = bytes(CONTENT_DIGEST_BYTES)
 
 
 class OnMissing(Enum):
@@ -198,9 +204,19 @@ def content_digest(named: bytes, body: bytes) -> bytes:
     return sha256(len(named).to_bytes(4, "big") + named + body).digest()[:CONTENT_DIGEST_BYTES]
 
 
-def is_content(key: object) -> bool:
+def is_content(key: object) -> TypeGuard[bytes]:
     """Whether a key was made from the content of a message, and not from an ID."""
-    return type(key) is bytes and len(key) in {CONTENT_DIGEST_BYTES, CONTENT_BYTES}
+    return type(key) is bytes and len(key) in (CONTENT_DIGEST_BYTES, _NUMBERED_BYTES)
+
+
+def content_of(key: bytes) -> bytes:
+    """Return the digest of the content from which a key was made."""
+    return key[:CONTENT_DIGEST_BYTES]
+
+
+def numbered(digest: bytes, ordinal: int) -> bytes:
+    """Return the key of a message without an ID within a process. Messages with equal contents have other ordinals."""
+    return digest + ordinal.to_bytes(_ORDINAL_BYTES, "big")
 
 
 def filed(keys: Collection[Key]) -> Sequence[Key]:
@@ -209,11 +225,26 @@ def filed(keys: Collection[Key]) -> Sequence[Key]:
         return keys
     if bytes not in set(map(type, keys)):  # the usual case: this check takes a tenth of the time of the last line
         return [*keys]
-    return [key[:CONTENT_DIGEST_BYTES] if type(key) is bytes and len(key) == CONTENT_BYTES else key for key in keys]
+    return [content_of(key) if is_content(key) else key for key in keys]
+
+
+def parted(keys: Collection[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
+    """Split keys into those of messages with an ID, and those of messages without one.
+
+    The latter are digests of contents, which are returned without ordinals, as files have them.
+    """
+    if isinstance(keys, TextKeys):  # the usual case
+        return keys, ()
+    if bytes not in set(map(type, keys)):  # this check takes a tenth of the time of the lines below
+        return [*keys], []
+    every = filed(keys)
+    contents = [key for key in every if is_content(key)]
+    ids = [] if len(contents) == len(every) else [key for key in every if not is_content(key)]
+    return ids, contents if NAMELESS not in contents else [key for key in contents if key != NAMELESS]
 
 
 def _digest(data: bytes, person: bytes) -> bytes:
-    return blake2b(data, digest_size=DIGEST_BYTES, person=person).digest()
+    return blake2b(data, digest_size=LONG_ID_BYTES, person=person).digest()
 
 
 def key_text(key: Key) -> str:

@@ -48,10 +48,10 @@ import numpy as np
 
 from pyspark_mq.dedup.digests import DIGEST_BYTES, Batches, Digester, from_bytes
 from pyspark_mq.dedup.epoch_file import ByQueue, EpochFile, Snapshot
-from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES, Key, TextKeys, filed
+from pyspark_mq.dedup.identity import Key, filed, parted
 from pyspark_mq.dedup.shelf import Shelf
 
-__all__ = ["KEPT_EPOCHS", "Memory", "parted"]
+__all__ = ["KEPT_EPOCHS", "Memory"]
 
 #: A file is kept until this number of epochs was planned without it. Spark keeps the offsets of a hundred batches by
 #: default (`spark.sql.streaming.minBatchesToRetain`), so the file of each of these offsets still exists.
@@ -66,8 +66,6 @@ _CONTENTS_LEFT = 500_000
 #: Maximum number of repeating contents that are remembered.
 _REPEATS_MAX = 65_536
 _NOTHING = from_bytes(b"")
-#: Key of messages that have no identity (`onMissingMessageId=row`), in place of the digest of a content.
-_NAMELESS = bytes(CONTENT_DIGEST_BYTES)
 
 
 @dataclass(slots=True)
@@ -548,24 +546,6 @@ class Memory:
             self._new_contents = np.concatenate([self._new_contents, contents])
         self._unsettled = {}
         return recent
-
-
-def parted(keys: Collection[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
-    """Split keys into those of messages with an ID, and those of messages without one.
-
-    The latter are digests of contents, which are returned without ordinals, as files have them.
-    """
-    if isinstance(keys, TextKeys):  # the usual case
-        return keys, ()
-    if bytes not in set(map(type, keys)):  # this check takes a tenth of the time of the lines below
-        return [*keys], []
-    every = filed(keys)
-    contents = [key for key in every if len(key) == CONTENT_DIGEST_BYTES and type(key) is bytes]
-    if len(contents) == len(every):
-        ids = []
-    else:
-        ids = [key for key in every if len(key) != CONTENT_DIGEST_BYTES or type(key) is str]
-    return ids, contents if _NAMELESS not in contents else [key for key in contents if key != _NAMELESS]
 
 
 def _texts(digests: Any) -> Any:

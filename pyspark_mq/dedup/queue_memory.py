@@ -8,17 +8,14 @@ from typing import Any
 import numpy as np
 
 from pyspark_mq.dedup.digests import Batches, Digester, from_bytes
-from pyspark_mq.dedup.identity import Key, filed
-from pyspark_mq.dedup.memory import Memory, parted
+from pyspark_mq.dedup.identity import Key, filed, parted
+from pyspark_mq.dedup.memory import Memory
 
-__all__ = ["QueueMemory"]
+__all__ = ["NoMemory", "QueueMemory"]
 
 
 class QueueMemory:
-    """Gives the in-flight table of one queue access to the query's memory. The methods take and return keys.
-
-    This class implements :class:`pyspark_mq.ack.remembered.Remembered`, which has more to say about each method.
-    """
+    """Gives the in-flight table of one queue access to the query's memory. The methods take and return keys."""
 
     def __init__(self, memory: Memory, queue: str) -> None:
         self._memory = memory
@@ -39,7 +36,10 @@ class QueueMemory:
         return self._found(keys, lambda digests: self._memory.ids.find(digests, self._memory.left.sizes.keys()))
 
     def contents_among(self, keys: Collection[Key]) -> tuple[set[Key], set[Key], set[Key]]:
-        """Return three sets of contents: those that are known, those that were left open, and those that repeat."""
+        """Return three sets of keys, by what is known about their contents.
+
+        A message with the content is committed; such a message was left open; two messages have had the content.
+        """
         memory, every = self._memory, [*keys]
         if not every or not (len(memory) or memory.repeats):
             return set(), set(), set()
@@ -123,3 +123,25 @@ class QueueMemory:
             return set()
         every, _ = parted(keys)
         return {every[place] for place in find(self._digests(every))}
+
+
+class NoMemory(QueueMemory):
+    """Remembers nothing, for the guarantees `at-least-once` and `none`. Keys are serial numbers of deliveries."""
+
+    _empty = Memory(0, 0, b"")
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(self._empty, queue)
+
+    def hold(self, keys: Collection[Key]) -> Any:
+        """Return no digests. Return None unless the keys are a range, whose serial numbers are certainly new."""
+        return from_bytes(b"") if isinstance(keys, range) else None
+
+    def hold_only(self, digests: Sequence[Any]) -> None:
+        """Do nothing, because no ID is noted."""
+
+    def committed(self, epoch: int, keys: Collection[Key], digests: Sequence[Any] = ()) -> None:
+        """Do nothing."""
+
+    def leave(self, keys: Collection[Key]) -> None:
+        """Do nothing, because a redelivery is emitted again."""

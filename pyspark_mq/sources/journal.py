@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pyspark_mq.ack import InFlightTable
-from pyspark_mq.dedup import ByQueue, EpochFile, Key, Memory, QueueMemory, filed, is_content
+from pyspark_mq.dedup import ByQueue, EpochFile, Key, Memory, NoMemory, QueueMemory, filed, is_content
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.position import JournalFiles, Position
 from pyspark_mq.sources.settings import Settings
@@ -183,7 +183,7 @@ class Journal:
     # -- phase one
 
     def plan(
-        self, epoch: int, planned: ByQueue, in_flight_tables: Mapping[str, InFlightTable[Key, Any]], start: int = -1
+        self, epoch: int, planned: ByQueue, in_flight_tables: Mapping[str, InFlightTable[Any]], start: int = -1
     ) -> str:
         """Write the file of a new epoch, and return the file's name.
 
@@ -206,7 +206,7 @@ class Journal:
             self._to_note.add(name)
         return name
 
-    def note_settled(self, start: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
+    def note_settled(self, start: Position, in_flight_tables: Mapping[str, InFlightTable[Any]]) -> None:
         """Write a note of changes about messages without an ID that no file has yet: what is settled, and what repeats.
 
         Called if no epoch is planned now. Without the note, the next process would take a new message with equal
@@ -223,7 +223,7 @@ class Journal:
             number = sum(part.startswith(_SETTLED) for part in self._files.parts(start.file))
             self._files.put(note, start.file, f"{_SETTLED}-{number:06d}-{self._token}")
 
-    def note_begun(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
+    def note_begun(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Any]]) -> None:
         """Write a note that the echoes of an epoch are settled, if they are. Needed if the run ends after this epoch.
 
         Raises:
@@ -282,7 +282,7 @@ class Journal:
         epoch: int,
         queues: Sequence[str],
         planned: ByQueue,
-        in_flight_tables: Mapping[str, InFlightTable[Key, Any]],
+        in_flight_tables: Mapping[str, InFlightTable[Any]],
     ) -> EpochFile:
         memory, forgotten = self.memory, self.forgotten
         echoes = {
@@ -416,7 +416,7 @@ class Journal:
         self._files.put(EpochFile(planned=joined), end.file, f"{_ABANDONED}-{number:06d}")
 
 
-def _held(in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> set[int]:
+def _held(in_flight_tables: Mapping[str, InFlightTable[Any]]) -> set[int]:
     """Return the numbers of the epochs that have an acknowledgement which is not settled."""
     return {epoch for in_flight in in_flight_tables.values() for epoch in in_flight.settling.epochs}
 
@@ -436,6 +436,10 @@ class NoJournal:
         self._destination = settings.destination
         self._files = files
 
+    def known(self, queue: str) -> QueueMemory:
+        """Return a memory that remembers nothing."""
+        return NoMemory(queue)
+
     def poll(self, until_s: float, *, connected: bool) -> None:
         """Do nothing, because there is no memory."""
 
@@ -443,10 +447,10 @@ class NoJournal:
         """Write no file, and return an empty name."""
         return ""
 
-    def note_settled(self, start: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
+    def note_settled(self, start: Position, in_flight_tables: Mapping[str, InFlightTable[Any]]) -> None:
         """Do nothing, because no message is remembered."""
 
-    def note_begun(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Key, Any]]) -> None:
+    def note_begun(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Any]]) -> None:
         """Do nothing, because there are no echoes."""
 
     def begin_alone(self, start: Position) -> bool:  # noqa: ARG002

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
+from pyspark_mq.dedup import is_content
 from pyspark_mq.sources.connections.block import make_block
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
@@ -16,10 +16,6 @@ from tests.support.decoding import Asked
 __all__ = ["block_rows", "same_rows"]
 
 _SCHEMA = BatchBuilder(ALL_COLUMNS).block_schema
-
-
-def _is_digest(key: object) -> bool:
-    return type(key) is bytes and len(key) == CONTENT_DIGEST_BYTES
 
 
 def block_rows(decoder: Asked, items: list[Any], ids: MessageIds, bytes_max: int) -> list[dict[str, Any]]:
@@ -43,7 +39,7 @@ def block_rows(decoder: Asked, items: list[Any], ids: MessageIds, bytes_max: int
         rows += [
             {
                 **row, "size": made.sizes[place], "tag": known.tags[place], "key": known.keys[place],
-                "not_redelivered": known.not_redelivered[place] if _is_digest(known.keys[place]) else None,
+                "not_redelivered": known.not_redelivered[place] if is_content(known.keys[place]) else None,
                 "broken": str(known.unreadable.get(place)),
             }
             for place, row in enumerate(pa.table(columns).to_pylist())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.dedup import Key, SeenStore, id_keys
-from pyspark_mq.dedup.identity import DIGEST_BYTES
+from pyspark_mq.dedup.identity import LONG_ID_BYTES
 from pyspark_mq.errors import BrokerUnavailableError, OptionError
 from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.source import make_store
@@ -102,7 +102,7 @@ def ids(first: int, last: int) -> list[Key]:
 
 
 def test_nothing_is_known_at_first(server: RedisServer) -> None:
-    assert server.store().known(["a", b"d" * DIGEST_BYTES]) == set()
+    assert server.store().known(["a", b"d" * LONG_ID_BYTES]) == set()
 
 
 def test_what_was_remembered_is_known_and_nothing_else(server: RedisServer) -> None:
@@ -133,13 +133,13 @@ def test_any_text_is_an_id(server: RedisServer, key: str) -> None:
 
 
 def test_text_and_digests_never_meet(server: RedisServer) -> None:
-    digest, text = b"t" * DIGEST_BYTES, "t" * DIGEST_BYTES
+    digest, text = b"t" * LONG_ID_BYTES, "t" * LONG_ID_BYTES
     store = server.store()
     store.remember([digest])
     lookalikes = [text, "d" + text, text[1:], digest.hex(), str(digest)]
     assert store.known([digest, *lookalikes]) == {digest}
     store.remember([text])
-    assert store.known([digest, text, b"d" * DIGEST_BYTES, b"d" + b"t" * 19]) == {digest, text}
+    assert store.known([digest, text, b"d" * LONG_ID_BYTES, b"d" + b"t" * 19]) == {digest, text}
 
 
 # -- the window -------------------------------------------------------------------------------

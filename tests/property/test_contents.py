@@ -12,9 +12,8 @@ import types
 
 import pytest
 
-from pyspark_mq.ack import content_matcher
+from pyspark_mq.ack import content_matcher, in_flight
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.queues import reader
 from tests.support.effort import each_of
 from tests.unit.test_contents import (
     Contents,
@@ -29,7 +28,7 @@ from tests.unit.test_contents_limits import (
 #: A rule: what stands for it in the code, and what stands there without it.
 RULES = {
     "a planned message without a handle comes first": (
-        "            found = self._next_waiting(digest, lookup)\n", "            found = None\n"
+        "            found = self._next_waiting(digest, in_flight)\n", "            found = None\n"
     ),
     "what has no flag is new": ("            new = sure and self._proves\n", "            new = False\n"),
     "a committed message without a handle comes": (
@@ -113,7 +112,7 @@ def test_of_two_that_come_in_one_session_one_is_emitted() -> None:
 
 @pytest.mark.parametrize("rule", each_of([*RULES], 3))
 def test_a_rule_that_is_left_out_loses_or_doubles_a_message(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "ContentMatcher", _without(rule).__dict__["ContentMatcher"])
+    monkeypatch.setattr(in_flight, "ContentMatcher", _without(rule).__dict__["ContentMatcher"])
 
     def every() -> None:
         _two_come_in_one_session()

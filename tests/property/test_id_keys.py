@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pyspark_mq.dedup import content_digest, id_keys
-from pyspark_mq.dedup.identity import DIGEST_BYTES, ID_CHARS_MAX
+from pyspark_mq.dedup.identity import ID_CHARS_MAX, LONG_ID_BYTES
 
 #: The same examples in every run, whatever the speed of the machine.
 DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=100)
@@ -45,7 +45,7 @@ def test_a_key_is_nothing_or_short_text_or_a_digest(values: list[object]) -> Non
             assert 0 < len(key) <= ID_CHARS_MAX
         else:
             assert isinstance(value, bytes) or len(str(value)) > ID_CHARS_MAX
-            assert len(key) == DIGEST_BYTES
+            assert len(key) == LONG_ID_BYTES
 
 
 @DETERMINISTIC

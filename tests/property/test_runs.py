@@ -26,7 +26,7 @@ class Side:
 
     def __init__(self, run_min: int) -> None:
         memory = QueueMemory(Memory(10_000, 500, b"secret"), "orders")
-        self.in_flight: InFlightTable[str, str] = InFlightTable(grace_s=5.0, memory=memory, run_min=run_min)
+        self.in_flight: InFlightTable[str] = InFlightTable(grace_s=5.0, memory=memory, run_min=run_min)
         self.open: dict[int, dict[int, str]] = {}
         self.acknowledged: list[tuple[int, str]] = []
         self.runs = self.together = 0
@@ -64,7 +64,7 @@ class Side:
         }  # fmt: skip
 
 
-def joined_run(runs: Sequence[MessageRun[str, str]]) -> MessageRun[str, str]:
+def joined_run(runs: Sequence[MessageRun[str]]) -> MessageRun[str]:
     return MessageRun(
         [part for run in runs for part in run.parts],
         joined([run.keys for run in runs]),

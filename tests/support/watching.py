@@ -108,7 +108,7 @@ def _watch_queue(reader: QueueReader, slots: dict[tuple[str, int], int], tell: T
     _before(reader.connections, "acknowledge", acknowledged)
 
 
-def _watch_deliveries(in_flight: InFlightTable[Any, Any], delivered: Callable[..., None]) -> None:
+def _watch_deliveries(in_flight: InFlightTable[Any], delivered: Callable[..., None]) -> None:
     """Tell of deliveries, whether they are given session by session, or new ones of several sessions together."""
     deliver, deliver_new = in_flight.deliver, in_flight.deliver_new
     alone = False

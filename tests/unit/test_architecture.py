@@ -28,7 +28,7 @@ ALLOWED = {
     "streams": {"sources", "decode", "dedup", "brokers"},
     "sink": {"sources", "decode", "brokers"},
     "decode": {"dedup", "brokers"},
-    "ack": set(),
+    "ack": {"dedup"},
     "dedup": set(),
     "brokers": set(),
 }
@@ -147,7 +147,8 @@ def modules_of(package: str, place: Path = ROOT) -> dict[str, str]:
 
 
 MODULES = modules_of(PACKAGE)
-PURE_MODULES = [name for name in MODULES if name.partition(".")[0] in {"ack", "dedup"} and name != REDIS_STORE]
+PURE_FOLDERS = ("ack", "dedup")
+PURE_MODULES = [name for name in MODULES if name.partition(".")[0] in PURE_FOLDERS and name != REDIS_STORE]
 PURE_MODULES.append("sources.calls")
 
 
@@ -167,8 +168,7 @@ def against_the_layers(name: str, imports: list[Import]) -> list[str]:
 
 
 def against_purity(name: str, source: str, imports: list[Import]) -> list[str]:
-    folder = name.partition(".")[0]
-    own = (f"{PACKAGE}.{folder}.", f"{PACKAGE}.errors")
+    own = tuple(f"{PACKAGE}.{folder}" for folder in (*PURE_FOLDERS, "errors", "sources.calls"))
     found = [item.name for item in imports if item.top not in PURE and not item.name.startswith(own)]
     found += [item.name for item in imports if item.inner == REDIS_STORE]
     calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
@@ -446,7 +446,8 @@ def test_imports_are_found_wherever_they_are(source: str, found: list[Import]) -
         ("sources.new", "from pyspark_mq.spark_source import reader"),
         ("sources.new", "import pyspark_mq.spark_source.options"),
         ("sources.new", "import pyspark_mq"),
-        ("ack.new", "from pyspark_mq.dedup import Key"),
+        ("ack.new", "from pyspark_mq.decode import columns"),
+        ("dedup.new", "from pyspark_mq.ack import State"),
         ("ack.new", "def late():\n  from pyspark_mq.sources.connections.session import Session"),
         ("dedup.new", "from pyspark_mq import brokers"),
         ("brokers.new", "from pyspark_mq.sources.url import redact"),

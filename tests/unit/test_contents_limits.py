@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from pyspark_mq.ack import Acknowledgements, InFlightTable
-from pyspark_mq.ack.content_matcher import ContentMatcher
 from pyspark_mq.dedup import IdSource, Memory, QueueMemory, content_digest
 from tests.support.decoding import Asked
 from tests.support.engine import At
@@ -409,10 +408,8 @@ class _Noted:
     def __init__(self) -> None:
         self.memory = Memory(1_000, 1_000, b"secret")
         queue = QueueMemory(self.memory, "orders")
-        self.copies = ContentMatcher(queue, proves=True)
-        self.in_flight: InFlightTable[bytes, bytes] = InFlightTable(
-            grace_s=0.0, memory=queue, matcher=self.copies, size_of=len
-        )
+        self.in_flight: InFlightTable[bytes] = InFlightTable(grace_s=0.0, memory=queue, proves=True)
+        self.copies = self.in_flight.matcher
         self.now_s = 0.0
         self._tags = dict[int, int]()
 

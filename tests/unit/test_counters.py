@@ -10,6 +10,7 @@ import pytest
 
 from pyspark_mq.ack import InFlightTable
 from pyspark_mq.ack.counters import ALARMS, GAUGES, SAID, Counters
+from pyspark_mq.dedup import NoMemory
 
 OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 NAMES = [field.name for field in fields(Counters)]
@@ -51,7 +52,7 @@ def test_what_a_counter_is_stands_beside_it() -> None:
 
 
 def test_the_in_flight_counts_under_the_same_names() -> None:
-    in_flight: InFlightTable[str, str] = InFlightTable(grace_s=5.0)
+    in_flight: InFlightTable[str] = InFlightTable(grace_s=None, memory=NoMemory("orders"))
     in_flight.open_session(1)
     in_flight.deliver(1, [1, 2], ["a", "a"], ["", ""])
     in_flight.plan(1, 1)

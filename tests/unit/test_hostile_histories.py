@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.ack import InFlightTable
-from pyspark_mq.dedup import Key, memory
+from pyspark_mq.dedup import memory
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.journal import Journal
 from pyspark_mq.spark_source.id_log import IdLog
@@ -68,7 +68,7 @@ def test_what_is_read_at_a_restart_is_bounded_by_what_is_known() -> None:
     folder, log, chance = MemoryFolder(), IdLog("/memory", "queue"), random.Random(1)
     log._folder = folder
     journal = Journal(make_settings(dedup_window=0), log)
-    in_flight: InFlightTable[Key, bytes] = InFlightTable(grace_s=5.0, memory=journal.known("queue"))
+    in_flight: InFlightTable[bytes] = InFlightTable(grace_s=5.0, memory=journal.known("queue"))
     messages, file = [f"id-{number}" for number in range(1_000)], ""
     for turn in range(1, 401):
         keys = messages[turn * 50 - 50 : turn * 50] or chance.sample(messages, 50)  # in any order, again and again

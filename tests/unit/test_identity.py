@@ -8,7 +8,7 @@ from hashlib import sha256
 import pytest
 
 from pyspark_mq.dedup import CheckpointOnly, IdSource, Key, OnMissing, content_digest, id_keys, is_content, key_text
-from pyspark_mq.dedup.identity import DIGEST_BYTES, ID_CHARS_MAX
+from pyspark_mq.dedup.identity import ID_CHARS_MAX, LONG_ID_BYTES
 
 
 def key(value: object) -> Key | None:
@@ -77,11 +77,11 @@ def test_zero_and_false_are_ids() -> None:
     assert None not in id_keys([0, 0.0, False, " ", b"\0"])
 
 
-@pytest.mark.parametrize("data", [b"a", b"\0", b"\xff", b"t" * DIGEST_BYTES, bytes(10_000)])
+@pytest.mark.parametrize("data", [b"a", b"\0", b"\xff", b"t" * LONG_ID_BYTES, bytes(10_000)])
 def test_bytes_have_a_digest(data: bytes) -> None:
     found = key(data)
     assert isinstance(found, bytes)
-    assert len(found) == DIGEST_BYTES
+    assert len(found) == LONG_ID_BYTES
     assert found != data
     assert id_keys([data, bytearray(data), memoryview(data), "a"]) == [found, found, found, "a"]
 
@@ -91,7 +91,7 @@ def test_text_of_more_than_255_characters_has_a_digest(character: str) -> None:
     longer = character * (ID_CHARS_MAX + 1)
     found = key(longer)
     assert isinstance(found, bytes)
-    assert len(found) == DIGEST_BYTES
+    assert len(found) == LONG_ID_BYTES
     assert id_keys([longer, "a", None]) == [found, "a", None]
     assert key(longer + character) != found
 
@@ -166,6 +166,6 @@ def test_there_are_four_things_to_do_without_an_id() -> None:
 
 def test_without_a_shared_store_nothing_is_known_however_much_was_remembered() -> None:
     store = CheckpointOnly()
-    store.remember(["a", b"b" * DIGEST_BYTES])
-    assert store.known(["a", b"b" * DIGEST_BYTES]) == set()
+    store.remember(["a", b"b" * LONG_ID_BYTES])
+    assert store.known(["a", b"b" * LONG_ID_BYTES]) == set()
     store.close()

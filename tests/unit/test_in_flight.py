@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from string import ascii_lowercase
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ from pyspark_mq.ack import (
     table,
 )
 from pyspark_mq.ack.content_matcher import ContentMatcher
-from pyspark_mq.dedup import Memory, QueueMemory, content_digest
+from pyspark_mq.dedup import Memory, NoMemory, QueueMemory, content_digest
 from tests.support.effort import with_all
 
 GRACE_S = 5.0
@@ -33,39 +32,38 @@ def _with_and_without_runs(request: pytest.FixtureRequest, monkeypatch: pytest.M
     monkeypatch.setitem(globals(), "run_min", request.param)
 
 
-def make(**changes: object) -> InFlightTable[str, str]:
+def make(**changes: object) -> InFlightTable[str]:
     memory = QueueMemory(Memory(100_000, 1_000, b"secret"), "orders")
     settings = {"grace_s": GRACE_S, "memory": memory, "run_min": run_min, **changes}
-    in_flight: InFlightTable[str, str] = InFlightTable(**settings)  # type: ignore[arg-type]
+    in_flight: InFlightTable[str] = InFlightTable(**settings)  # type: ignore[arg-type]
     in_flight.open_session(1)
     return in_flight
 
 
-def remember(in_flight: InFlightTable[str, str], keys: str) -> None:
+def remember(in_flight: InFlightTable[str], keys: str) -> None:
     """Have these be committed by a former process."""
-    assert in_flight._memory is not None
     in_flight._memory.committed(99, list(keys))
 
 
-def left(in_flight: InFlightTable[str, str]) -> str:
+def left(in_flight: InFlightTable[str]) -> str:
     """What was left open."""
     return "".join(sorted(in_flight.left_among(ascii_lowercase)))
 
 
-def deliver(in_flight: InFlightTable[str, str], keys: str, session: int = 1, first: int = 1) -> Acknowledgements | None:
+def deliver(in_flight: InFlightTable[str], keys: str, session: int = 1, first: int = 1) -> Acknowledgements | None:
     """Deliver one message per letter; tags count from `first`."""
     tags = list(range(first, first + len(keys)))
     return in_flight.deliver(session, tags, list(keys), [f"{key}@{session}" for key in keys])
 
 
-def planned(keys: str) -> InFlightTable[str, str]:
+def planned(keys: str) -> InFlightTable[str]:
     in_flight = make()
     deliver(in_flight, keys)
     in_flight.plan(1, len(keys))
     return in_flight
 
 
-def committed(keys: str) -> tuple[InFlightTable[str, str], Acknowledgements]:
+def committed(keys: str) -> tuple[InFlightTable[str], Acknowledgements]:
     """An in-flight table that has committed one epoch."""
     in_flight = planned(keys)
     due = in_flight.commit(1)
@@ -73,24 +71,22 @@ def committed(keys: str) -> tuple[InFlightTable[str, str], Acknowledgements]:
     return in_flight, due
 
 
-def settle(
-    in_flight: InFlightTable[str, str], due: Acknowledgements | None, session: int = 1, now_s: float = 0
-) -> None:
+def settle(in_flight: InFlightTable[str], due: Acknowledgements | None, session: int = 1, now_s: float = 0) -> None:
     assert due is not None
     in_flight.confirm(due.number, session, now_s)
     in_flight.settling.asked(-1, [session], now_s + GRACE_S)
     in_flight.confirm(-1, session, now_s + GRACE_S)
 
 
-def emitted(in_flight: InFlightTable[str, str], epoch: int) -> list[str]:
+def emitted(in_flight: InFlightTable[str], epoch: int) -> list[str]:
     return [payload for part in in_flight.planned.parts(epoch) for payload in part]
 
 
-def state(in_flight: InFlightTable[str, str], key: str) -> State:
+def state(in_flight: InFlightTable[str], key: str) -> State:
     return in_flight.states(key)(key)
 
 
-def states(in_flight: InFlightTable[str, str], keys: str) -> set[State]:
+def states(in_flight: InFlightTable[str], keys: str) -> set[State]:
     return {state(in_flight, key) for key in keys}
 
 
@@ -409,7 +405,7 @@ def test_counters_are_a_snapshot() -> None:
 
 
 def test_without_remembering_a_committed_message_is_forgotten_and_a_confirmation_settles() -> None:
-    in_flight = make(memory=None)
+    in_flight = make(memory=NoMemory("orders"), grace_s=None)
     deliver(in_flight, "ab")
     in_flight.plan(1, 2)
     due = in_flight.commit(1)
@@ -472,14 +468,13 @@ def test_a_replayed_payload_is_held_and_can_be_exchanged() -> None:
 # -- messages without an ID
 
 
-def make_without_ids(*, proves: bool) -> tuple[InFlightTable[Any, str], ContentMatcher]:
-    memory = QueueMemory(Memory(100, 100, b"secret"), "orders")
-    matcher = ContentMatcher(memory, proves=proves)
-    return make(memory=memory, matcher=matcher), matcher
+def make_without_ids(*, proves: bool) -> tuple[InFlightTable[str], ContentMatcher]:
+    in_flight = make(memory=QueueMemory(Memory(100, 100, b"secret"), "orders"), proves=proves)
+    return in_flight, in_flight.matcher
 
 
 def receive(
-    in_flight: InFlightTable[Any, str], matcher: ContentMatcher, contents: str, session: int, *, flagged: bool
+    in_flight: InFlightTable[str], matcher: ContentMatcher, contents: str, session: int, *, flagged: bool
 ) -> Acknowledgements | None:
     """Deliver one message without an ID per letter."""
     digests = [content_digest(b"", content.encode()) for content in contents]

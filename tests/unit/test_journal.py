@@ -204,7 +204,7 @@ def test_of_two_processes_one_sees_the_other_where_contents_repeat(first: str) -
 
     old = process()
     old.known("orders").repeat(content)
-    in_flight: InFlightTable[Key, bytes] = InFlightTable(grace_s=5.0, memory=old.known("orders"))
+    in_flight: InFlightTable[bytes] = InFlightTable(grace_s=5.0, memory=old.known("orders"))
     file = old.plan(1, {"orders": [content, content]}, {"orders": in_flight})
     if first == "the old one acknowledges":
         old.begin_commit(1)

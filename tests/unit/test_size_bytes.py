@@ -21,7 +21,7 @@ from pyspark_mq.decode.amqp091 import Amqp091Batch
 from pyspark_mq.decode.amqp10 import Amqp10Batch
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.decode.stomp import StompBatch
-from pyspark_mq.dedup import IdSource, OnMissing
+from pyspark_mq.dedup import IdSource, NoMemory, OnMissing
 from pyspark_mq.errors import MessageError
 from pyspark_mq.sources.connections.block import BlockRows, Run, make_block
 from pyspark_mq.sources.connections.message_id import MessageIds
@@ -92,7 +92,9 @@ def size_of(protocol: str, shape: Shape, count: int) -> tuple[int, int, int]:
     """What so many messages count for, what is kept of them when they are received, and when they are planned."""
     decoder, make = MAKERS[protocol]
     before = kept()
-    in_flight: InFlightTable[Any, Any] = InFlightTable(grace_s=5.0, size_of=lambda rows: BlockRows.of(rows).size_bytes)
+    in_flight: InFlightTable[Any] = InFlightTable(
+        grace_s=None, memory=NoMemory("orders"), size_of=lambda rows: BlockRows.of(rows).size_bytes
+    )
     in_flight.open_session(1)
     raws = [make(tag, uuid.uuid4().hex.rjust(shape.id_length, "x"), shape) for tag in range(1, count + 1)]
     metadata, block = make_block(decoder.batches.of(raws), IDS, BUILDER.block_schema)

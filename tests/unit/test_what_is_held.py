@@ -137,7 +137,7 @@ def test_queues_that_come_and_go_leave_nothing_with_the_worker() -> None:
 
 def test_what_is_held_is_bounded_though_a_rest_is_always_by_itself() -> None:
     memory = QueueMemory(Memory(1_000, 1_000, b"secret"), "a")
-    in_flight: InFlightTable[str, str] = InFlightTable(grace_s=5.0, memory=memory)
+    in_flight: InFlightTable[str] = InFlightTable(grace_s=5.0, memory=memory)
     in_flight.open_session(1)
     numbers = iter(range(1, 1_000_000))
 

@@ -15,9 +15,7 @@ import numpy as np
 
 from pyspark_mq.ack import Acknowledgements, InFlightTable
 from pyspark_mq.ack.buffer import MessageRun, joined
-from pyspark_mq.ack.content_matcher import ContentMatcher
 from pyspark_mq.dedup import OnMissing, SeenStore, TextKeys, is_content, key_text
-from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
 from pyspark_mq.sources.connections.block import Block, BlockRows, Row, RowRange
 from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.events import Delivered
@@ -99,7 +97,6 @@ class Deliveries:
         connections: the connections of the queue.
         store: committed IDs in addition to the checkpoint (option `dedupStore`).
         acknowledge: sends acknowledgements to the broker.
-        matcher: identifies messages without an ID; None for the guarantees `at-least-once` and `none`.
         take_back_s: how long to wait for confirmations before skipped deliveries are requested again.
 
     Attributes:
@@ -109,11 +106,10 @@ class Deliveries:
     def __init__(
         self,
         settings: Settings,
-        in_flight: InFlightTable[Any, Row],
+        in_flight: InFlightTable[Row],
         connections: Connections,
         store: SeenStore,
         acknowledge: Callable[[Acknowledgements | None], object],
-        matcher: ContentMatcher | None,
         take_back_s: float,
     ) -> None:
         self._settings = settings
@@ -124,7 +120,6 @@ class Deliveries:
         self._connections = connections
         self._store = store
         self._acknowledge = acknowledge
-        self._matcher = matcher
         self._take_back_s = take_back_s
         #: Whether the warning about messages without an ID was logged, or is not needed.
         self._noted = settings.id_source.kind == "content"
@@ -134,7 +129,7 @@ class Deliveries:
         #: still needed will be merged.
         self._small: list[tuple[ref[Block], list[tuple[Any, int]]]] = []
         #: Runs of the in-flight table with the rows of small blocks, which will be merged.
-        self._small_runs: list[ref[MessageRun[Any, Row]]] = []
+        self._small_runs: list[ref[MessageRun[Row]]] = []
         self._unconfirmed_since_s: float | None = None
         self.counted = {"redelivered": 0, "rejected": 0, "nameless": 0, "reused_ids": 0}
 
@@ -255,15 +250,15 @@ class Deliveries:
 
     def _named(self, arrivals: _Arrivals) -> _Arrivals:
         """Return the deliveries, in which each message without an ID has a key that identifies it."""
-        matcher, in_flight, keys = self._matcher, self._in_flight, arrivals.keys
-        assert matcher is not None, "messages are distinguished, so there is a memory"
+        in_flight, keys = self._in_flight, arrivals.keys
+        matcher = in_flight.matcher
         if not self._noted:
             self._noted = True
             _LOG.warning(
                 "%s: there are messages without an ID under messageIdFrom='%s'. %s",
                 self._destination, self._ids.source, _NOTES[self._ids.on_missing],
             )  # fmt: skip
-        places = [place for place, key in enumerate(keys) if type(key) is bytes and len(key) == CONTENT_DIGEST_BYTES]
+        places = [place for place, key in enumerate(keys) if is_content(key)]
         named = list(keys)
         digests = keys if len(places) == len(keys) else [keys[place] for place in places]
         sure = arrivals.not_redelivered
@@ -360,8 +355,7 @@ class Deliveries:
                 self._destination, self._settings.max_bytes,
             )  # fmt: skip
         self._in_flight.pass_over(session, arrivals.tags[min(places)])
-        if self._matcher is not None:
-            self._matcher.give_back([keys[place] for place in places])
+        self._in_flight.matcher.give_back([keys[place] for place in places])
         self._connections.live[session].skipped += len(places)
         return arrivals.without(places)
 
@@ -387,7 +381,7 @@ class Deliveries:
             self._connections.replace_session(session, why)
 
 
-def _joined(runs: Sequence[MessageRun[Any, Row]]) -> MessageRun[Any, Row]:
+def _joined(runs: Sequence[MessageRun[Row]]) -> MessageRun[Row]:
     """Merge runs that follow one another into one run, and their rows into one block."""
     keys = joined([run.keys for run in runs])
     parts = groupby((part for run in runs for part in run.parts), itemgetter(0))
@@ -396,7 +390,7 @@ def _joined(runs: Sequence[MessageRun[Any, Row]]) -> MessageRun[Any, Row]:
         TextKeys([keys.array]) if isinstance(keys, TextKeys) else keys,
         BlockRows.of(*(run.payloads for run in runs)).joined().rows,
         sum(run.size_bytes for run in runs),
-        None if runs[0].digests is None else np.concatenate([run.digests for run in runs]),
+        np.concatenate([run.digests for run in runs]),
     )
 
 

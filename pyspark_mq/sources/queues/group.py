@@ -12,7 +12,6 @@ from typing import Any
 
 from pyspark_mq.ack import InFlightTable
 from pyspark_mq.ack.counters import Counters
-from pyspark_mq.dedup import Key
 from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
 from pyspark_mq.sources.connections import flow
 from pyspark_mq.sources.connections.events import EventQueue
@@ -75,7 +74,7 @@ class QueueGroup:
 
     def _add(self, settings: Settings) -> QueueReader:
         """Create a reader for the queue of these settings. It does not open a connection yet."""
-        name, memory = settings.endpoint.name, self._memory
+        name = settings.endpoint.name
         queue = QueueReader(
             settings,
             self._worker,
@@ -83,7 +82,7 @@ class QueueGroup:
             self._runtime,
             EventQueue(self._arrived),
             self._check,
-            memory.known(name) if isinstance(memory, Journal) else None,
+            self._memory.known(name),
         )
         self._queues[name] = queue
         self._share_bytes()
@@ -172,7 +171,7 @@ class QueueGroup:
         return any(queue.is_open(epoch) for queue in self.with_ended())
 
     @property
-    def in_flight_tables(self) -> dict[str, InFlightTable[Key, Any]]:
+    def in_flight_tables(self) -> dict[str, InFlightTable[Any]]:
         """Name of each queue that may have an uncommitted epoch -> its in-flight table."""
         return {queue.name: queue.in_flight for queue in self.with_ended()}
 

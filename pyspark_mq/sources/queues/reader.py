@@ -25,7 +25,6 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from pyspark_mq.ack import Acknowledgements, InFlightTable
-from pyspark_mq.ack.content_matcher import ContentMatcher
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.dedup import Key, QueueMemory, SeenStore, is_content
 from pyspark_mq.sources.connections import flow
@@ -173,7 +172,7 @@ class QueueReader:
         runtime: clock and threads.
         events: where the connections put their events.
         check: returns warnings about the settings of the queue.
-        memory: the committed messages of this queue; None for the guarantees `at-least-once` and `none`.
+        memory: the committed messages of this queue.
 
     Attributes:
         view: the state of the queue, for other code. (`in_flight`, `connections` and `connected` are for the reader.)
@@ -194,25 +193,23 @@ class QueueReader:
         runtime: Runtime,
         events: EventQueue,
         check: CheckFacts,
-        memory: QueueMemory | None,
+        memory: QueueMemory,
     ) -> None:
         self.settings = settings
-        matcher = None if memory is None else ContentMatcher(memory, proves=settings.endpoint.broker.proves_new)
-        self.in_flight: InFlightTable[Any, Row] = InFlightTable(
-            grace_s=settings.settle_grace_s,
+        self.in_flight: InFlightTable[Row] = InFlightTable(
+            grace_s=settings.settle_grace_s if settings.guarantee.identifies else None,
             memory=memory,
-            matcher=matcher,
+            proves=settings.endpoint.broker.proves_new,
             size_of=lambda rows: BlockRows.of(rows).size_bytes,
         )
         self.connections = Connections(settings, worker, runtime, events)
         self.connected = Connected(settings, check)
-        self._matcher = matcher
         self._last_flush_marker = 0
         self._store = store
         self._runtime = runtime
         self._reconnects = 0
         self._deliveries = Deliveries(
-            settings, self.in_flight, self.connections, store, self._send, matcher, runtime.timing.take_back_s
+            settings, self.in_flight, self.connections, store, self._send, runtime.timing.take_back_s
         )
         self.windows = Windows(settings, self.in_flight, self.connections)
         self._watches = QueueWatches(settings, self.in_flight.settling, self.connections, self.windows, runtime.timing)
@@ -432,8 +429,7 @@ class QueueReader:
         self.taking = True
         self._store.remember(key for key in recent.keys.get(self.name, ()) if not is_content(key))
         self.in_flight.recalled = recent.counts.get(self.name, 0)
-        if self._matcher is not None:
-            self._matcher.expect(recent.coming.get(self.name, ()))
+        self.in_flight.matcher.expect(recent.coming.get(self.name, ()))
         self.windows.enter(Trigger.UNPROVEN)
 
     def begin_replay(self, epoch: int, planned: Sequence[Key]) -> None:
@@ -483,7 +479,7 @@ class QueueReader:
         return replace(
             in_flight.counters,
             **self._deliveries.counted,
-            ambiguous=0 if self._matcher is None else self._matcher.ambiguous,
+            ambiguous=in_flight.matcher.ambiguous,
             reconnects=self._reconnects,
             unacked=in_flight.unacked,
             buffered=len(in_flight.received),

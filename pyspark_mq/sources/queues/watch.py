@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from pyspark_mq.ack.settling import Settling
 from pyspark_mq.errors import BrokerError
@@ -114,7 +113,7 @@ class QueueWatches:
     def __init__(
         self,
         settings: Settings,
-        settling: Settling[Any],
+        settling: Settling,
         connections: Connections,
         windows: Windows,
         timing: Timing,

@@ -95,7 +95,7 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
 class Windows:
     """Applies the table :data:`WINDOWS` to the sessions of one queue."""
 
-    def __init__(self, settings: Settings, in_flight: InFlightTable[Any, Any], connections: Connections) -> None:
+    def __init__(self, settings: Settings, in_flight: InFlightTable[Any], connections: Connections) -> None:
         self._settings = settings
         self._in_flight = in_flight
         self._connections = connections
