@@ -27,7 +27,7 @@ from pyspark_mq.dedup import CheckpointOnly
 from pyspark_mq.errors import CheckpointError, InternalError, unread_epoch
 from pyspark_mq.sources.batch_sizing import BatchSizing
 from pyspark_mq.sources.calls import Act, Call, Committed, EpochPlace, First, IllegalCallError, latest_at, show, step
-from pyspark_mq.sources.connections.block import Run
+from pyspark_mq.sources.connections.block import BlockRows, Run
 from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.journal import Journal, NoJournal
 from pyspark_mq.sources.position import JournalFiles, Position
@@ -58,6 +58,22 @@ class _Asked:
     end: Position
     limit: int | None = None
     alone: bool = False
+
+
+@dataclass(slots=True)
+class _EpochRecord:
+    """An epoch from its plan, or from the end of its replay, until it is acknowledged.
+
+    Attributes:
+        end: the position at which the epoch ends.
+        repeats: whether it has contents that were known to repeat when it was planned (:meth:`.Journal.begin_commit`).
+        rows: name of each of its queues, in order -> the rows that it emits. They are kept until Spark has committed
+            the epoch, because Spark may ask for them again. None until Spark asks for the first time.
+    """
+
+    end: Position
+    repeats: bool
+    rows: dict[str, BlockRows] | None = None
 
 
 class EpochSource:
@@ -111,10 +127,8 @@ class EpochSource:
         self._committed_offset = Committed.UNKNOWN
         #: The end of the last epoch that this process knows.
         self._last = Position(0)
-        #: The highest epoch number so far.
-        self._highest = 0
-        #: Number of an uncommitted epoch whose payload Spark has asked for -> names of its queues, in order.
-        self._begun: dict[int, list[str]] = {}
+        #: Number of an epoch that this process has planned or replayed, and not acknowledged -> what is known of it.
+        self._epochs: dict[int, _EpochRecord] = {}
         #: Whether the planned epoch may be the only one of the run.
         self._alone = False
         #: The newest epoch noted as synced.
@@ -176,8 +190,8 @@ class EpochSource:
         self._memory.check_start(start, end)
         self._show(Call.PAYLOAD, start, end, open_=end if former else None)
         self._do(Call.PAYLOAD, _Asked(start, end))
-        queues = [queue for name in self._begun[end.epoch] if (queue := self._queues.get(name))]
-        return [Run(queue.name, rows) for queue in queues if (rows := queue.emitted(end.epoch))]
+        rows = self._epochs[end.epoch].rows or {}
+        return [Run(queue, its_rows) for queue, its_rows in rows.items() if its_rows]
 
     def commit(self, end: Position) -> None:
         """Acknowledge all epochs up to `end` (phase two), which Spark has committed."""
@@ -212,9 +226,7 @@ class EpochSource:
 
     def _learn(self, start: Position, open_: Position | None) -> None:
         self._sync(start)  # what a former process has written may not be on disk yet
-        self._highest = max(self._highest, start.epoch)
-        if self._last.epoch == 0:
-            self._last = start
+        self._last = start
         names = self._memory.queues(start)
         if names and self._settings.pattern is None and not any(map(self._queues.get, names)):
             # The user may remove queues from the options. But if none of them is read any more, the checkpoint
@@ -261,9 +273,10 @@ class EpochSource:
     # -- epochs --------------------------------------------------------------------------------
 
     def _where(self, end: Position) -> EpochPlace:
-        if end.epoch in self._begun:
-            return EpochPlace.BEGUN
-        return EpochPlace.PLANNED if self._queues.is_open(end.epoch) else EpochPlace.ELSEWHERE
+        record = self._epochs.get(end.epoch)
+        if record is None:
+            return EpochPlace.ELSEWHERE
+        return EpochPlace.PLANNED if record.rows is None else EpochPlace.BEGUN
 
     def _do(self, call: Call, asked: _Asked) -> None:
         """Do what the table ``EPOCHS`` says for a call and its epoch.
@@ -308,21 +321,22 @@ class EpochSource:
             self._memory.end_alone(asked.start)
 
     def _cut(self, start: Position, sizes: Mapping[QueueReader, int]) -> None:
-        epoch = self._highest = self._highest + 1
+        epoch = self._last.epoch + 1
         bytes_before = self._queues.planned_bytes
         planned = {queue.name: queue.plan(epoch, sizes.get(queue, 0)) for queue in self._queues}
         self._batch_sizing.planned()
         file = self._memory.plan(epoch, planned, self._queues.in_flight_tables, start.epoch)
         self._last = Position(epoch, file, self._queues.broker_id)
+        record = self._epochs[epoch] = _EpochRecord(self._last, self._memory.repeats(planned))
         self._timings.planned(epoch, sum(sizes.values()), self._queues.planned_bytes - bytes_before)
         if self._settings.guarantee.acknowledges_first:
-            self._hold(self._last)
+            rows = self._take_rows(record)
             for queue in self._queues:
-                queue.acknowledge(epoch)
+                queue.acknowledge(epoch, retained_bytes=rows[queue.name].size_bytes)
 
     def _begin(self, asked: _Asked) -> None:
         self._sync(asked.start)  # the epoch's file and offset must be on disk before its messages are emitted
-        self._hold(asked.end)
+        self._take_rows(self._epochs[asked.end.epoch])
         # If this is the run's only epoch, no later call will record that its echoes (redeliveries that it acknowledges
         # but does not emit) are settled. So wait and record it now.
         if self._alone:
@@ -335,16 +349,16 @@ class EpochSource:
         self._sync(start)
         if end.epoch > self._last.epoch or self._last == start:
             self._last = end
-        self._highest = max(self._highest, end.epoch)
-        self._replay.run(start, end)
-        self._hold(end)
+        planned = self._replay.run(start, end)
+        record = self._epochs[end.epoch] = _EpochRecord(end, self._memory.repeats(planned))
+        self._take_rows(record)
 
-    def _hold(self, end: Position) -> None:
-        """Keep the rows of an epoch until it is committed, because Spark may ask for them again."""
-        queues = self._queues.with_ended()
-        self._begun[end.epoch] = list(dict.fromkeys([*self._memory.queues(end), *(queue.name for queue in queues)]))
-        for queue in queues:
-            queue.hold(end.epoch)
+    def _take_rows(self, record: _EpochRecord) -> dict[str, BlockRows]:
+        """Take the rows that an epoch emits from the in-flight tables into its record, and return them."""
+        rows = {queue.name: queue.begin(record.end.epoch) for queue in self._queues.with_ended()}
+        order = dict.fromkeys([*self._memory.queues(record.end), *rows])
+        record.rows = {name: rows[name] for name in order if name in rows}
+        return record.rows
 
     def _acknowledge(self, asked: _Asked) -> None:
         """Acknowledge an epoch and all epochs before it (phase two).
@@ -353,15 +367,15 @@ class EpochSource:
         its acknowledgement is sent, because then the broker may forget the message.
         """
         self._sync(asked.end)  # now Spark's commit and the sink's data are on disk
-        for epoch in sorted(epoch for epoch in self._begun if epoch <= asked.end.epoch):
-            del self._begun[epoch]
-            self._memory.begin_commit(epoch)  # now the next process knows which messages may be redelivered
+        for epoch in sorted(epoch for epoch in self._epochs if epoch <= asked.end.epoch):
+            record = self._epochs.pop(epoch)
+            # Now the next process knows which messages may be redelivered.
+            self._memory.begin_commit(record.end, repeats=record.repeats)
             waits = []
             for queue in self._queues.with_ended():
                 queue.remember(epoch)  # now other queries know that the messages are committed
                 queue.apply_trigger(Trigger.COMMITTED)  # before the broker delivers more messages, see `WINDOWS`
                 waits.append(queue.acknowledge(epoch))
-                queue.drop(epoch)
             self._timings.committed(epoch, waits)
         self._queues.forget_ended()
 

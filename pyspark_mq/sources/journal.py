@@ -145,10 +145,6 @@ class Journal:
         self._destination = settings.destination
         self._files = files
         self.memory = Memory(settings.dedup_window, settings.remember_left, secrets.token_bytes(_SECRET_BYTES))
-        #: Number of an uncommitted epoch -> name of its file.
-        self._open: dict[int, str] = {}
-        #: Names of the files of epochs that need the part `acknowledged` before they are acknowledged.
-        self._to_note: set[str] = set()
         #: Name of the newest file, and the names of the files that it names.
         self._named: set[str] = set()
         self._seen_s: float | None = None
@@ -201,9 +197,6 @@ class Journal:
         name = self._files.put(file)
         self.memory.written(name, file)
         self._named = {name, *file.names}
-        self._open[epoch] = name
-        if self._repeating(those):
-            self._to_note.add(name)
         return name
 
     def note_settled(self, start: Position, in_flight_tables: Mapping[str, InFlightTable[Any]]) -> None:
@@ -269,6 +262,14 @@ class Journal:
                 "'offsets' of the checkpoint"
             )
 
+    def repeats(self, planned: ByQueue) -> bool:
+        """Whether one of these messages has a content that is known to repeat.
+
+        Args:
+            planned: name of each queue -> keys of messages that an epoch plans.
+        """
+        return bool(self._repeating(planned))
+
     def _repeating(self, planned: ByQueue, but: Collection[bytes] = ()) -> dict[str, list[Key]]:
         """Return name of each queue -> those of its keys that were made from contents which are known to repeat."""
         found = {}
@@ -302,24 +303,27 @@ class Journal:
 
     # -- phase two
 
-    def begin_commit(self, epoch: int) -> None:
+    def begin_commit(self, end: Position, *, repeats: bool) -> None:
         """Record that an epoch is committed. Called before its messages are acknowledged.
+
+        Args:
+            end: the end of the epoch.
+            repeats: what :meth:`repeats` has returned for the epoch's messages. If False, no record is needed.
 
         Raises:
             CheckpointError: another process of the query has taken over, and expects redeliveries of these messages.
         """
-        file = self._open.pop(epoch, "")
-        if file in self._to_note:
-            # The next process must know whether messages with equal contents will be redelivered. Each process first
-            # writes its own note and then looks for the note of the other. So if two processes run at the same time,
-            # at least one of them notices the other.
-            self._to_note.discard(file)
-            self._files.put(EpochFile(), file, _ACKNOWLEDGED)
-            if self._files.has_part(file, _EXPECTED):
-                raise CheckpointError(
-                    f"{self._destination}: another run of the query has continued after epoch {epoch}, so this run "
-                    "ends. This run did not acknowledge the epoch. Let only one run at a time use the checkpoint"
-                )
+        if not repeats:
+            return
+        # The next process must know whether messages with equal contents will be redelivered. Each process first
+        # writes its own note and then looks for the note of the other. So if two processes run at the same time, at
+        # least one of them notices the other.
+        self._files.put(EpochFile(), end.file, _ACKNOWLEDGED)
+        if self._files.has_part(end.file, _EXPECTED):
+            raise CheckpointError(
+                f"{self._destination}: another run of the query has continued after epoch {end.epoch}, so this run "
+                "ends. This run did not acknowledge the epoch. Let only one run at a time use the checkpoint"
+            )
 
     # -- restart
 
@@ -336,13 +340,9 @@ class Journal:
             return {}
         if _EXPECTED in self._files.parts(end.file):  # its process saw a commit that is no longer in Spark's log
             self._files.remove([end.file], _EXPECTED)
-        self._open[end.epoch] = end.file
         if self._file(end.file).echoes and _BEGUN not in self._files.parts(end.file):
             self._files.put(EpochFile(), end.file, _REPLAYED)
-        planned = planned_in(self._files, end.file)
-        if self._repeating(planned):
-            self._to_note.add(end.file)
-        return planned
+        return planned_in(self._files, end.file)
 
     def queues(self, position: Position) -> list[str]:
         """Return the names of the queues that the query read when it planned the epoch that ends here."""
@@ -467,7 +467,11 @@ class NoJournal:
     def check_start(self, start: Position, end: Position) -> None:
         """Do nothing, because no file says from which position an epoch was planned."""
 
-    def begin_commit(self, epoch: int) -> None:
+    def repeats(self, planned: ByQueue) -> bool:  # noqa: ARG002
+        """Return False, because messages are not identified."""
+        return False
+
+    def begin_commit(self, end: Position, *, repeats: bool) -> None:
         """Do nothing, because no process needs to know about the commit."""
 
     def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:

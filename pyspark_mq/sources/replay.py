@@ -42,8 +42,11 @@ class Replay:
         self._runtime = runtime
         self._memory = memory
 
-    def run(self, start: Position, end: Position) -> None:
+    def run(self, start: Position, end: Position) -> Mapping[str, Sequence[Key]]:
         """Wait until the messages of the epoch between two positions are redelivered, and are planned again.
+
+        Returns:
+            name of each queue -> keys of its messages that the epoch's file has, in order.
 
         Raises:
             CheckpointError: the epoch has messages of a queue that the query does not read.
@@ -63,6 +66,7 @@ class Replay:
         finally:
             for one in awaited:
                 one.queue.end_replay()
+        return planned
 
     def _check_all_are_read(self, end: Position, planned: Mapping[str, Sequence[Key]]) -> None:
         """Raise an error if the epoch has messages of a queue that the query no longer reads.

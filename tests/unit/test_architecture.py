@@ -501,12 +501,12 @@ def test_an_import_loop_is_found() -> None:
         "for queue in queues:\n  queue.last_activity_s += 1.0",
         "one.queue.taking: bool = True",
         "queue.ended, other = True, 1",
-        "del queue._emitted",
+        "del queue._retained_bytes",
     ],
 )
 def test_a_write_to_a_queue_is_found(source: str) -> None:
     attributes = attributes_of(MODULES[QUEUE], "QueueReader")
-    assert {"ended", "last_activity_s", "taking", "_emitted"} <= attributes
+    assert {"ended", "last_activity_s", "taking", "_retained_bytes"} <= attributes
     assert len(writes_to(attributes, source)) == 1
     assert writes_to(attributes, "self.ended = queue.ended") == []
 

@@ -89,7 +89,7 @@ def seen(source: EpochSource) -> Iterator[list[str]]:
         (source._batch_sizing, "gather", "gather"),
         (source._memory, "plan", "plan"),
         (source._replay, "run", "replay"),
-        (source, "_hold", "begin"),
+        (source, "_take_rows", "begin"),
         (source._memory, "begin_commit", "acknowledge"),
         (source._queues, "forget_ended", "acknowledged"),
     ]

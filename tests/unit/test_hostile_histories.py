@@ -14,6 +14,7 @@ from pyspark_mq.ack import InFlightTable
 from pyspark_mq.dedup import memory
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.journal import Journal
+from pyspark_mq.sources.position import Position
 from pyspark_mq.spark_source.id_log import IdLog
 from tests.support.effort import part_of, with_all
 from tests.support.engine import At, Crashed
@@ -75,7 +76,7 @@ def test_what_is_read_at_a_restart_is_bounded_by_what_is_known() -> None:
         in_flight.open_session(turn)
         in_flight.deliver(turn, range(1, 51), keys, [b""] * 50)
         file = journal.plan(turn, {"queue": in_flight.plan(turn, 50)}, {"queue": in_flight})
-        journal.begin_commit(turn)
+        journal.begin_commit(Position(turn, file), repeats=False)
         in_flight.commit(turn)
         in_flight.lose(turn)  # before anything is settled
     files = [log.read(name) for name in (file, *log.read(file).names)]

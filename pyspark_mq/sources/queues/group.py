@@ -166,10 +166,6 @@ class QueueGroup:
 
     # -- what they hold
 
-    def is_open(self, epoch: int) -> bool:
-        """Whether an epoch with this number is planned but not committed."""
-        return any(queue.is_open(epoch) for queue in self.with_ended())
-
     @property
     def in_flight_tables(self) -> dict[str, InFlightTable[Any]]:
         """Name of each queue that may have an uncommitted epoch -> its in-flight table."""

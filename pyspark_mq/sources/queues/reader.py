@@ -7,8 +7,8 @@ because the same ID in two queues means two messages, for example copies from a 
 One thread calls all methods, and only :meth:`QueueReader.stop` waits, for a moment. Connections work in the background.
 Only :meth:`QueueReader.drain_events` processes their events, in order: opened and ended sessions, deliveries,
 confirmations. The in-flight table decides which acknowledgements are due, and the reader sends them.
-:meth:`~QueueReader.plan` assigns messages to an epoch, :meth:`~QueueReader.hold` keeps its rows while Spark may ask for
-them, and :meth:`~QueueReader.acknowledge` acknowledges its messages. After a restart, the reader is first told what the
+:meth:`~QueueReader.plan` assigns messages to an epoch, :meth:`~QueueReader.begin` returns its rows, and
+:meth:`~QueueReader.acknowledge` acknowledges its messages. After a restart, the reader is first told what the
 former process has committed (:meth:`~QueueReader.adopt`), and which of its epochs is not committed
 (:meth:`~QueueReader.begin_replay`).
 
@@ -89,7 +89,7 @@ class QueueView:
 
     @property
     def has_open_epochs(self) -> bool:
-        """Whether an epoch is planned, or emitted, but not committed."""
+        """Whether an epoch is planned but not committed."""
         return self._queue.has_open_epochs
 
     @property
@@ -213,16 +213,13 @@ class QueueReader:
         )
         self.windows = Windows(settings, self.in_flight, self.connections)
         self._watches = QueueWatches(settings, self.in_flight.settling, self.connections, self.windows, runtime.timing)
-        #: Number of an uncommitted epoch that Spark has asked for -> its rows, for which Spark may ask again.
-        self._emitted: dict[int, BlockRows] = {}
-        self._retained_bytes = 0
         self._bytes_max = float(settings.max_bytes)
         #: Whether a replay waits for planned messages. Other messages are skipped if they take too many bytes.
         self._replaying = False
         self.ended = self.taking = False
         self.view = QueueView(self)
         self.last_activity_s = -math.inf
-        self.coming_again = 0
+        self.coming_again = self._retained_bytes = 0
 
     @property
     def name(self) -> str:
@@ -357,25 +354,18 @@ class QueueReader:
 
     @property
     def has_open_epochs(self) -> bool:
-        """Whether an epoch with messages of this queue is planned or emitted, but not committed."""
-        return bool(self._emitted) or len(self.in_flight.planned.epochs) > 0
+        """Whether an epoch with messages of this queue is planned but not committed."""
+        return bool(self.in_flight.planned.epochs)
 
-    def is_open(self, epoch: int) -> bool:
-        """Whether this epoch is planned by this reader but not committed."""
-        return epoch in self.in_flight.planned.epochs
-
-    def hold(self, epoch: int) -> None:
-        """Keep the rows that an epoch emits until it is committed, because Spark may ask for them again.
+    def begin(self, epoch: int) -> BlockRows:
+        """Return the rows that an epoch emits, in planned order.
 
         Also acknowledge the epoch's echoes: redeliveries that the epoch does not emit.
         """
-        if self.is_open(epoch):
-            self._send(self.in_flight.begin(epoch))
-            self._emitted[epoch] = BlockRows.of(*self.in_flight.planned.parts(epoch))
-
-    def emitted(self, epoch: int) -> BlockRows:
-        """Return the rows kept for an epoch, in planned order."""
-        return self._emitted.get(epoch, BlockRows([]))
+        if epoch not in self.in_flight.planned.epochs:
+            return BlockRows([])
+        self._send(self.in_flight.begin(epoch))
+        return BlockRows.of(*self.in_flight.planned.parts(epoch))
 
     # -- phase two
 
@@ -383,26 +373,20 @@ class QueueReader:
         """Add the IDs of an epoch to the store of committed IDs (option `dedupStore`)."""
         self._store.remember(key for key in self.in_flight.planned.keys(epoch) if not is_content(key))
 
-    def acknowledge(self, epoch: int) -> Callable[[], bool]:
+    def acknowledge(self, epoch: int, *, retained_bytes: int = 0) -> Callable[[], bool]:
         """Acknowledge an epoch.
 
-        With guarantee `none`, this is called before Spark runs the epoch.
+        With guarantee `none`, this is called before Spark runs the epoch, and again when Spark has committed it.
+
+        Args:
+            retained_bytes: size of the epoch's rows, if they are kept because Spark may still ask for them.
 
         Returns:
             a function that tells whether the broker has not confirmed these acknowledgements yet.
         """
+        self._retained_bytes = retained_bytes
         number = self._send(self.in_flight.commit(epoch))
-        self._count_retained()
         return lambda: number is not None and self.in_flight.settling.unconfirmed(number)
-
-    def drop(self, epoch: int) -> None:
-        """Drop the rows that were kept for an epoch. Called when it is committed, so that Spark does not need them."""
-        self._emitted.pop(epoch, None)
-        self._count_retained()
-
-    def _count_retained(self) -> None:
-        gone = [rows for emitted, rows in self._emitted.items() if not self.is_open(emitted)]
-        self._retained_bytes = sum(rows.size_bytes for rows in gone)
 
     def _send(self, due: Acknowledgements | None) -> int | None:
         """Send acknowledgements. Return the number under which the broker will confirm them; None if none are due."""
