@@ -76,13 +76,13 @@ class BatchSizing:
         if self._ends is not None:
             return self._gather_bounded(limit, self._ends)
         for queue in self._queues:
-            queue.refresh_depth(self._timing.depth_s)
+            queue.connections.refresh_depth(self._timing.depth_s)
         if not self._queues.buffered:
             self._wait(self._timing.idle_s)
         if not self._queues.buffered:
             self._await_confirmations()
         self._await_more(limit, once=once)
-        sizes = self._sizes(limit, {queue: queue.view.received for queue in self._queues})
+        sizes = self._sizes(limit, {queue: len(queue.in_flight.received) for queue in self._queues})
         return sizes if self._plan_now(sum(sizes.values()), once=once) else {}
 
     def _wait(self, seconds: float) -> None:
@@ -109,7 +109,7 @@ class BatchSizing:
         self.await_sessions()
         # Do not wait if the queues are known to be empty.
         self._wait_while(
-            lambda: not self._queues.buffered and any(queue.view.ready_at_first != 0 for queue in self._queues),
+            lambda: not self._queues.buffered and any(queue.connected.ready_at_first != 0 for queue in self._queues),
             self._timing.first_s,
         )
 
@@ -124,11 +124,11 @@ class BatchSizing:
         self.await_sessions()
         deadline = self._runtime.monotonic_s() + self._timing.leader_s
         while (
-            empty := [queue for queue in self._queues if queue.view.ready_at_first == 0]
+            empty := [queue for queue in self._queues if queue.connected.ready_at_first == 0]
         ) and self._runtime.monotonic_s() < deadline:
             # Check the queues that report to be empty again, because a quorum queue without a leader does so, too.
             for queue in empty:
-                queue.refresh_depth()
+                queue.connections.refresh_depth()
             self._wait(self._timing.idle_s)
             for queue in empty:
                 queue.recount_ready()
@@ -139,16 +139,17 @@ class BatchSizing:
             end.begin()
         while unread := [queue for queue, end in ends.items() if end.left > 0 and not queue.ended]:
             self._queues.drain_events()
-            views = {queue: queue.view for queue in ends}
             for queue in ends.keys() - unread:
                 # Disconnect from a queue that has reached its end, because producers may continue to send to it. The
                 # messages after the end would only take memory that other queues need. They return to the queue.
-                if views[queue].received and not views[queue].has_open_epochs and not ends[queue].awaits_confirmation():
-                    queue.disconnect()
+                in_flight = queue.in_flight
+                if in_flight.received and not in_flight.planned.epochs and not ends[queue].awaits_confirmation():
+                    queue.connections.stop()
                     ends[queue].finish()
-            if any(views[queue].received for queue in unread):
+            if any(queue.in_flight.received for queue in unread):
                 self._await_more(limit, left=sum(ends[queue].left for queue in unread))
-                buffered = {queue: int(min(queue.view.received, max(0, ends[queue].left))) for queue in unread}
+                held = {queue: len(queue.in_flight.received) for queue in unread}
+                buffered = {queue: int(min(held[queue], max(0, ends[queue].left))) for queue in unread}
                 sizes = {queue: ends[queue].fitting(size) for queue, size in self._sizes(limit, buffered).items()}
                 if any(sizes.values()):
                     return sizes
@@ -167,7 +168,7 @@ class BatchSizing:
         """
 
         def unsettled() -> bool:
-            return any(queue.view.settles_contents for queue in self._queues)
+            return any(queue.in_flight.settles_contents for queue in self._queues)
 
         # The time for the confirmation, for `settleGrace`, and for the answer to the request after that.
         self._wait_while(unsettled, self._settings.settle_grace_s + 2 * self._timing.confirm_s)
@@ -187,7 +188,7 @@ class BatchSizing:
         """
         timing, queues = self._timing, self._queues
         now_s = came_s = self._runtime.monotonic_s()
-        windows = sum(queue.view.window for queue in queues)
+        windows = sum(queue.windows.total for queue in queues)
         # The broker delivers messages for the rest of the window while the epoch runs.
         enough = windows // (1 if once or self._settings.guarantee.acknowledges_first else _EPOCHS_IN_WINDOW)
         flows = False
@@ -225,15 +226,15 @@ class BatchSizing:
         if came * self._timing.fill_step_s < self._timing.fill_step_messages * seconds:
             return False
         for queue in self._queues:
-            queue.refresh_depth()
-        depths = [depth for queue in self._queues for depth in queue.view.depths]
+            queue.connections.refresh_depth()
+        depths = [depth for queue in self._queues for depth in queue.connections.depths()]
         return not depths or any(depths)
 
     @staticmethod
     def _has_more(queue: QueueReader) -> bool:
         """Whether the broker reports more messages in the queue, and the window lets it deliver them."""
-        queue.refresh_depth()
-        return not queue.view.blocked and any(queue.view.depths)
+        queue.connections.refresh_depth()
+        return not queue.windows.blocked and any(queue.connections.depths())
 
     def _await_confirmations(self) -> None:
         """Wait a while for confirmations of acknowledgements. Called if there are no messages to read."""
@@ -266,7 +267,7 @@ class BatchSizing:
         sizes = dict(zip(queues, fair_shares(sum(wanted) if limit is None else limit, wanted), strict=True))
         max_bytes = self._settings.max_bytes
         if self._queues.buffered_bytes > max_bytes:
-            rooms = fair_shares(max_bytes, [queue.view.size_bytes for queue in queues])
+            rooms = fair_shares(max_bytes, [queue.in_flight.received.size_bytes for queue in queues])
             sizes = {queue: _fitting(queue, sizes[queue], room) for queue, room in zip(queues, rooms, strict=True)}
             if queues:  # take at least one message, even if it is larger than the queue's share of the bytes
                 sizes[queues[0]] = max(1, sizes[queues[0]])
@@ -290,12 +291,12 @@ class BatchSizing:
             or now - self._waiting_since_s >= self._settings.max_delay_s
             or self._queues.paused
             or once
-            or any(queue.view.blocked for queue in self._queues)
+            or any(queue.windows.blocked for queue in self._queues)
         ):
             self._waiting_since_s = None
             return True
         for queue in self._queues:
-            queue.refresh_depth()
+            queue.connections.refresh_depth()
         self._queues.wait(self._timing.idle_s)
         return False
 
@@ -303,7 +304,7 @@ class BatchSizing:
 def _fitting(queue: QueueReader, maximum: int, max_bytes: int) -> int:
     """Return how many messages fit into `max_bytes`, out of the `maximum` oldest buffered messages of a queue."""
     taken = held = 0
-    rows = queue.oldest(maximum)
+    rows = iter(queue.in_flight.received.oldest(maximum))
     while chunk := list(islice(rows, _SIZING_ROWS)):
         ends = held + np.cumsum(BlockRows.of(chunk).sizes)
         fit = int(ends.searchsorted(max_bytes, "right"))

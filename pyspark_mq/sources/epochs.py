@@ -295,7 +295,7 @@ class EpochSource:
 
     def _apply(self, trigger: Trigger) -> None:
         for queue in self._queues:
-            queue.apply_trigger(trigger)
+            queue.windows.enter(trigger)
 
     def _plan(self, asked: _Asked) -> None:
         """Plan the next epoch (phase one), if there are messages for it."""
@@ -308,7 +308,7 @@ class EpochSource:
         self._queues.drain_events()
         if self._backlog is not None:
             # Query only the queues whose sessions do not report how many messages wait.
-            self._backlog.begin([queue.name for queue in self._queues if not queue.view.depths])
+            self._backlog.begin([queue.name for queue in self._queues if not queue.connections.depths()])
         sizes = self._batch_sizing.gather(asked.limit, once=once)
         self._timings.gathered()
         self._alone = asked.alone or asked.limit is None
@@ -323,7 +323,7 @@ class EpochSource:
     def _cut(self, start: Position, sizes: Mapping[QueueReader, int]) -> None:
         epoch = self._last.epoch + 1
         bytes_before = self._queues.planned_bytes
-        planned = {queue.name: queue.plan(epoch, sizes.get(queue, 0)) for queue in self._queues}
+        planned = {queue.name: queue.in_flight.plan(epoch, sizes.get(queue, 0)) for queue in self._queues}
         self._batch_sizing.planned()
         file = self._memory.plan(epoch, planned, self._queues.in_flight_tables, start.epoch)
         self._last = Position(epoch, file, self._queues.broker_id)
@@ -374,7 +374,7 @@ class EpochSource:
             waits = []
             for queue in self._queues.with_ended():
                 queue.remember(epoch)  # now other queries know that the messages are committed
-                queue.apply_trigger(Trigger.COMMITTED)  # before the broker delivers more messages, see `WINDOWS`
+                queue.windows.enter(Trigger.COMMITTED)  # before the broker delivers more messages, see `WINDOWS`
                 waits.append(queue.acknowledge(epoch))
             self._timings.committed(epoch, waits)
         self._queues.forget_ended()

@@ -16,8 +16,8 @@ from pyspark_mq.dedup import Key, key_text
 from pyspark_mq.errors import CheckpointError, DataLossError
 from pyspark_mq.sources.journal import Journal, NoJournal
 from pyspark_mq.sources.position import Position
-from pyspark_mq.sources.queues.awaited import Awaited
 from pyspark_mq.sources.queues.group import QueueGroup
+from pyspark_mq.sources.queues.reader import QueueReader
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
@@ -31,6 +31,52 @@ _WAYS_ON = (
 )
 #: Maximum number of missing IDs that an error names. Further missing IDs are only counted.
 _IDS_SHOWN = 10
+
+
+class _Awaited:
+    """The planned messages of one epoch in one queue, for whose redelivery a replay waits.
+
+    Args:
+        queue: the reader of the queue.
+        epoch: number of the epoch.
+        keys: keys of the messages, in planned order.
+        gap_s: number of seconds without a message after which the prefetch window is doubled, see :class:`.Timing`.
+    """
+
+    def __init__(self, queue: QueueReader, epoch: int, keys: Sequence[Key], gap_s: float) -> None:
+        self.queue = queue
+        self._gap_s = gap_s
+        self._began_s = queue.connected.seconds
+        queue.begin_replay(epoch, keys)
+        self._epoch = queue.in_flight.planned.epochs[epoch]
+
+    @property
+    def planned(self) -> int:
+        """Number of messages that the epoch planned from this queue."""
+        return len(self._epoch)
+
+    @property
+    def missing(self) -> int:
+        """Number of messages that were not redelivered yet."""
+        return self._epoch.missing
+
+    def missing_keys(self) -> list[Key]:
+        return self.queue.in_flight.planned.missing(self._epoch.number)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the replay began during which every connection of the queue was open."""
+        return self.queue.connected.seconds - self._began_s
+
+    def ask_for_more(self, now_s: float) -> None:
+        """If no message has arrived for a while, widen the prefetch windows that are full of other messages."""
+        queue = self.queue
+        if self.waited_s <= queue.connected.delay_s:
+            return  # the broker delays redeliveries, so a wider window would not help
+        if queue.connections.late or now_s - queue.last_activity_s < self._gap_s:
+            return
+        if queue.windows.double_taken(self.missing):
+            self._gap_s *= 2
 
 
 class Replay:
@@ -54,11 +100,11 @@ class Replay:
                 true.
         """
         for queue in self._queues:
-            queue.expect_broker(end.broker_id)
+            queue.connected.expect_broker(end.broker_id)
         planned = self._memory.planned(start, end)
         self._check_all_are_read(end, planned)
         gap_s = self._runtime.timing.gap_s
-        awaited = [Awaited(queue, end.epoch, planned.get(queue.name, ()), gap_s) for queue in self._queues]
+        awaited = [_Awaited(queue, end.epoch, planned.get(queue.name, ()), gap_s) for queue in self._queues]
         try:
             if planned:
                 self._queues.start()
@@ -90,7 +136,7 @@ class Replay:
         self._memory.abandon(end, gone)
         _LOG.error("%sContinuing without them, because %s", text, why)
 
-    def _await(self, end: Position, awaited: Sequence[Awaited]) -> None:
+    def _await(self, end: Position, awaited: Sequence[_Awaited]) -> None:
         """Wait until all planned messages are redelivered, for up to `replayTimeout`.
 
         Only time during which every connection is up counts.
@@ -120,10 +166,10 @@ class Replay:
                 one.ask_for_more(now)
             self._queues.wait(self._runtime.timing.idle_s)
 
-    def _abandon(self, end: Position, awaited: Sequence[Awaited]) -> None:
+    def _abandon(self, end: Position, awaited: Sequence[_Awaited]) -> None:
         """Handle planned messages that were not redelivered (rule 9): raise an error, or abandon them if allowed."""
         epoch, settings = end.epoch, self._settings
-        missing = {one: one.missing_ids() for one in awaited}
+        missing = {one: one.missing_keys() for one in awaited}
         texts = {one: list(map(key_text, keys)) for one, keys in missing.items()}
         what = "; ".join(
             f"{one.queue.destination}: {len(keys)} of {one.planned} messages of epoch {epoch} "
@@ -148,7 +194,7 @@ class Replay:
         # Record this before the epoch is emitted. From now on these messages count as new (rule 15).
         self._memory.abandon(end, {one.queue.name: keys for one, keys in missing.items()})
         for one in awaited:
-            one.abandon()
+            one.queue.in_flight.abandon(epoch)
         _LOG.error("%sContinuing without them, because %s", text, why)
 
     def _may_go_on(self, end: Position) -> str | None:

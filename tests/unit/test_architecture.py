@@ -71,10 +71,8 @@ OF_BOTH = (
     "sources.amqp091.login", "sources.amqp10.errors", "sources.amqp10.engine", "sources.stomp.client",
     "sources.stomp.errors", "sources.stomp.frames",
 )  # fmt: skip
-#: Lines of a module, and modules and folders directly in `sources`.
-#: A queue, and what nobody else looks behind.
+#: What reads a queue.
 QUEUE = "sources.queues.reader"
-BEHIND_QUEUES = {"in_flight", "connections", "connected"}
 #: From a session to all sessions of a queue: each imports those before it, and nothing above it.
 ROOM = "sources.connections."
 CONNECTIONS = (
@@ -211,18 +209,6 @@ def writes_to(attributes: set[str], source: str) -> list[str]:
     return [ast.unparse(target) for target in targets if ast.unparse(target.value) != "self"]
 
 
-def reaches_through(inner: set[str], source: str) -> list[str]:
-    """Uses of what is behind such an attribute of something else than oneself."""
-    return [
-        ast.unparse(node)
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Attribute)
-        and node.value.attr in inner
-        and ast.unparse(node.value.value) != "self"
-    ]
-
-
 def loops_in(package: str, sources: Mapping[str, str]) -> list[list[str]]:
     """Groups of modules that import each other around some corner, imports made by functions included."""
     names = {name: f"{package}.{name}".rstrip(".") for name in sources}
@@ -357,11 +343,6 @@ def test_an_import_from_above_a_connection_is_found() -> None:
     source = "def late():\n  from pyspark_mq.sources.connections.supervisor import ConnectionSupervisor"
     assert from_above("supervisor", imports_of(source)) == from_above("session", imports_of(source)) != []
     assert from_above("worker", imports_of(source)) == []
-
-
-@pytest.mark.parametrize("name", [name for name in MODULES if name != QUEUE])
-def test_nobody_else_reaches_through_a_queue(name: str) -> None:
-    assert reaches_through(BEHIND_QUEUES, MODULES[name]) == []
 
 
 def test_the_repository_has_few_doors() -> None:
@@ -509,15 +490,6 @@ def test_a_write_to_a_queue_is_found(source: str) -> None:
     assert {"ended", "last_activity_s", "taking", "_retained_bytes"} <= attributes
     assert len(writes_to(attributes, source)) == 1
     assert writes_to(attributes, "self.ended = queue.ended") == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["queue.in_flight.received", "len(one.queue.in_flight.planned.epochs)", "queue.connections.refresh_depth()"],
-)
-def test_a_reach_through_a_queue_is_found(source: str) -> None:
-    assert len(reaches_through(BEHIND_QUEUES, source)) == 1
-    assert reaches_through(BEHIND_QUEUES, "queue.view.received, self.in_flight.unacked") == []
 
 
 @pytest.mark.parametrize(

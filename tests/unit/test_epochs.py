@@ -67,6 +67,20 @@ def test_an_epoch_that_was_planned_and_not_begun_is_returned_again(guarantee: Gu
     assert source.latest(source.initial(), 5) == first
 
 
+@pytest.mark.parametrize("guarantee", Guarantee)
+def test_the_report_has_the_messages_and_bytes_of_the_last_epoch(guarantee: Guarantee) -> None:
+    scene = Scene(max_messages=20, guarantee=guarantee)
+    found = []
+    for count, size in ((20, 1_000), (10, 5_000)):
+        scene.publish(count, size=size)
+        scene.query.trigger()
+        planned = scene.query.source.report()["lastPlanned"]
+        assert planned["messages"] == count
+        assert count * size < planned["bytes"] < 2 * count * size
+        found.append(planned["epoch"])
+    assert found == [1, 2]
+
+
 # -- what is acknowledged, and when ---------------------------------------------------------------
 
 

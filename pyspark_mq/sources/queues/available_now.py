@@ -40,16 +40,16 @@ class EndOfRun:
     """
 
     def __init__(self, queue: QueueReader, runtime: Runtime) -> None:
-        self._queue, self._view = queue, queue.view
+        self._queue = queue
         self._runtime, self._timing = runtime, runtime.timing
         self._since_us = runtime.utc_us()
         self._coming_again_before = queue.coming_again
-        ready = queue.view.ready_at_first
+        ready = queue.connected.ready_at_first
         self._wanted = math.inf if ready is None else ready
         # Another consumer, perhaps on a dead machine, may hold messages, which belong to the run if they are returned.
         # Count at most one window of them. Otherwise a consumer that requeues messages again and again would extend the
         # run forever.
-        others = queue.view.other_consumers > 0
+        others = queue.connections.other_consumers > 0
         self._held_by_others = queue.settings.window if others else 0
         self._finished = self._said = False
         self._taken = 0
@@ -62,7 +62,8 @@ class EndOfRun:
         self._began_s = self._runtime.monotonic_s()
         self._empty_since_s: float | None = None
         self._unconfirmed_since_s: float | None = None  # do not count the time in which Spark ran an epoch
-        if self._view.unacked + self._taken >= self._view.window or self._view.paused:
+        queue = self._queue
+        if queue.in_flight.unacked + self._taken >= queue.windows.total or queue.connections.paused:
             self._mark()  # the window was full, so the broker could not deliver: measure the rate anew
 
     @property
@@ -95,8 +96,9 @@ class EndOfRun:
         After the limit, the run continues without the confirmation.
         """
         now_s = self._runtime.monotonic_s()
-        settles = self._view.settles_contents
-        if not settles and not self._view.unconfirmed:
+        in_flight = self._queue.in_flight
+        settles = in_flight.settles_contents
+        if not settles and not in_flight.settling.unconfirmed():
             self._unconfirmed_since_s = None
             return False
         if self._unconfirmed_since_s is None:
@@ -123,7 +125,7 @@ class EndOfRun:
         left = self.left
         if left < math.inf:
             return min(size, max(0, int(left)))
-        rows = BlockRows.of(self._queue.oldest(size))
+        rows = BlockRows.of(self._queue.in_flight.received.oldest(size))
         now_us, age_s, trickles = self._runtime.utc_us(), self._age_s, self._trickles(rows.size_bytes / size)
         stamps = rows.values("timestamp")
 
@@ -193,15 +195,16 @@ class EndOfRun:
         ends without them.
         """
         queue, now_s = self._queue, self._runtime.monotonic_s()
-        queue.refresh_depth()
-        if not queue.view.complete or queue.view.late or queue.view.paused:
+        queue.connections.refresh_depth()
+        if not queue.connections.complete or queue.connections.late or queue.connections.paused:
             self.begin()  # do not count this time, because no message can arrive
             return
-        if any(queue.view.depths):
+        depths = queue.connections.depths()
+        if any(depths):
             self._empty_since_s = None
         elif self._empty_since_s is None:
             self._empty_since_s = now_s
-        elif now_s - self._empty_since_s >= (self._timing.empty_s if queue.view.depths else self._timing.quiet_s):
+        elif now_s - self._empty_since_s >= (self._timing.empty_s if depths else self._timing.quiet_s):
             self._warn_of_selector()
             self.reached()
             return
@@ -210,6 +213,6 @@ class EndOfRun:
                 "%s: the broker reports waiting messages but has delivered none for %.0f s; the run ends without them. "
                 "The broker reports %d other consumer(s): an exclusive consumer or a single active consumer gets all "
                 "messages. Otherwise the queue may be paused, or its messages may be meant for another consumer",
-                queue.destination, self._timing.withheld_s, queue.view.other_consumers,
+                queue.destination, self._timing.withheld_s, queue.connections.other_consumers,
             )  # fmt: skip
             self.reached()

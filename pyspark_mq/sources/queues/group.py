@@ -111,7 +111,7 @@ class QueueGroup:
     def forget_ended(self) -> None:
         """Drop the readers of queues that no longer exist, as soon as all their epochs are committed."""
         for queue in list(self._ended.values()):
-            if not queue.has_open_epochs:
+            if not queue.in_flight.planned.epochs:
                 del self._ended[queue.name]
                 self._forgotten += queue.counters().totals()
 
@@ -122,7 +122,7 @@ class QueueGroup:
 
     def stop(self) -> None:
         for queue in self.with_ended():
-            queue.ask_to_stop()
+            queue.connections.ask_to_stop()
         for queue in self.with_ended():
             queue.stop()
 
@@ -131,7 +131,7 @@ class QueueGroup:
     def start(self) -> None:
         """Open the connections of all queues, as far as this was not done before."""
         for queue in self:
-            queue.open()
+            queue.connections.start()
 
     def wait(self, seconds: float) -> None:
         """Wait until a connection has an event, but at most for this time."""
@@ -154,8 +154,8 @@ class QueueGroup:
                 queue.stop(ended=True)
                 self._ended[queue.name] = self._queues.pop(queue.name)
         self._share_bytes()
-        connected = self.complete and all(queue.view.is_up for queue in self)
-        until_s = min((queue.view.reported_s for queue in self), default=self._runtime.monotonic_s())
+        connected = self.complete and all(queue.is_up for queue in self)
+        until_s = min((queue.connections.progress_s for queue in self), default=self._runtime.monotonic_s())
         self._memory.poll(until_s, connected=connected)
 
     def _share_bytes(self) -> None:
@@ -174,32 +174,32 @@ class QueueGroup:
     @property
     def broker_id(self) -> str:
         """The name by which the broker identifies itself; empty if unknown."""
-        return next((queue.view.broker_id for queue in self if queue.view.broker_id), "")
+        return next((queue.connected.broker_id for queue in self if queue.connected.broker_id), "")
 
     @property
     def complete(self) -> bool:
-        return all(queue.view.complete for queue in self)
+        return all(queue.connections.complete for queue in self)
 
     @property
     def buffered(self) -> int:
         """Number of messages that were received but not planned yet."""
-        return sum(queue.view.received for queue in self)
+        return sum(len(queue.in_flight.received) for queue in self)
 
     @property
     def buffered_bytes(self) -> int:
         """Size of these messages in bytes."""
-        return sum(queue.view.size_bytes for queue in self)
+        return sum(queue.in_flight.received.size_bytes for queue in self)
 
     @property
     def planned_bytes(self) -> int:
         """Size in bytes of the messages of epochs that are planned but not committed."""
-        return sum(queue.view.planned_size_bytes for queue in self)
+        return sum(queue.in_flight.planned.size_bytes for queue in self)
 
     def unconfirmed(self) -> bool:
         """Whether acknowledgements were sent that the broker has not confirmed yet."""
-        return any(queue.view.unconfirmed for queue in self)
+        return any(queue.in_flight.settling.unconfirmed() for queue in self)
 
     @property
     def paused(self) -> bool:
         """Whether a session does not read from its socket now, because too many bytes are buffered."""
-        return any(queue.view.paused for queue in self)
+        return any(queue.connections.paused for queue in self)

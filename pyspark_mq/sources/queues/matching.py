@@ -89,7 +89,7 @@ class MatchingQueues(QueueGroup):
         if not listed:
             _LOG.warning("%s: '%s' no longer exists; its planned messages are emitted", destination, queue.name)
             return True
-        if queue.view.was_connected or queue.view.expected or not any(one.view.was_connected for one in self):
+        if queue.connected.ever or queue.in_flight.expected or not any(one.connected.ever for one in self):
             return False
         self._refused.add(queue.name)
         _LOG.error("%s: %s. This queue is skipped, and the others are read. The skipped queue is retried when "

@@ -6,9 +6,9 @@ because the same ID in two queues means two messages, for example copies from a 
 
 One thread calls all methods, and only :meth:`QueueReader.stop` waits, for a moment. Connections work in the background.
 Only :meth:`QueueReader.drain_events` processes their events, in order: opened and ended sessions, deliveries,
-confirmations. The in-flight table decides which acknowledgements are due, and the reader sends them.
-:meth:`~QueueReader.plan` assigns messages to an epoch, :meth:`~QueueReader.begin` returns its rows, and
-:meth:`~QueueReader.acknowledge` acknowledges its messages. After a restart, the reader is first told what the
+confirmations. The in-flight table assigns messages to an epoch. It also decides which acknowledgements are due, and the
+reader sends them. :meth:`~QueueReader.begin` returns the rows of an epoch, and :meth:`~QueueReader.acknowledge`
+acknowledges its messages. After a restart, the reader is first told what the
 former process has committed (:meth:`~QueueReader.adopt`), and which of its epochs is not committed
 (:meth:`~QueueReader.begin_replay`).
 
@@ -20,16 +20,16 @@ message.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from pyspark_mq.ack import Acknowledgements, InFlightTable
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.dedup import Key, QueueMemory, SeenStore, is_content
 from pyspark_mq.sources.connections import flow
 from pyspark_mq.sources.connections.block import BlockRows, Row
-from pyspark_mq.sources.connections.connections import DEPTH_AGE_MAX_S, Connections
+from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Opened
 from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.journal import LeftOpen
@@ -40,126 +40,10 @@ from pyspark_mq.sources.queues.windows import Trigger, Windows
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["MakeStore", "QueueReader", "QueueView"]
+__all__ = ["MakeStore", "QueueReader"]
 
 #: Takes the settings of a queue, and returns the store for its committed IDs (option `dedupStore`).
 MakeStore: TypeAlias = Callable[[Settings], SeenStore]
-
-
-class QueueView:
-    """The current state of a queue, for code outside :class:`QueueReader` that must not change it."""
-
-    def __init__(self, queue: QueueReader) -> None:
-        self._queue = queue
-
-    @property
-    def received(self) -> int:
-        """Number of messages that were received but not planned yet."""
-        return len(self._queue.in_flight.received)
-
-    @property
-    def size_bytes(self) -> int:
-        """Size in bytes of the messages that were received but not planned yet."""
-        return self._queue.in_flight.received.size_bytes
-
-    @property
-    def planned_size_bytes(self) -> int:
-        """Size in bytes of the messages of epochs that are planned but not committed."""
-        return self._queue.in_flight.planned.size_bytes
-
-    @property
-    def unacked(self) -> int:
-        """Number of deliveries of open sessions for which no acknowledgement is due yet."""
-        return self._queue.in_flight.unacked
-
-    @property
-    def expected(self) -> int:
-        """Number of messages that the broker may redeliver to a new session."""
-        return self._queue.in_flight.expected
-
-    @property
-    def unconfirmed(self) -> bool:
-        """Whether acknowledgements were sent that the broker has not confirmed yet."""
-        return self._queue.in_flight.settling.unconfirmed()
-
-    @property
-    def settles_contents(self) -> bool:
-        """Whether messages without an ID are acknowledged but not settled."""
-        return self._queue.in_flight.settles_contents
-
-    @property
-    def has_open_epochs(self) -> bool:
-        """Whether an epoch is planned but not committed."""
-        return self._queue.has_open_epochs
-
-    @property
-    def window(self) -> int:
-        """Maximum number of unacknowledged messages that all open sessions may hold together."""
-        return self._queue.windows.total
-
-    @property
-    def blocked(self) -> bool:
-        """Whether the broker cannot deliver more messages, because the windows of the sessions are full."""
-        return self._queue.windows.blocked
-
-    @property
-    def paused(self) -> bool:
-        """Whether any session has stopped reading from its socket because too many of its bytes are buffered."""
-        return self._queue.connections.paused
-
-    @property
-    def complete(self) -> bool:
-        """Whether every connection of the queue is open."""
-        return self._queue.connections.complete
-
-    @property
-    def late(self) -> bool:
-        """Whether the worker thread is late in reporting messages that have arrived."""
-        return bool(self._queue.connections.late)
-
-    @property
-    def reported_s(self) -> float:
-        """Time on the monotonic clock up to which the connections have reported everything that they received."""
-        return self._queue.connections.progress_s
-
-    @property
-    def is_up(self) -> bool:
-        """Whether deliveries are processed, and receiving has not stopped for a while before the last events."""
-        return self._queue.taking and not self._queue.connections.broke_off
-
-    @property
-    def depths(self) -> list[int]:
-        """Numbers of waiting messages that the broker last reported to each connection; empty without reports."""
-        return list(self._queue.connections.depths())
-
-    @property
-    def other_consumers(self) -> int:
-        """Number of consumers of the queue that are not of this query, as far as the broker reports them."""
-        return self._queue.connections.other_consumers
-
-    @property
-    def ready_at_first(self) -> int | None:
-        """Number of waiting messages in the broker's first report; None if there was no report."""
-        return self._queue.connected.ready_at_first
-
-    @property
-    def broker_id(self) -> str:
-        """The name by which the broker identifies itself; empty if unknown."""
-        return self._queue.connected.broker_id
-
-    @property
-    def was_connected(self) -> bool:
-        return self._queue.connected.ever
-
-    @property
-    def connected_s(self) -> float:
-        """Seconds for which every connection of the queue was open."""
-        return self._queue.connected.seconds
-
-    @property
-    def delay_s(self) -> float:
-        """Number of seconds by which the broker delays redeliveries."""
-        return self._queue.connected.delay_s
 
 
 class QueueReader:
@@ -175,7 +59,9 @@ class QueueReader:
         memory: the committed messages of this queue.
 
     Attributes:
-        view: the state of the queue, for other code. (`in_flight`, `connections` and `connected` are for the reader.)
+        in_flight, connections, connected, windows: the queue's messages, its connections, what is known about its
+            broker, and its prefetch windows. Only this object processes what happens to them; other code may ask them
+            at any moment, because all of it runs on the query's thread.
         ended: whether the queue no longer exists.
         taking: whether deliveries are processed. They have to wait until the committed offset is known, because before
             that, the reader cannot tell new messages from committed ones.
@@ -217,7 +103,6 @@ class QueueReader:
         #: Whether a replay waits for planned messages. Other messages are skipped if they take too many bytes.
         self._replaying = False
         self.ended = self.taking = False
-        self.view = QueueView(self)
         self.last_activity_s = -math.inf
         self.coming_again = self._retained_bytes = 0
 
@@ -232,33 +117,13 @@ class QueueReader:
 
     # -- its life
 
-    def open(self) -> None:
-        """Open the connections. Further calls have no effect."""
-        self.connections.start()
-
-    def ask_to_stop(self) -> None:
-        """Begin to close the connections, without waiting. :meth:`stop` waits until they are closed."""
-        self.connections.ask_to_stop()
-
-    def apply_trigger(self, trigger: Trigger) -> None:
-        """Change the prefetch windows as the table in :mod:`.windows` says for this trigger."""
-        self.windows.enter(trigger)
-
-    def expect_broker(self, broker_id: str) -> None:
-        """Raise a CheckpointError if this or a later connection is to a broker with another name."""
-        self.connected.expect_broker(broker_id)
-
-    def disconnect(self) -> None:
-        """Close the connections. The broker returns unacknowledged messages to the queue."""
-        self.connections.stop()
-
     def stop(self, *, ended: bool = False) -> None:
         """Close the connections and the store.
 
         Args:
             ended: whether the queue no longer exists, so that it is never read again.
         """
-        self.disconnect()
+        self.connections.stop()
         self._store.close()
         self.ended |= ended
         for session in self.in_flight.sessions if ended else ():
@@ -315,6 +180,11 @@ class QueueReader:
         self._reconnects += 1
         self.coming_again += self.in_flight.lose(session)
 
+    @property
+    def is_up(self) -> bool:
+        """Whether deliveries are processed, and receiving has not stopped for a while before the last events."""
+        return self.taking and not self.connections.broke_off
+
     # -- bytes and depth
 
     @property
@@ -333,29 +203,11 @@ class QueueReader:
         each = flow.allowed(most, self.held_bytes, self.settings.consumers, replaying=self._replaying)
         self.connections.bound_bytes(each, resume=resumes or self._replaying)
 
-    def refresh_depth(self, age_max_s: float = DEPTH_AGE_MAX_S) -> None:
-        """Ask the broker how many messages wait, unless its last report is at most `age_max_s` seconds old."""
-        self.connections.refresh_depth(age_max_s)
-
     def recount_ready(self) -> None:
         """Replace the number of waiting messages in the broker's first report by the current number."""
         self.connected.ready_at_first = self.connections.untaken + (self.connections.newest_depth or 0)
 
-    # -- phase one
-
-    def oldest(self, most: int) -> Iterator[Row]:
-        return iter(self.in_flight.received.oldest(most))
-
-    def plan(self, epoch: int, size: int) -> Sequence[Any]:
-        """Assign the `size` oldest buffered messages (perhaps none) to an epoch. Return the keys of those it emits."""
-        return self.in_flight.plan(epoch, size)
-
-    # -- run
-
-    @property
-    def has_open_epochs(self) -> bool:
-        """Whether an epoch with messages of this queue is planned but not committed."""
-        return bool(self.in_flight.planned.epochs)
+    # -- an epoch
 
     def begin(self, epoch: int) -> BlockRows:
         """Return the rows that an epoch emits, in planned order.
@@ -366,8 +218,6 @@ class QueueReader:
             return BlockRows([])
         self._send(self.in_flight.begin(epoch))
         return BlockRows.of(*self.in_flight.planned.parts(epoch))
-
-    # -- phase two
 
     def remember(self, epoch: int) -> None:
         """Add the IDs of an epoch to the store of committed IDs (option `dedupStore`)."""
@@ -430,26 +280,6 @@ class QueueReader:
         if self.settings.guarantee.identifies:
             self._replaying = True
             self.windows.begin_replay(epoch)
-
-    def planned(self, epoch: int) -> Sequence[Key]:
-        """Return the keys of an epoch's messages in this queue, in order; empty if the epoch is committed."""
-        return self.in_flight.planned.keys(epoch)
-
-    def missing(self, epoch: int) -> list[Key]:
-        """Return the keys of an uncommitted epoch's messages that were not redelivered yet, in order."""
-        return self.in_flight.planned.missing(epoch)
-
-    def count_missing(self, epoch: int) -> int:
-        """Return the number of an uncommitted epoch's messages that were not redelivered yet."""
-        return self.in_flight.planned.epochs[epoch].missing
-
-    def ask_for_more(self, missing: int) -> bool:
-        """Widen the windows that are full, because they lack the missing messages. Return whether any was full."""
-        return self.windows.double_taken(missing)
-
-    def abandon(self, epoch: int) -> None:
-        """Give up the messages of an epoch that were not redelivered, so that it is emitted without them (rule 9)."""
-        self.in_flight.abandon(epoch)
 
     def end_replay(self) -> None:
         """Record that no replay waits for messages any more, so that all messages are accepted again."""
