@@ -214,7 +214,7 @@ def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, P
             continue
         offset, planned[source] = _loaded(line), None
         if not offset and line.startswith(_OURS):
-            raise _damaged(place, batch, f"the offset of source {source} ends after {len(line)} characters")
+            raise _damaged(place, batch, f"the offset of source {source} is cut off after {len(line)} characters")
         if {"v", "broker", "source", "crc"} <= offset.keys():
             at_s = written_at_ms / 1000 if isinstance(written_at_ms, int) and written_at_ms else None
             log = IdLog(id_log or below(place, ID_FOLDER), str(offset["source"]))

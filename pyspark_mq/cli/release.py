@@ -128,8 +128,8 @@ def describe(one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> Iterat
     for name, there in found.items():
         more = "; the queue has more" if there.missing and there.seen >= _LOOKED_AT_MAX else ""
         yield (
-            f"  queue '{name}': {len(there.missing):,} of {there.planned:,} are missing among the {there.seen:,} "
-            f"messages examined{more}"
+            f"  queue '{name}': {there.seen:,} messages examined, {len(there.missing):,} of the {there.planned:,} "
+            f"planned messages are missing{more}"
         )
         for key in there.missing[:_IDS_SHOWN]:
             yield f"    {key_text(key)}"

@@ -239,7 +239,7 @@ def _check_values(block: bytes, at: int, end: int, within: int, depth: int = 0) 
 
 
 def unreadable(raw: Raw, error: str) -> UnreadableDelivery:
-    """Return the form in which a delivery with invalid properties is processed further.
+    """Turn a delivery with invalid properties into an :class:`UnreadableDelivery`.
 
     It has the fields that can be read, and the reason as its only header.
 

@@ -390,7 +390,7 @@ class FramesBatch(StompBatch):
     def _text(self, name: str) -> pa.Array | None:
         """Return a header as a column of text, or None if its values must be decoded one by one.
 
-        This is the case if a value is not UTF-8, or has an escape other than the one for a colon.
+        The result is None if a value is not UTF-8, or has an escape other than the one for a colon.
         """
         try:
             found = text(self._written(name))

@@ -15,7 +15,7 @@ __all__ = ["NoMemory", "QueueMemory"]
 
 
 class QueueMemory:
-    """Gives the in-flight table of one queue access to the query's memory. The methods take and return keys."""
+    """Lets the in-flight table of one queue use the query's memory. The methods take and return keys."""
 
     def __init__(self, memory: Memory, queue: str) -> None:
         self._memory = memory
@@ -58,7 +58,7 @@ class QueueMemory:
         return [key for key, text in zip(keys, texts, strict=False) if text in repeats and text not in but]
 
     def repeat(self, key: Key) -> None:
-        """Record that a content repeats: two messages have had it."""
+        """Record that two messages have had the same content."""
         self._memory.note_repeat(self._queue, key)
 
     def emit_again(self, key: Key) -> bool:

@@ -341,7 +341,7 @@ class _QueueOptionParser(OptionParser):
         if file is None:
             return None
         if store == "checkpoint":
-            raise OptionError("dedupStorePasswordFile", "is set without a Redis URL in 'dedupStore'; leave it out")
+            raise OptionError("dedupStorePasswordFile", "is set, but 'dedupStore' is not a Redis URL: leave it out")
         if urlsplit(store).password is not None:
             raise OptionError("dedupStorePasswordFile", "is set as well as a password in 'dedupStore': set only one")
         secret_in(file, "dedupStorePasswordFile")

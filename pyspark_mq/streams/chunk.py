@@ -234,7 +234,7 @@ def _decompressed(kind: int, packed: bytes, plain_size: int) -> bytes:
 
 
 def _snappy_blocks(packed: bytes, plain_size: int) -> Iterator[bytes]:
-    """Yield the unpacked blocks of an entry in Snappy's framing format. Without that format the entry is one block."""
+    """Yield the unpacked blocks of an entry in Snappy's framing format. An entry in another form is a single block."""
     if packed[:4] != b"\xff\x06\x00\x00":
         yield _snappy(packed, plain_size)
         return

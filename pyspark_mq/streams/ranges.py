@@ -196,8 +196,8 @@ class _RangeReader:
         if time.monotonic() - since_s > self._wait_s:
             self._wait_s = max(_WAIT_S, min(2 * self._wait_s, self._attempts.left_s))
             raise StreamLost(
-                f"{text}; if the end of the stream is lost, the query will notice this when the next message is "
-                "published"
+                f"{text}. If the newest messages of the stream are lost, the query can notice this only when the next "
+                "message is published"
             )
 
     def _gap(self, connection: StreamConnection, chunk: Chunk) -> str:

@@ -209,7 +209,7 @@ def test_a_damaged_offset_is_refused(folder: Folder, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("chars", "words"), [(-20, "source 0 ends after"), (20, "it ends before"), (2, "it ends before")]
+    ("chars", "words"), [(-20, "source 0 is cut off after"), (20, "it ends before"), (2, "it ends before")]
 )
 def test_an_offset_that_was_cut_off_is_refused(
     folder: Folder, capsys: pytest.CaptureFixture[str], chars: int, words: str
@@ -382,7 +382,7 @@ def test_what_is_looked_at_for_a_release_is_not_kept_and_no_more_than_it_takes(
     made.plan(0, made.position(1, orders=["3", "201"]))
     options = [f"{name}={value}" for name, value in GIVEN.items()]
     text = told("release", str(made.path), *options, "--yes", capsys=capsys)
-    assert "0 of 2 are missing among the 205 messages examined\n" in text
+    assert "205 messages examined, 0 of the 2 planned messages are missing\n" in text
     assert Long.most <= 10
 
 

@@ -667,7 +667,7 @@ def test_a_file_with_the_password_for_redis_needs_a_redis_without_one(tmp_path: 
     file = tmp_path / "secret"
     file.write_text("hushhush")
     given = {**NEEDED, "dedupStorePasswordFile": str(file)}
-    for store, problem in (("checkpoint", "without a Redis URL"), ("redis://:hushhush@host", "set only one")):
+    for store, problem in (("checkpoint", "is not a Redis URL"), ("redis://:hushhush@host", "set only one")):
         error = refusal({**given, "dedupStore": store})
         assert (error.option, problem in str(error), "hush" in str(error)) == ("dedupStorePasswordFile", True, False)
     assert parsed({"dedupStore": "redis://host", "dedupStorePasswordFile": str(file)}).dedup_secret == str(file)

@@ -80,7 +80,7 @@ class Incoming:
             if payloads and not partial(delivery) and (payload := payloads.popleft()) is not None:
                 self._last = delivery
                 if size or self._partial:
-                    raise LinkException(f"proton has {size} bytes of a delivery whose payload was taken")
+                    raise LinkException(f"proton has {size} bytes of a delivery whose payload was cut out before")
                 advance(link)
                 yield delivery, payload
                 continue

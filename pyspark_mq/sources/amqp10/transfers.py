@@ -58,7 +58,7 @@ class _Tags(NamedTuple):
     Attributes:
         messages: number of messages.
         data: bytes that contain the tags; None if proton has the payloads.
-        width: number of these bytes for each message.
+        width: number of bytes that each message has in `data`.
         tag, tag_end: where the tag begins and ends within the bytes of a message.
     """
 

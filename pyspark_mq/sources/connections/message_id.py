@@ -132,7 +132,8 @@ class MessageIds:
 def _in_json(body: bytes, path: Sequence[str]) -> object:
     """Return the text or whole number at a path in a JSON body; None if the body is not JSON or has no such value.
 
-    A body with too many values has no ID, because its values could take 24 times its bytes.
+    A body with too many values is not parsed, and the result is None: the values could take 24 times as much memory as
+    the body.
     """
     if len(body) > _JSON_MARKS_MAX and sum(map(body.count, _JSON_MARKS)) > _JSON_MARKS_MAX:
         return None

@@ -151,7 +151,11 @@ class Deliveries:
         return is_small and self._exact and event.metadata.is_plain
 
     def _enter_new(self, events: Sequence[Delivered]) -> bool:
-        """Add small blocks to the in-flight table in one step, and return True, if all their messages are new."""
+        """If all messages of these small blocks are new, add them to the in-flight table in one step.
+
+        Returns:
+            whether they were added. Otherwise nothing has changed.
+        """
         keys = TextKeys([TextKeys.joined([event.metadata.keys for event in events]).array])  # type: ignore[misc]
         if self._store.known(iter(keys)):
             return False

@@ -8,11 +8,10 @@ One thread calls all methods, and only :meth:`QueueReader.stop` waits, for a mom
 Only :meth:`QueueReader.drain_events` processes their events, in order: opened and ended sessions, deliveries,
 confirmations. The in-flight table assigns messages to an epoch. It also decides which acknowledgements are due, and the
 reader sends them. :meth:`~QueueReader.begin` returns the rows of an epoch, and :meth:`~QueueReader.acknowledge`
-acknowledges its messages. After a restart, the reader is first told what the
-former process has committed (:meth:`~QueueReader.adopt`), and which of its epochs is not committed
-(:meth:`~QueueReader.begin_replay`).
+acknowledges its messages. After a restart, the reader is first told what the former process has committed
+(:meth:`~QueueReader.adopt`), and which of its epochs is not committed (:meth:`~QueueReader.begin_replay`).
 
-The journal has the IDs that :meth:`~QueueReader.plan` returns. The journal and the store of committed IDs survive a
+The journal has the IDs of an epoch's messages. The journal and the store of committed IDs survive a
 crash. Guarantee: a message is acknowledged only after the commit of its epoch, or as a duplicate of a committed
 message.
 """

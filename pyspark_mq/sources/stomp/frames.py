@@ -232,7 +232,8 @@ class FrameReader:
         """Remove the next frame from the buffer and return it; None if it is not complete yet.
 
         Args:
-            quiet: whether it is certain that no more bytes of this frame will arrive.
+            quiet: whether it is certain that no more bytes of this frame will arrive. Then a text that looks complete
+                is complete, even if no frame has arrived after it.
         """
         buffer = self._buffer
         if self._headers is None and not self._read_headers():
