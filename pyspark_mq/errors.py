@@ -1,7 +1,7 @@
 """Every error that a user of pyspark-mq can see. Each class tells what has to be fixed: options, broker, a message.
 
 Spark shows an error's text as the query's exception, so each text names the option or queue, the value, and what to do.
-No text ever contains a password (URLs are shown through ``pyspark_mq.sources.url.BrokerUrl``, which leaves passwords
+No text ever contains a password (URLs are shown through ``pyspark_mq.wire.url.BrokerUrl``, which leaves passwords
 out).
 
 Each text is one printable line, even if it quotes a broker or a producer: `shown` escapes other characters.

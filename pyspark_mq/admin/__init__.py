@@ -14,7 +14,7 @@ from pyspark_mq.admin import activemq, artemis, rabbitmq
 from pyspark_mq.admin.http import Management
 from pyspark_mq.brokers.base import AMQP_1_0
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts
-from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.wire.endpoint import Endpoint
 
 __all__ = ["Management", "ask_beside", "ask_depth", "ask_queue", "ask_server"]
 

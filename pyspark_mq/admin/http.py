@@ -21,9 +21,9 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from pyspark_mq.errors import BrokerUnavailableError, OptionError, RefusedError
-from pyspark_mq.sources.connections.socket_loop import connect
-from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.url import CONTROL, ESCAPES, hide, place_of, redact
+from pyspark_mq.wire.endpoint import Endpoint
+from pyspark_mq.wire.socket_loop import connect
+from pyspark_mq.wire.url import CONTROL, ESCAPES, hide, place_of, redact
 
 __all__ = ["Management"]
 

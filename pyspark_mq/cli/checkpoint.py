@@ -19,10 +19,10 @@ from pyspark_mq.dedup import Key
 from pyspark_mq.errors import START_ANEW, CheckpointError, OptionError
 from pyspark_mq.sources.journal import planned_in
 from pyspark_mq.sources.position import Position
-from pyspark_mq.sources.url import redact_in
 from pyspark_mq.spark_source.folders import ID_FOLDER, below, is_uri, open_folder, resolve, shown_place
 from pyspark_mq.spark_source.id_log import IdLog
 from pyspark_mq.spark_source.offset import OffsetCodec
+from pyspark_mq.wire.url import redact_in
 
 __all__ = [
     "METADATA", "Checkpoint", "PlannedEpoch", "batch_of", "batches_in", "content_of", "failing_as", "names_in",

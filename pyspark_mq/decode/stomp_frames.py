@@ -7,7 +7,7 @@ ends, and columns are made from these positions when they are requested.
 This works only for common frames. They must be consecutive, complete MESSAGE frames of the broker, each after one line
 feed. Each frame must have a content-length that matches, or its body must be text without NUL, followed by another
 frame of the broker. Header names must be short and ASCII, and no carriage return may precede the body. All other frames
-are handled by :mod:`pyspark_mq.sources.stomp.frames`, and only that module decides whether a frame is malformed.
+are handled by :mod:`pyspark_mq.wire.stomp.frames`, and only that module decides whether a frame is malformed.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def find_frames(
         least, most: minimum and maximum number of frames to examine, to limit the time.
         last: name of the header of which the last entry is used if it is repeated; empty if there is no such header.
         own: the bytes with which header `subscription` of the broker's frames ends, see
-            :class:`~pyspark_mq.sources.stomp.frames.FrameReader`; empty to accept any such header.
+            :class:`~pyspark_mq.wire.stomp.frames.FrameReader`; empty to accept any such header.
 
     Returns:
         the frames, which take the first `len(frames.data)` bytes of `data`, or None if the first frame cannot be

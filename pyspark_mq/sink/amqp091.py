@@ -26,8 +26,8 @@ from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sink.amqp091_message import content, publish_frame
 from pyspark_mq.sink.publisher import Publisher, WriteInterruptedError
 from pyspark_mq.sink.settings import DROP_ROWS, NO_DESTINATION, Destination, Message
-from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, reason_of
-from pyspark_mq.sources.amqp091.login import connection_parameters
+from pyspark_mq.wire.amqp091.errors import connect_error, handshake_hint, reason_of
+from pyspark_mq.wire.amqp091.login import connection_parameters
 
 __all__ = ["Amqp091Publisher"]
 

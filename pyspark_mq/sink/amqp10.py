@@ -38,9 +38,9 @@ from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError,
 from pyspark_mq.sink.amqp10_message import encoded
 from pyspark_mq.sink.publisher import Publisher, WriteInterruptedError
 from pyspark_mq.sink.settings import NO_DESTINATION, Destination, Message
-from pyspark_mq.sources.amqp10.engine import free_closed, log_in, send
-from pyspark_mq.sources.amqp10.errors import PROTOCOL_NAME, is_stated, open_error
-from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
+from pyspark_mq.wire.amqp10.engine import free_closed, log_in, send
+from pyspark_mq.wire.amqp10.errors import PROTOCOL_NAME, is_stated, open_error
+from pyspark_mq.wire.socket_loop import SocketLoop, dial_error, hint
 
 __all__ = ["Amqp10Publisher"]
 

@@ -30,10 +30,10 @@ from pyspark_mq.errors import (
 from pyspark_mq.sink.columns import ColumnPlan, RowReader
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.settings import DROP_ROWS, NO_MESSAGE, Destination, Message, Remarks, SinkSettings
-from pyspark_mq.sources.connections.protocols import client_class
-from pyspark_mq.sources.connections.socket_loop import count_addresses
-from pyspark_mq.sources.endpoint import FILES, Endpoint
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.clients import client_class
+from pyspark_mq.wire.endpoint import FILES, Endpoint
+from pyspark_mq.wire.socket_loop import count_addresses
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["PUBLISHERS", "Publisher", "SendWindow", "WriteInterruptedError", "publisher_class", "write_rows"]
 

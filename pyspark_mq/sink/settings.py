@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.wire.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from typing_extensions import Self

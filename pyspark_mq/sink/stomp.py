@@ -19,10 +19,10 @@ from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError,
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sink.publisher import Publisher, WriteInterruptedError
 from pyspark_mq.sink.settings import COPY_ID, MQ_ID, NO_DESTINATION, Destination, Message
-from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
-from pyspark_mq.sources.stomp.client import Transport, heart_beats
-from pyspark_mq.sources.stomp.errors import error_text, login_error
-from pyspark_mq.sources.stomp.frames import FrameReader, StompFrameError
+from pyspark_mq.wire.socket_loop import SocketLoop, dial_error, hint
+from pyspark_mq.wire.stomp.client import Transport, heart_beats
+from pyspark_mq.wire.stomp.errors import error_text, login_error
+from pyspark_mq.wire.stomp.frames import FrameReader, StompFrameError
 
 __all__ = ["StompPublisher", "frame_headers"]
 

@@ -2,7 +2,3 @@
 
 The modules of this folder do not use Spark.
 """
-
-from pyspark_mq.logs import escape_log_lines
-
-escape_log_lines()

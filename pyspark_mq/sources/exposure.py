@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
-from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.endpoint import Endpoint
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["Exposure", "exposures", "of_management", "of_store", "of_url"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from pyspark_mq.dedup import IdSource, OnMissing
-from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.wire.endpoint import Endpoint
 
 __all__ = ["CONNECTIONS_MAX", "PREFETCH_MIN", "Guarantee", "OnUnreadable", "Settings"]
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from pyspark_mq.sources.url import redact
+from pyspark_mq.wire.url import redact
 
 __all__ = ["ID_FOLDER", "PLACES", "Folder", "above", "below", "is_uri", "open_folder", "resolve", "shown_place"]
 

@@ -35,10 +35,10 @@ from typing import Any
 
 from pyspark_mq.dedup import EpochFile
 from pyspark_mq.errors import START_ANEW, CheckpointError
-from pyspark_mq.sources.url import redact_in
 from pyspark_mq.spark_source.folders import Folder, above, is_uri, open_folder, shown_place
 from pyspark_mq.spark_source.id_file import decoded, encoded
 from pyspark_mq.spark_source.offset_log import OffsetLog
+from pyspark_mq.wire.url import redact_in
 
 __all__ = ["IdLog"]
 

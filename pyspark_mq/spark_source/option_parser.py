@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 from pyspark_mq.brokers import Broker
 from pyspark_mq.brokers.destinations import of_row
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.endpoint import Endpoint, Tls
-from pyspark_mq.sources.url import CONTROL, BrokerUrl, has_login, parse_urls, redact
 from pyspark_mq.spark_source.option_kinds import Kind, choice
 from pyspark_mq.spark_source.option_table import Option
+from pyspark_mq.wire.endpoint import Endpoint, Tls
+from pyspark_mq.wire.url import CONTROL, BrokerUrl, has_login, parse_urls, redact
 
 __all__ = ["OptionParser", "check_characters", "check_short", "redacting"]
 

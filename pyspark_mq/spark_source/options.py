@@ -19,13 +19,13 @@ from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.endpoint import Endpoint, secret_in
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, Settings
-from pyspark_mq.sources.url import ESCAPES, redact
 from pyspark_mq.spark_source.folders import ID_FOLDER, PLACES, above, below, is_uri, resolve, shown_place
 from pyspark_mq.spark_source.option_kinds import choice, count
 from pyspark_mq.spark_source.option_parser import OptionParser, check_short, redacting
 from pyspark_mq.spark_source.option_table import OPTIONS
+from pyspark_mq.wire.endpoint import Endpoint, secret_in
+from pyspark_mq.wire.url import ESCAPES, redact
 
 if TYPE_CHECKING:
     from pyspark_mq.admin.http import Management

@@ -17,15 +17,15 @@ from pyspark_mq.dedup import CheckpointOnly, SeenStore
 from pyspark_mq.sources.connections.parent import watch_parent
 from pyspark_mq.sources.connections.protocols import session_class
 from pyspark_mq.sources.connections.worker import Worker
-from pyspark_mq.sources.endpoint import SECRETS_KEPT, secret_in
 from pyspark_mq.sources.epochs import EpochSource
 from pyspark_mq.sources.exposure import exposures
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.sources.settings import Settings
-from pyspark_mq.sources.url import hide, redact_in
 from pyspark_mq.spark_source.extras import redis_store_class
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import Options
+from pyspark_mq.wire.endpoint import SECRETS_KEPT, secret_in
+from pyspark_mq.wire.url import hide, redact_in
 
 __all__ = ["begin_source", "make_store", "use_little_memory"]
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.spark_source.option_kinds import FLAG, SIZE_BYTES, choice, count
 from pyspark_mq.spark_source.option_parser import OptionParser, redacting
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
 from pyspark_mq.streams.offsets import EARLIEST, LATEST, parse_places
 from pyspark_mq.streams.settings import StreamSettings, Where
+from pyspark_mq.wire.url import parse_urls
 
 __all__ = ["STREAM_OPTIONS", "StreamOptions", "is_stream", "parse_stream_options"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.endpoint import Endpoint
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["Access", "make_access"]
 

@@ -18,12 +18,12 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from pyspark_mq.errors import ConfigurationError, RefusedError
-from pyspark_mq.sources.endpoint import tls_error
-from pyspark_mq.sources.url import BrokerUrl, hide, place_of
 from pyspark_mq.streams import frames
 from pyspark_mq.streams.access import Access
 from pyspark_mq.streams.chunk import Chunk, read_chunk
 from pyspark_mq.streams.frames import FieldReader, StreamFrameError, StreamLost
+from pyspark_mq.wire.endpoint import tls_error
+from pyspark_mq.wire.url import BrokerUrl, hide, place_of
 
 __all__ = ["NO_STREAM", "Member", "NoStream", "StreamConnection", "StreamLost", "Subscription"]
 

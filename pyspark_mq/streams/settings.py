@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.streams.chunk import ENTRY_BYTES_MAX
+from pyspark_mq.wire.endpoint import Endpoint
 
 __all__ = ["StreamSettings", "Where"]
 

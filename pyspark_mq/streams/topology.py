@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from typing import TypeVar
 
 from pyspark_mq.errors import BrokerUnavailableError, RefusedError
-from pyspark_mq.sources.url import BrokerUrl, place_of
 from pyspark_mq.streams.access import Access
 from pyspark_mq.streams.connection import NO_STREAM, Member, NoStream, StreamConnection, StreamLost
+from pyspark_mq.wire.url import BrokerUrl, place_of
 
 __all__ = ["Attempts", "connected", "everywhere", "forget_connections", "located", "persistently"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from pyspark_mq.brokers.base import AMQP_1_0
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources.url import parse_urls
+from pyspark_mq.wire.url import parse_urls
 from tests.support.entries import LiveEntry
 
 pytestmark = [pytest.mark.contract("sessions that end"), pytest.mark.network, pytest.mark.protocols(AMQP_1_0)]

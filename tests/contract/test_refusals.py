@@ -21,9 +21,9 @@ from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError,
 from pyspark_mq.sources.connections.events import Event, EventQueue, Opened
 from pyspark_mq.sources.connections.session import SessionOptions
 from pyspark_mq.sources.connections.supervisor import ConnectionSupervisor, Limits
-from pyspark_mq.sources.endpoint import Tls
 from pyspark_mq.sources.runtime import Threads
-from pyspark_mq.sources.url import parse_urls
+from pyspark_mq.wire.endpoint import Tls
+from pyspark_mq.wire.url import parse_urls
 from testbed.brokers.artemis import ArtemisNode
 from testbed.ports import free_port
 from testbed.process import poll

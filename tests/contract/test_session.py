@@ -12,8 +12,8 @@ from pyspark_mq.decode.batch import ROW_BYTES
 from pyspark_mq.decode.stomp_headers import parse
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.connections.session import SessionLostError
-from pyspark_mq.sources.endpoint import Tls
-from pyspark_mq.sources.url import parse_urls
+from pyspark_mq.wire.endpoint import Tls
+from pyspark_mq.wire.url import parse_urls
 from testbed.process import poll
 from tests.support.certificates import Certificates
 from tests.support.effort import part_of

@@ -23,9 +23,9 @@ from pyspark_mq.sink.columns import COLUMNS, ColumnPlan
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.publisher import write_rows
 from pyspark_mq.sink.settings import COPY_ID, NO_DESTINATION, NO_MESSAGE, OnUnwritable, Remarks, SinkSettings
-from pyspark_mq.sources.endpoint import Tls
-from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
+from pyspark_mq.wire.endpoint import Tls
+from pyspark_mq.wire.url import parse_urls
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.chaos.proxy import Direction, FaultProxy
 from testbed.ports import ReservedPort

@@ -17,8 +17,8 @@ from pyspark_mq.sink.columns import ColumnPlan
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.publisher import write_rows
 from pyspark_mq.sink.settings import SinkSettings
-from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.url import parse_urls
+from pyspark_mq.wire.endpoint import Endpoint
+from pyspark_mq.wire.url import parse_urls
 from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.node import unique_ids
 from testbed.chaos.audit import verdict

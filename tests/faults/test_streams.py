@@ -17,12 +17,12 @@ from pyspark_mq.decode.amqp10 import message_columns
 from pyspark_mq.decode.amqp10_columns import PADDING, Messages
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.streams import ranges
 from pyspark_mq.streams.connection import Member
 from pyspark_mq.streams.ranges import Range
 from pyspark_mq.streams.tail import Copy
 from pyspark_mq.streams.topology import forget_connections, persistently
+from pyspark_mq.wire.url import parse_urls
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.brokers.rabbitmq_erlang import SYNC
 from testbed.chaos.proxy import Direction, FaultProxy

@@ -22,7 +22,7 @@ from pamqp import body, commands, decode, frame, header
 from pyspark_mq.decode.amqp091 import Amqp091Batch, as_text
 from pyspark_mq.decode.amqp091_properties import Properties, Raw, check, headers, unreadable
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.amqp091.frames import Amqp091FrameError, DeliveryReader
+from pyspark_mq.wire.amqp091.frames import Amqp091FrameError, DeliveryReader
 from tests.support.decoding import Asked
 
 __all__ = ["FIELDS", "SHORTS", "TYPES", "Made", "run"]

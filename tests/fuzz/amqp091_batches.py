@@ -17,8 +17,8 @@ from typing import Any
 from pyspark_mq.decode.amqp091 import Amqp091Batch
 from pyspark_mq.decode.amqp091_properties import UnreadableDelivery, check, unreadable
 from pyspark_mq.dedup import IdSource, OnMissing
-from pyspark_mq.sources.amqp091.frames import Amqp091FrameError, DeliveryReader
 from pyspark_mq.sources.connections.message_id import MessageIds
+from pyspark_mq.wire.amqp091.frames import Amqp091FrameError, DeliveryReader
 from tests.fuzz._blocks import block_rows, same_rows
 from tests.fuzz.amqp091 import FIELDS, SHORTS, TYPES, Made
 from tests.support.decoding import Asked

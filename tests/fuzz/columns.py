@@ -24,9 +24,9 @@ from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.decode.stomp import StompBatch
 from pyspark_mq.sources.connections.block import BlockRows, make_block
 from pyspark_mq.sources.connections.message_id import MessageIds
-from pyspark_mq.sources.stomp.frames import MESSAGE, FrameReader, StompFrameError
 from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
+from pyspark_mq.wire.stomp.frames import MESSAGE, FrameReader, StompFrameError
 from tests.fuzz.amqp10 import generated, mutated
 from tests.support.decoding import Asked
 

@@ -20,7 +20,7 @@ from pyspark_mq.brokers import BROKERS
 from pyspark_mq.decode.stomp import Raw, StompBatch
 from pyspark_mq.decode.stomp_headers import parse
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, FrameReader, StompFrameError, UnreadableHeaders
+from pyspark_mq.wire.stomp.frames import MESSAGE, Frame, FrameReader, StompFrameError, UnreadableHeaders
 from tests.support.decoding import Asked
 from tests.support.stomp_oracle import escape
 

@@ -21,7 +21,7 @@ from pyspark_mq.decode.stomp_frames import Frames
 from pyspark_mq.decode.stomp_headers import value
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.sources.connections.message_id import MessageIds
-from pyspark_mq.sources.stomp.frames import MESSAGE, FrameReader, StompFrameError, UnreadableHeaders
+from pyspark_mq.wire.stomp.frames import MESSAGE, FrameReader, StompFrameError, UnreadableHeaders
 from tests.fuzz._blocks import block_rows, same_rows
 from tests.support.decoding import Asked
 

@@ -18,7 +18,7 @@ from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from pyspark_mq.decode.batch import listed
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, RefusedError
-from pyspark_mq.sources.endpoint import Tls
+from pyspark_mq.wire.endpoint import Tls
 from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.node import Node, QueueCounts, TlsFiles
 from testbed.chaos.proxy import Direction, FaultProxy

@@ -27,7 +27,7 @@ from pyspark_mq.decode.amqp091 import Amqp091Batch, as_text
 from pyspark_mq.decode.amqp091_properties import Raw, UnreadableDelivery, check, unreadable
 from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
 from pyspark_mq.dedup import IdSource, id_keys
-from pyspark_mq.sources.amqp091.frames import Amqp091FrameError, DeliveryReader
+from pyspark_mq.wire.amqp091.frames import Amqp091FrameError, DeliveryReader
 from tests.support.decoding import Asked
 
 CHANNEL = 1

@@ -23,7 +23,7 @@ from pyspark_mq.decode.stomp import FramesBatch, StompBatch
 from pyspark_mq.decode.stomp_frames import Frames, find_frames
 from pyspark_mq.decode.stomp_headers import parse, value
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.stomp.frames import FrameReader, StompFrameError, UnreadableHeaders
+from pyspark_mq.wire.stomp.frames import FrameReader, StompFrameError, UnreadableHeaders
 from tests.support.decoding import Asked
 from tests.support.effort import part_of
 from tests.support.stomp_oracle import Delivery, cut_by_stomp_py, headers_of
@@ -552,7 +552,7 @@ def test_a_hostile_text_costs_as_much_as_a_harmless_one(kind: str) -> None:
 
 @pytest.mark.parametrize("line", ["a:1", "ack:1", "ack", "a:1\r", f"ack:{'1' * 100_000}"], ids=lambda line: line[:5])
 def test_headers_beyond_the_limit_cost_in_proportion(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark_mq.sources.stomp.frames._HEADER_BYTES_MAX", 1 << 18)
+    monkeypatch.setattr("pyspark_mq.wire.stomp.frames._HEADER_BYTES_MAX", 1 << 18)
 
     def headed_s(size: int) -> float:
         lines = f"{line}\n".encode() * (size // len(line))

@@ -18,8 +18,8 @@ from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.sources.connections.protocols import session_class
 from pyspark_mq.sources.connections.session import Greeting, ReceiveBuffer, Session, SessionOptions
-from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.url import parse_urls
+from pyspark_mq.wire.endpoint import Endpoint
+from pyspark_mq.wire.url import parse_urls
 from testbed.brokers.containers import ContainerNode
 from testbed.brokers.factory import make_node
 from testbed.brokers.java import READER, READER_PASSWORD, JavaNode

@@ -31,7 +31,7 @@ from pyspark_mq.dedup import IdSource, Key, SeenStore, content_digest
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError
 from pyspark_mq.sources.connections.session import Greeting, QueueDepth, Session, SessionLostError
 from pyspark_mq.sources.runtime import Runtime, Threads
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.url import BrokerUrl
 from testbed.brokers.node import QueueCounts
 
 __all__ = [

@@ -22,10 +22,10 @@ from pyspark_mq.sink.columns import COLUMNS, ColumnPlan, RowReader
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.settings import Message, SinkSettings
 from pyspark_mq.sink.stomp import StompPublisher, frame_headers
-from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.stomp.client import Transport
-from pyspark_mq.sources.stomp.frames import FrameReader
-from pyspark_mq.sources.url import parse_urls
+from pyspark_mq.wire.endpoint import Endpoint
+from pyspark_mq.wire.stomp.client import Transport
+from pyspark_mq.wire.stomp.frames import FrameReader
+from pyspark_mq.wire.url import parse_urls
 from tests.support.decoding import Asked
 
 __all__ = ["ARROW", "ENTRIES", "as_raw", "batch_of", "decoder_of", "fields_of", "messages_of", "settings_of"]

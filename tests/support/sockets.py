@@ -20,7 +20,7 @@ __all__ = ["LIMIT_S", "Apart", "Pieces", "Port", "apart", "cuts", "mute_address_
 #: A limit for what is to happen at once, which only a hang reaches.
 LIMIT_S = 60.0
 _PIECES = 8
-_DIAL = "pyspark_mq.sources.connections.socket_loop.connect"
+_DIAL = "pyspark_mq.wire.socket_loop.connect"
 
 
 class Port:

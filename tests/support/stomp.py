@@ -13,9 +13,9 @@ import stomp
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.sources.connections.session import ReceiveBuffer, SessionLostError
-from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.stomp.session import StompSession
-from pyspark_mq.sources.url import parse_urls
+from pyspark_mq.wire.endpoint import Endpoint
+from pyspark_mq.wire.url import parse_urls
 from testbed.process import poll
 from tests.support.decoding import Asked, take_each
 from tests.support.stomp_oracle import escape

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark_mq.brokers.base import STOMP
-from pyspark_mq.sources.url import parse_urls
+from pyspark_mq.wire.url import parse_urls
 from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.artemis import ArtemisNode
 from testbed.brokers.node import Node

@@ -9,7 +9,7 @@ import pytest
 
 from pyspark_mq.decode.amqp091 import Amqp091Batch
 from pyspark_mq.decode.amqp091_properties import check, unreadable
-from pyspark_mq.sources.amqp091.frames import DeliveryReader
+from pyspark_mq.wire.amqp091.frames import DeliveryReader
 from tests.support.decoding import Asked
 
 DECODER = Asked(Amqp091Batch)

@@ -16,11 +16,11 @@ from pamqp import body, commands, frame, header
 from pyspark_mq.decode.amqp091 import Amqp091Batch
 from pyspark_mq.decode.amqp091_properties import Raw
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources.amqp091.errors import reason_of
-from pyspark_mq.sources.amqp091.frames import Amqp091FrameError, DeliveryReader
 from pyspark_mq.sources.amqp091.session import Amqp091Session
 from pyspark_mq.sources.connections.session import QueueDepth, ReceiveBuffer, SessionLostError, SessionOptions
 from pyspark_mq.spark_source.options import parse_options
+from pyspark_mq.wire.amqp091.errors import reason_of
+from pyspark_mq.wire.amqp091.frames import Amqp091FrameError, DeliveryReader
 from tests.support.decoding import Asked
 from tests.support.receiving import failure, receive
 from tests.support.sockets import LIMIT_S, cuts, port
@@ -274,8 +274,8 @@ def told(pieces: Sequence[bytes], least: int, *, keeps: bool) -> tuple[Any, ...]
 def test_what_a_session_makes_of_bytes_does_not_depend_on_how_they_were_read(
     oddity: str, keeps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyspark_mq.sources.amqp091.frames._FRAME_BYTES_MIN", FRAME_BYTES)
-    monkeypatch.setattr("pyspark_mq.sources.amqp091.frames._DELIVERY_BYTES", 1)
+    monkeypatch.setattr("pyspark_mq.wire.amqp091.frames._FRAME_BYTES_MIN", FRAME_BYTES)
+    monkeypatch.setattr("pyspark_mq.wire.amqp091.frames._DELIVERY_BYTES", 1)
     other = frame.marshal(commands.Basic.CancelOk("ctag"), 2)
     data = delivery(1) + other + delivery(2) + ODDITIES[oddity] + delivery(8) + other
     expected = told([data], 1_000_000, keeps=keeps)

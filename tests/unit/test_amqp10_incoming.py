@@ -17,9 +17,9 @@ from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import MissingExtraError
 from pyspark_mq.sources.amqp10 import incoming
-from pyspark_mq.sources.amqp10.engine import state_unsettled
 from pyspark_mq.sources.amqp10.incoming import Incoming
 from pyspark_mq.sources.connections.protocols import session_class
+from pyspark_mq.wire.amqp10.engine import state_unsettled
 from tests.support.amqp10_engines import engines
 from tests.support.amqp10_messages import Message, V
 from tests.support.decoding import Asked

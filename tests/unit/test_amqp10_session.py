@@ -15,8 +15,8 @@ from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp10 import session as session_module
 from pyspark_mq.sources.amqp10.session import Amqp10Session
 from pyspark_mq.sources.connections.session import ReceiveBuffer, SessionLostError
-from pyspark_mq.sources.connections.socket_loop import SocketLoop
 from pyspark_mq.spark_source.options import parse_options
+from pyspark_mq.wire.socket_loop import SocketLoop
 from tests.support.amqp10_peer import Peer, peer
 from tests.support.decoding import take_each
 from tests.support.sockets import LIMIT_S, Pieces, cuts
@@ -220,7 +220,7 @@ def told(pieces: Sequence[bytes]) -> tuple[Any, ...]:
     options = {"broker": "artemis", "url": "amqp://localhost", "queue": "q", "protocol": "amqp-1.0"}
     session = Amqp10Session(parse_options(options).settings.endpoint, 1, ReceiveBuffer())
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("pyspark_mq.sources.connections.socket_loop.connect", lambda *_: Pieces(pieces))
+        patched.setattr("pyspark_mq.wire.socket_loop.connect", lambda *_: Pieces(pieces))
         try:
             session.open(session.endpoint.urls[0], LIMIT_S)
             session.consume(10)

@@ -21,12 +21,13 @@ PACKAGE = "pyspark_mq"
 
 #: Folder -> folders it may import, besides itself and the errors.
 ALLOWED = {
-    "cli": {"spark_source", "sink", "admin", "sources", "streams", "decode", "dedup", "brokers", PACKAGE},
-    "spark_source": {"admin", "sources", "streams", "sink", "ack", "decode", "dedup", "brokers"},
-    "admin": {"sources", "dedup", "brokers"},
-    "sources": {"ack", "decode", "dedup", "brokers"},
-    "streams": {"sources", "decode", "dedup", "brokers"},
-    "sink": {"sources", "decode", "brokers"},
+    "cli": {"spark_source", "sink", "admin", "sources", "streams", "wire", "decode", "dedup", "brokers", PACKAGE},
+    "spark_source": {"admin", "sources", "streams", "sink", "wire", "ack", "decode", "dedup", "brokers"},
+    "admin": {"sources", "wire", "dedup", "brokers"},
+    "sources": {"wire", "ack", "decode", "dedup", "brokers"},
+    "streams": {"wire", "decode", "dedup", "brokers"},
+    "sink": {"wire", "decode", "brokers"},
+    "wire": {"decode", "brokers"},
     "decode": {"dedup", "brokers"},
     "ack": {"dedup"},
     "dedup": set(),
@@ -40,9 +41,9 @@ PURE = {
 IMPURE_BUILTINS = {"open", "input", "print", "exec", "eval", "compile", "__import__", "breakpoint"}
 #: Client library -> the modules, or folders of a protocol, that may import it when they are imported themselves.
 CLIENTS = {
-    "pika": ("sources.amqp091", "sink.amqp091"),
-    "stomp": ("sources.stomp", "sink.stomp"),
-    "proton": ("sources.amqp10", "sink.amqp10"),
+    "pika": ("wire.amqp091", "sources.amqp091", "sink.amqp091"),
+    "stomp": ("wire.stomp", "sources.stomp", "sink.stomp"),
+    "proton": ("wire.amqp10", "sources.amqp10", "sink.amqp10"),
     "cproton_ffi": ("sources.amqp10",),
     "redis": ("dedup.redis_store",),
 }
@@ -62,21 +63,12 @@ NOT_SHIPPED = {
 }
 #: Where deliveries are rows of Arrow blocks, without Spark, and IDs are arrays; and who reads Delta's log.
 ARROW = ("decode.", "dedup.identity", "dedup.digests", "sources.connections.", "streams.", "sink.", "cli.sink")
-#: What streams share with queues, besides what both import below them.
-SHARED = ("sources.url", "sources.endpoint")
-#: What writing shares with reading: the way to a broker and its words, and nothing of sessions.
-OF_BOTH = (
-    "sources.url", "sources.endpoint", "sources.connections.socket_loop", "sources.connections.protocols",
-    "sources.amqp091.errors",
-    "sources.amqp091.login", "sources.amqp10.errors", "sources.amqp10.engine", "sources.stomp.client",
-    "sources.stomp.errors", "sources.stomp.frames",
-)  # fmt: skip
 #: What reads a queue.
 QUEUE = "sources.queues.reader"
 #: From a session to all sessions of a queue: each imports those before it, and nothing above it.
 ROOM = "sources.connections."
 CONNECTIONS = (
-    "read_memory", "socket_loop", "flow", "session", "parent", "message_id", "protocols", "block", "events",
+    "flow", "session", "parent", "message_id", "protocols", "block", "events",
     "backoff", "supervisor", "worker", "connections",
 )  # fmt: skip
 #: The one store that does I/O. It is a module of `dedup` that the others do not know.
@@ -268,17 +260,6 @@ def test_arrow_is_imported_by_the_blocks_beside_the_spark_side(name: str) -> Non
     assert name.startswith(ARROW) or "pyarrow" not in {item.top for item in imports()[name]}
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("streams")])
-def test_streams_share_with_queues_what_is_below_both(name: str) -> None:
-    found = [item.inner for item in imports()[name] if item.folder == "sources"]
-    assert [inner for inner in found if not inner.startswith(SHARED)] == []
-
-
-@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("sink")])
-def test_writing_shares_with_reading_the_way_to_a_broker(name: str) -> None:
-    assert [item.inner for item in imports()[name] if item.folder == "sources" and item.inner not in OF_BOTH] == []
-
-
 def test_nothing_that_reads_knows_of_writing() -> None:
     users = {name for name, items in imports().items() if any(item.folder == "sink" for item in items)}
     outside = {name for name in users if not name.startswith("sink")}
@@ -394,7 +375,7 @@ def test_importing_the_package_loads_neither_spark_nor_a_client() -> None:
 
 def test_the_rules_see_the_imports_there_are() -> None:
     assert Import("pyspark_mq.ack") in imports()["sources.queues.reader"]
-    assert Import("pika.exceptions") in imports()["sources.amqp091.errors"]
+    assert Import("pika.exceptions") in imports()["wire.amqp091.errors"]
     assert Import("pyspark_mq.dedup.identity") in imports()["dedup.digests"]
     assert Import("pyspark_mq.spark_source.datasource", checking=True) in imports()[""]
     assert Import("pyspark_mq.dedup.redis_store", lazy=True) in imports()["spark_source.extras"]
@@ -431,8 +412,11 @@ def test_imports_are_found_wherever_they_are(source: str, found: list[Import]) -
         ("dedup.new", "from pyspark_mq.ack import State"),
         ("ack.new", "def late():\n  from pyspark_mq.sources.connections.session import Session"),
         ("dedup.new", "from pyspark_mq import brokers"),
-        ("brokers.new", "from pyspark_mq.sources.url import redact"),
+        ("brokers.new", "from pyspark_mq.wire.url import redact"),
         ("sources.new", "from pyspark_mq.admin import ask_depth"),
+        ("wire.new", "from pyspark_mq.sources.connections.session import Session"),
+        ("sink.new", "from pyspark_mq.sources.settings import Settings"),
+        ("streams.new", "from pyspark_mq.sources.runtime import Runtime"),
         ("sources.new", "def late():\n  from pyspark_mq.admin.checks import check_queue"),
     ],
 )

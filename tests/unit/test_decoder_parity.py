@@ -24,8 +24,8 @@ from pyspark_mq.decode.batch import UNREADABLE_PROPERTY
 from pyspark_mq.decode.stomp import StompBatch
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.connections.protocols import SESSIONS, session_class
-from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA, BatchBuilder
+from pyspark_mq.wire.stomp.frames import UnreadableHeaders
 from tests.support.columns import built
 from tests.support.decoding import Asked
 from tests.support.memory_broker import MemoryBatch

@@ -10,7 +10,7 @@ import pytest
 
 from pyspark_mq.errors import CheckpointError, ConfigurationError, DataLossError, MessageError
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
-from pyspark_mq.sources.url import parse_urls
+from pyspark_mq.wire.url import parse_urls
 from tests.support.effort import LONG, with_all
 from tests.support.engine import At, Crashed
 from tests.support.memory_broker import MemorySession, MemoryStore

@@ -16,8 +16,8 @@ from pyspark_mq.decode.batch import listed
 from pyspark_mq.decode.escapes import ESCAPES_MAX, escapes
 from pyspark_mq.sources.connections.message_id import _in_json
 from pyspark_mq.sources.connections.session import ReceiveBuffer
-from pyspark_mq.sources.stomp.frames import FrameReader, UnreadableHeaders
 from pyspark_mq.streams.rows import _slices
+from pyspark_mq.wire.stomp.frames import FrameReader, UnreadableHeaders
 
 #: What is written in a list or a map, and whether that many bytes of it make a message unreadable.
 CONTENTS = {

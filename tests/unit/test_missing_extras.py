@@ -43,7 +43,7 @@ def test_a_system_that_is_none_for_it_is_said_at_load(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setattr(sys, "platform", "win32")
-    for name in [name for name in sys.modules if name.startswith("pyspark_mq.sources.")]:
+    for name in [name for name in sys.modules if name.startswith(("pyspark_mq.sources.", "pyspark_mq.wire."))]:
         if name.endswith((".session", ".socket_loop", ".connection", ".client")):
             monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ConfigurationError, match="runs on Linux, but this is 'win32'") as refused:

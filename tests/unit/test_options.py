@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable, Settings
 from pyspark_mq.spark_source import option_table
 from pyspark_mq.spark_source.option_table import OPTIONS as TABLE
 from pyspark_mq.spark_source.options import Options, parse_options
+from pyspark_mq.wire.endpoint import Endpoint
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.effort import part_of
 from tests.support.pages import block

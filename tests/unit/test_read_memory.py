@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from pyspark_mq.sources.connections.read_memory import ReadMemory
+from pyspark_mq.wire.amqp091.read_memory import ReadMemory
 from tests.support.effort import part_of
 
 MIB = 1 << 20

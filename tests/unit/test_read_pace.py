@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyspark_mq.sources.connections import socket_loop
-from pyspark_mq.sources.connections.socket_loop import ReadPace
+from pyspark_mq.wire import socket_loop
+from pyspark_mq.wire.socket_loop import ReadPace
 
 PIECE = 16 << 10  # of TLS, a record
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark_mq.dedup import Key
 from pyspark_mq.errors import DataLossError
 from pyspark_mq.sources.journal import Journal, file_of
-from pyspark_mq.sources.url import parse_urls
+from pyspark_mq.wire.url import parse_urls
 from tests.support.effort import LONG, with_all
 from tests.support.engine import At, Crashed
 from tests.support.memory_broker import MemoryBroker, MemoryQueue, Message

@@ -15,9 +15,9 @@ from pyspark_mq.errors import BrokerUnavailableError, WriteError
 from pyspark_mq.sink.amqp091 import Amqp091Publisher
 from pyspark_mq.sink.publisher import SendWindow, WriteInterruptedError
 from pyspark_mq.sink.settings import NO_MESSAGE, Remarks
-from pyspark_mq.sources.amqp10.errors import is_stated
-from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.spark_source.sink_writer import StreamWriter, Written
+from pyspark_mq.wire.amqp10.errors import is_stated
+from pyspark_mq.wire.url import parse_urls
 from tests.support.sink import settings_of
 
 _NO_LINGER = struct.pack("ii", 1, 0)

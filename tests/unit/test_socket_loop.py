@@ -12,8 +12,8 @@ import pytest
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp091.session import Amqp091Session
 from pyspark_mq.sources.connections.session import ReceiveBuffer
-from pyspark_mq.sources.connections.socket_loop import SocketLoop
 from pyspark_mq.spark_source.options import parse_options
+from pyspark_mq.wire.socket_loop import SocketLoop
 from tests.unit.test_amqp091_session import server
 
 TIMEOUT_S = 1.0

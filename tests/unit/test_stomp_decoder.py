@@ -14,7 +14,7 @@ from pyspark_mq.decode.stomp import ParsedBatch, StompBatch
 from pyspark_mq.decode.stomp_frames import Frames
 from pyspark_mq.decode.stomp_headers import parse, value
 from pyspark_mq.dedup import IdSource, id_keys
-from pyspark_mq.sources.stomp.frames import Frame, FrameReader, StompFrameError, UnreadableHeaders
+from pyspark_mq.wire.stomp.frames import Frame, FrameReader, StompFrameError, UnreadableHeaders
 from tests.support.decoding import Asked
 from tests.support.sockets import cuts
 from tests.support.stomp import block
@@ -100,8 +100,8 @@ def test_what_begins_no_frame_is_shown_alike_however_it_was_read(before: bytes, 
 def test_of_too_many_headers_what_is_needed_is_kept_however_they_were_read(
     end: bytes, lines: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyspark_mq.sources.stomp.frames._HEADER_BYTES_MAX", 40)
-    monkeypatch.setattr("pyspark_mq.sources.stomp.frames._LINE_BYTES_MAX", 20)
+    monkeypatch.setattr("pyspark_mq.wire.stomp.frames._HEADER_BYTES_MAX", 40)
+    monkeypatch.setattr("pyspark_mq.wire.stomp.frames._LINE_BYTES_MAX", 20)
     head = end.join([b"MESSAGE", *lines])
     size = len(head) + len(end) - 1
     # Of a name the first entry and the last are kept, unless they are too long.
@@ -115,14 +115,14 @@ def test_of_too_many_headers_what_is_needed_is_kept_however_they_were_read(
         assert (command, body, good[2]) == ("MESSAGE", b"x", b"y")
         assert odd.error == f"its headers have {size} bytes, and the limit is 40"
         assert odd.split(b"\n")[1:-1] == expected
-    monkeypatch.setattr("pyspark_mq.sources.stomp.frames._HEADER_BYTES_MAX", size)
+    monkeypatch.setattr("pyspark_mq.wire.stomp.frames._HEADER_BYTES_MAX", size)
     for pieces in cuts(data):
         whole, _ = read(FrameReader(), *pieces)
         assert (type(whole[1]), whole[1].split(b"\n")[1:-1]) == (bytes, lines)
 
 
 def test_a_message_may_not_have_more_headers_than_can_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark_mq.sources.stomp.frames._HEADER_LINES_MAX", 3)
+    monkeypatch.setattr("pyspark_mq.wire.stomp.frames._HEADER_LINES_MAX", 3)
     good = b"MESSAGE\nack:1\na:1\nb:1\n\n\0"
     odd = b"MESSAGE\na:1\na:1\nack:1\nb:1\n\n\0"
     for pieces in cuts(good + odd):

@@ -21,9 +21,9 @@ from pyspark_mq.sources.connections.session import (
     SessionOptions,
     StopRequestedError,
 )
-from pyspark_mq.sources.stomp.frames import FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.session import StompSession
 from pyspark_mq.spark_source.options import parse_options
+from pyspark_mq.wire.stomp.frames import FrameReader, UnreadableHeaders
 from tests.support.decoding import Asked, take_each
 from tests.support.receiving import failure, receive
 from tests.support.sockets import LIMIT_S, Pieces, apart, cuts, port
@@ -452,7 +452,7 @@ def told(pieces: Sequence[bytes], *, keeps: bool) -> tuple[Any, ...]:
     """What a session makes of these: deliveries, and why it ended."""
     session = consumer(keeps=keeps)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("pyspark_mq.sources.connections.socket_loop.connect", lambda *_: Pieces(pieces))
+        patched.setattr("pyspark_mq.wire.socket_loop.connect", lambda *_: Pieces(pieces))
         try:
             session.open(session.endpoint.urls[0], LIMIT_S)
             session.consume(10)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.streams.access import Access
 from pyspark_mq.streams.chunk import ChunkError
 from pyspark_mq.streams.connection import Member, NoStream, StreamConnection, StreamLost
+from pyspark_mq.wire.url import parse_urls
 from tests.support.sockets import LIMIT_S, Pieces, cuts
 from tests.support.stream_peer import (
     AUTHENTICATE,

@@ -15,7 +15,7 @@ from pyspark_mq.errors import BrokerError, BrokerUnavailableError, DestinationEr
 from pyspark_mq.sources.connections.events import Confirmed, Event, EventQueue, Failed, Lost, Opened
 from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, SessionOptions
 from pyspark_mq.sources.connections.supervisor import ConnectionSupervisor, Limits
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.url import BrokerUrl
 from tests.support.memory_broker import MemoryBroker, MemorySession
 from tests.support.simulation import QUEUE, SUPERVISOR, World, make_settings
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources import url as url_module
-from pyspark_mq.sources.url import SCHEMES, BrokerUrl, parse_urls, redact, redact_in
+from pyspark_mq.wire import url as url_module
+from pyspark_mq.wire.url import SCHEMES, BrokerUrl, parse_urls, redact, redact_in
 
 
 def one(text: str) -> BrokerUrl:

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.url import redact
+from pyspark_mq.wire.url import redact
 from testbed.chaos.audit import Verdict, print_rows
 from testbed.chaos.chaos import ChaosTest, Job, Publisher
 from testbed.chaos.queues import OwnBroker, PrivateBroker

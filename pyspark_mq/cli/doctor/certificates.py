@@ -17,9 +17,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from pyspark_mq.admin.checks import Finding, Level
-from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.exposure import of_url
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.endpoint import Endpoint, tls_error
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["check_certificate", "check_tls", "of_file", "of_server", "valid_until"]
 

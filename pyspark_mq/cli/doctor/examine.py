@@ -33,12 +33,12 @@ from pyspark_mq.errors import (
     OptionError,
 )
 from pyspark_mq.sources.connections.session import Greeting, SessionLostError
-from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.exposure import of_management, of_store
 from pyspark_mq.sources.queues.pattern import matching
 from pyspark_mq.sources.settings import Settings
-from pyspark_mq.sources.url import BrokerUrl
 from pyspark_mq.spark_source.options import Options
+from pyspark_mq.wire.endpoint import Endpoint
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["check_version", "examine"]
 

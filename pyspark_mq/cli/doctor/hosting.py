@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pyspark_mq.admin.checks import Finding, Level
 from pyspark_mq.brokers.hosted import BALANCER_IDLE_S, METRICS_S, hosted_by
 from pyspark_mq.sources.settings import Settings
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["check_host"]
 

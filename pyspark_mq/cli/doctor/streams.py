@@ -18,7 +18,6 @@ from pyspark_mq.cli.doctor.report import Section
 from pyspark_mq.decode.amqp10 import ReadBatch
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.url import BrokerUrl, place_of
 from pyspark_mq.streams.access import Access, make_access
 from pyspark_mq.streams.chunk import Chunk, ChunkError
 from pyspark_mq.streams.connection import Member, NoStream, StreamConnection, StreamLost
@@ -26,6 +25,7 @@ from pyspark_mq.streams.offsets import StreamPosition
 from pyspark_mq.streams.settings import StreamSettings
 from pyspark_mq.streams.tail import Copy
 from pyspark_mq.streams.topology import located, persistently
+from pyspark_mq.wire.url import BrokerUrl, place_of
 
 __all__ = ["examine_streams"]
 

@@ -22,8 +22,8 @@ from pyspark_mq.cli.doctor.report import Section
 from pyspark_mq.errors import BrokerUnavailableError, ConfigurationError, MqError
 from pyspark_mq.sink.publisher import Publisher, publisher_class
 from pyspark_mq.sink.settings import Destination, SinkSettings
-from pyspark_mq.sources.url import BrokerUrl
 from pyspark_mq.spark_source.sink_options import parse_sink_options
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["examine_write"]
 

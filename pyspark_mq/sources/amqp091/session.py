@@ -30,13 +30,13 @@ from pyspark_mq.decode.amqp091_properties import Raw, check, unreadable
 from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MessageError, OptionError
 from pyspark_mq.logs import leave_out_own_lines
-from pyspark_mq.sources.amqp091.client import Answer, Loop, PikaConnection
-from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_stated
-from pyspark_mq.sources.amqp091.frames import Amqp091FrameError
-from pyspark_mq.sources.amqp091.login import connection_parameters
 from pyspark_mq.sources.connections.session import Greeting, QueueDepth, Session, SessionLostError
-from pyspark_mq.sources.endpoint import exclusive_error
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.amqp091.client import Answer, Loop, PikaConnection
+from pyspark_mq.wire.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_stated
+from pyspark_mq.wire.amqp091.frames import Amqp091FrameError
+from pyspark_mq.wire.amqp091.login import connection_parameters
+from pyspark_mq.wire.endpoint import exclusive_error
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["Amqp091Session"]
 

@@ -21,12 +21,12 @@ from proton import Session as ProtonSession
 
 from pyspark_mq.brokers.base import Amqp10Dialect
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.amqp10.engine import FRAME_BYTES, log_in, send_acknowledgements
-from pyspark_mq.sources.amqp10.errors import PROTOCOL_NAME, is_stated, open_error
 from pyspark_mq.sources.amqp10.transfers import Transfers
 from pyspark_mq.sources.connections.session import Session, SessionLostError
-from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.amqp10.engine import FRAME_BYTES, log_in, send_acknowledgements
+from pyspark_mq.wire.amqp10.errors import PROTOCOL_NAME, is_stated, open_error
+from pyspark_mq.wire.socket_loop import SocketLoop, dial_error
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["UNREADABLE", "UNREADABLE_ERRORS", "Amqp10Connection"]
 

@@ -21,8 +21,8 @@ from pyspark_mq.errors import MqError
 from pyspark_mq.sources.amqp10.incoming import Incoming
 from pyspark_mq.sources.amqp10.session import Amqp10Session
 from pyspark_mq.sources.connections.session import ReceiveBuffer, SessionLostError
-from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.endpoint import Endpoint
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["ask_queue"]
 

@@ -36,12 +36,12 @@ from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp10.connection import UNREADABLE, UNREADABLE_ERRORS, Amqp10Connection
 from pyspark_mq.sources.amqp10.depth import ManagementLinks
-from pyspark_mq.sources.amqp10.engine import free_closed
-from pyspark_mq.sources.amqp10.errors import PROTOCOL_NAME
 from pyspark_mq.sources.amqp10.incoming import Handle, Incoming
 from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth, SessionLostError
-from pyspark_mq.sources.connections.socket_loop import hint
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.amqp10.engine import free_closed
+from pyspark_mq.wire.amqp10.errors import PROTOCOL_NAME
+from pyspark_mq.wire.socket_loop import hint
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["Amqp10Session"]
 

@@ -6,8 +6,8 @@ import logging
 
 from pyspark_mq.errors import BrokerError, BrokerUnavailableError, MqError
 from pyspark_mq.sources.connections.session import SessionLostError
-from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.runtime import Runtime
+from pyspark_mq.wire.endpoint import Endpoint
 
 __all__ = ["Backoff"]
 

@@ -37,9 +37,9 @@ from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts
 from pyspark_mq.decode.batch import DeliveryBatch, Unreadable
 from pyspark_mq.errors import DestinationError, MessageError, shown
 from pyspark_mq.sources.connections.flow import is_full
-from pyspark_mq.sources.connections.socket_loop import count_addresses
-from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.endpoint import Endpoint
+from pyspark_mq.wire.socket_loop import count_addresses
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = [
     "COPIED",

@@ -36,9 +36,9 @@ from pyspark_mq.sources.connections.session import (
     SessionOptions,
     StopRequestedError,
 )
-from pyspark_mq.sources.endpoint import FILES, Endpoint
 from pyspark_mq.sources.runtime import Runtime, Task
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.endpoint import FILES, Endpoint
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["STILL_S", "ConnectionSupervisor", "Limits"]
 

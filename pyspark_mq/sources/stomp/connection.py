@@ -23,11 +23,11 @@ from pyspark_mq.decode.stomp_headers import parse
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sources.connections.session import Session, SessionLostError
-from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
-from pyspark_mq.sources.stomp.client import Transport, heart_beats
-from pyspark_mq.sources.stomp.errors import error_text, login_error
-from pyspark_mq.sources.stomp.frames import Frame, FrameReader
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.socket_loop import SocketLoop, dial_error, hint
+from pyspark_mq.wire.stomp.client import Transport, heart_beats
+from pyspark_mq.wire.stomp.errors import error_text, login_error
+from pyspark_mq.wire.stomp.frames import Frame, FrameReader
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["PROVED", "StompConnection"]
 
@@ -65,7 +65,7 @@ class StompConnection(Session):
         self._transport: Any = None
         self._protocol: Any = None
         #: The text with which the names of this session's subscriptions and receipts end, so that frames of the broker
-        #: can be told from frames within a text, see :mod:`pyspark_mq.sources.stomp.frames`.
+        #: can be told from frames within a text, see :mod:`pyspark_mq.wire.stomp.frames`.
         self._own = f"-{secrets.token_urlsafe(_OWN_BYTES)}"
         self._reader = FrameReader(BATCH_MIN, self._dialect.last_header, self._own.encode(), self._in_doubt)
         self._connected = False

@@ -4,7 +4,7 @@ stomp.py builds most outgoing frames, and writes them to :class:`.Transport`, wh
 non-blocking, and :meth:`StompSession.run` reads and writes it on the supervisor's thread. So acknowledgements are sent
 even while reading is paused, heartbeats need no thread of their own, and TLS has the same settings as for the other
 protocols (stomp.py does not accept an `ssl.SSLContext`). Incoming frames are read by
-:mod:`pyspark_mq.sources.stomp.frames`, for the reasons given in its docstring.
+:mod:`pyspark_mq.wire.stomp.frames`, for the reasons given in its docstring.
 
 A RECEIPT confirms acknowledgements. The broker processes a connection's frames in order, so the receipt for the last
 acknowledgement also confirms all earlier ones. If an acknowledgement fails, the broker sends an ERROR instead, which
@@ -33,9 +33,9 @@ from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth,
 from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
 from pyspark_mq.sources.stomp.errors import subscribe_error
-from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, StompFrameError, id_for_errors
 from pyspark_mq.sources.stomp.settling import StompSettling
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.stomp.frames import MESSAGE, Frame, StompFrameError, id_for_errors
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["StompSession"]
 

@@ -7,7 +7,7 @@ import re
 
 from stomp.transport import BaseTransport
 
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["Transport", "heart_beats"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pika
 
-from pyspark_mq.sources.connections.socket_loop import addresses_of
-from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.endpoint import Endpoint
+from pyspark_mq.wire.socket_loop import addresses_of
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["connection_parameters"]
 

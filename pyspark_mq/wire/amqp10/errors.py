@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RefusedError
-from pyspark_mq.sources.connections.socket_loop import hint
-from pyspark_mq.sources.endpoint import Endpoint, exclusive_error
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.endpoint import Endpoint, exclusive_error
+from pyspark_mq.wire.socket_loop import hint
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["PROTOCOL_NAME", "is_stated", "open_error"]
 

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pyspark_mq.errors import BrokerUnavailableError, MqError
-from pyspark_mq.sources.endpoint import Endpoint, tls_error
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.endpoint import Endpoint, tls_error
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["ReadPace", "SocketLoop", "addresses_of", "connect", "count_addresses", "dial_error", "hint"]
 

@@ -21,7 +21,7 @@ from pyspark_mq.decode.amqp091 import Amqp091Batch
 from pyspark_mq.decode.amqp091_properties import FLAGS_BYTES, Raw
 from pyspark_mq.decode.batch import BATCH_MIN
 from pyspark_mq.decode.spans import Views
-from pyspark_mq.sources.connections.read_memory import ReadMemory
+from pyspark_mq.wire.amqp091.read_memory import ReadMemory
 
 __all__ = ["Amqp091FrameError", "DeliveryReader"]
 

@@ -18,8 +18,8 @@ from pika.exceptions import (
 )
 
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RefusedError
-from pyspark_mq.sources.endpoint import Endpoint, exclusive_error, tls_error
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.endpoint import Endpoint, exclusive_error, tls_error
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["connect_error", "handshake_hint", "queue_error", "reason_of", "was_stated"]
 

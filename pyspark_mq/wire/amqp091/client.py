@@ -11,8 +11,8 @@ from pika.adapters.select_connection import IOLoop, SelectConnection
 
 from pyspark_mq.decode.amqp091 import Amqp091Batch
 from pyspark_mq.decode.amqp091_properties import Raw
-from pyspark_mq.sources.amqp091.frames import DeliveryReader
-from pyspark_mq.sources.connections.socket_loop import ReadPace
+from pyspark_mq.wire.amqp091.frames import DeliveryReader
+from pyspark_mq.wire.socket_loop import ReadPace
 
 __all__ = ["Answer", "Loop", "PikaConnection"]
 

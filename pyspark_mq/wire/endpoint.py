@@ -12,7 +12,7 @@ from pathlib import Path
 from pyspark_mq.brokers import Broker, broker_of
 from pyspark_mq.brokers.hosted import hosted_by
 from pyspark_mq.errors import DestinationError, OptionError, RefusedError, hide_in
-from pyspark_mq.sources.url import CONTROL, BrokerUrl, hide
+from pyspark_mq.wire.url import CONTROL, BrokerUrl, hide
 
 __all__ = ["FILES", "Endpoint", "Tls", "exclusive_error", "tls_error"]
 

@@ -7,9 +7,9 @@ from collections import deque
 
 from proton import SASL, Connection, Link, Transport, symbol
 
-from pyspark_mq.sources.connections.socket_loop import SocketLoop
-from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.wire.endpoint import Endpoint
+from pyspark_mq.wire.socket_loop import SocketLoop
+from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["FRAME_BYTES", "free_closed", "log_in", "send", "send_acknowledgements", "state_unsettled"]
 

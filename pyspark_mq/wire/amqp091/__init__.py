@@ -1,0 +1,1 @@
+"""Connects over AMQP 0-9-1, with pika."""

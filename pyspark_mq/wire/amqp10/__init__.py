@@ -1,0 +1,1 @@
+"""Connects over AMQP 1.0, with python-qpid-proton."""
