@@ -1,43 +1,37 @@
 """Publishes messages over AMQP 0-9-1 with pika, publisher confirms and the flag `mandatory`.
 
-This module runs the event loop of pika's asynchronous connection, because pika's blocking connection waits for the
-confirmation of each message before it sends the next. With the flag `mandatory` RabbitMQ returns a message that it
+With the flag `mandatory` RabbitMQ returns a message that it
 cannot route to a queue. It then confirms this message, too, always after returning it (`rabbit_channel.erl`). So the
 publisher notices a returned message before the message counts as confirmed.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from itertools import takewhile
 from typing import Any, TypeAlias
 
-from pika.adapters.select_connection import IOLoop, SelectConnection
-from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
+from pika.exceptions import ChannelClosedByBroker
 from pika.spec import BasicProperties
 
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, WriteError
-from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sink.amqp091_message import content, publish_frame
 from pyspark_mq.sink.publisher import Publisher, WriteInterruptedError
 from pyspark_mq.sink.settings import DROP_ROWS, NO_DESTINATION, Destination, Message
-from pyspark_mq.wire.amqp091.errors import connect_error, handshake_hint, reason_of
-from pyspark_mq.wire.amqp091.login import connection_parameters
+from pyspark_mq.wire.amqp091.client import Answer
+from pyspark_mq.wire.amqp091.connection import Amqp091Connection
+from pyspark_mq.wire.amqp091.errors import reason_of, was_stated
+from pyspark_mq.wire.connection import ConnectionLostError
 
 __all__ = ["Amqp091Publisher"]
-
-_LOG = logging.getLogger("pyspark_mq")
-leave_out_own_lines("pika")
 
 #: Number of bytes passed to the socket at a time. Of a larger piece, pika would copy the unsent rest after each send.
 _TURN_BYTES = 256 << 10
 _TURN_S = 1.0
-_CLOSE_TIMEOUT_S = 1.0
 #: Names that are not ASCII, and longer than this, may make RabbitMQ's error text longer than AMQP allows.
 _LONG_NAME_BYTES = 200
 _COPIES = "which RabbitMQ reads as further routing keys, and refuses as text"
@@ -45,8 +39,6 @@ _COPIES = "which RabbitMQ reads as further routing keys, and refuses as text"
 _AROUND_BYTES = 8
 #: Reply codes with which the broker closes a channel (AMQP 0-9-1, "reply-code").
 _REFUSED, _NOT_FOUND, _LOCKED, _PRECONDITION = 403, 404, 405, 406
-#: Reply code with which a broker that is stopped closes connections.
-_CONNECTION_FORCED = 320
 _NO_EXCHANGE = re.compile(r"no exchange '(.*)' in vhost")
 _Encoded: TypeAlias = "tuple[bytes, int, Destination, str]"
 
@@ -58,12 +50,8 @@ class Amqp091Publisher(Publisher):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._loop = IOLoop()
-        self._connection: Any = None
+        self._connection = Amqp091Connection(self.endpoint)
         self._channel: Any = None
-        self._end: object = None
-        #: Number of bytes received so far, and the time when the last of them arrived.
-        self._received, self._heard_s = 0, 0.0
         #: The error for the first message that the broker did not accept, and this message's destination.
         self._failed: tuple[WriteError, Destination] | None = None
         self._encoded: list[_Encoded] = []
@@ -77,26 +65,19 @@ class Amqp091Publisher(Publisher):
     # -- opening
 
     def open(self, deadline: float) -> None:
-        url, left_s = self.url, deadline - time.monotonic()
-        login = self.endpoint.credentials(url)
-        self._connection = SelectConnection(
-            connection_parameters(self.endpoint, url, left_s, login, "pyspark-mq writes", self.attempt),
-            on_open_callback=lambda _: self._loop.stop(),
-            on_open_error_callback=lambda _, error: self._ended(error),
-            on_close_callback=lambda _, error: self._ended(error),
-            custom_ioloop=self._loop,
-        )
-        if not self._until(lambda: self._connection.is_open, deadline):
-            if self._end is not None:
-                raise connect_error(self._end, url, self.endpoint)
-            raise BrokerUnavailableError(f"{url}: no answer in time{handshake_hint((), url)}")
-        product = (self._connection.server_properties or {}).get("product")
-        self.endpoint.check_product(url, str(product))
-        self._connection.add_on_connection_blocked_callback(lambda _, frame: self._block(frame))
-        self._connection.add_on_connection_unblocked_callback(lambda *_: self.window.block(""))
+        connection = self._connection
+        connection.open(self.url, deadline, "pyspark-mq writes", self.attempt)
+        self.endpoint.check_product(self.url, connection.property("product"))
+        connection.pika.add_on_connection_blocked_callback(lambda _, frame: self._block(frame))
+        connection.pika.add_on_connection_unblocked_callback(lambda *_: self.window.block(""))
         if self.settings.destination is not None:
             self._check(self.settings.destination, deadline)
-        self._open_channel(deadline)
+        try:
+            self._channel = channel = connection.channel(deadline)
+            channel.add_on_return_callback(self._returned)
+            connection.call(deadline, channel.confirm_delivery, self._answered)
+        except (ConnectionLostError, TimeoutError):
+            raise self._end_error("the broker did not open a channel in time") from None
 
     def _block(self, frame: Any) -> None:
         self.window.block(str(frame.method.reason) or "no reason given")
@@ -106,21 +87,22 @@ class Amqp091Publisher(Publisher):
 
         This is checked on a separate channel, because the broker closes the channel if the destination does not exist.
         """
-        closed: list[Any] = []
-        done: list[Any] = []
+        closed, found = Answer(self._connection.loop), Answer(self._connection.loop)
 
         def look(channel: Any) -> None:
-            channel.add_on_close_callback(lambda _, error: self._note(closed, error))
+            channel.add_on_close_callback(lambda _, error: closed(error))
             declare = channel.exchange_declare if destination.kind == "exchange" else channel.queue_declare
-            declare(destination.name, passive=True, callback=lambda _: self._note(done, channel))
+            declare(destination.name, passive=True, callback=found)
 
-        self._connection.channel(on_open_callback=look)
-        if not self._until(lambda: bool(closed or done), deadline):
-            raise self._end_error(f"{destination} did not answer in time")
-        if done:
-            done[0].close()
+        channel = self._connection.pika.channel(on_open_callback=look)
+        try:
+            self._connection.until(lambda: closed.came or found.came, deadline)
+        except (ConnectionLostError, TimeoutError):
+            raise self._end_error(f"{destination} did not answer in time") from None
+        if found.came:
+            channel.close()
             return
-        code, reason = getattr(closed[0], "reply_code", 0), reason_of(closed[0])
+        code, reason = getattr(closed.value, "reply_code", 0), reason_of(closed.value)
         if code == _LOCKED:
             return  # the queue is exclusive to a connection, but other connections may publish to it
         if code == _NOT_FOUND and not self.endpoint.broker.will_be_back(reason):
@@ -143,58 +125,16 @@ class Amqp091Publisher(Publisher):
             (destination.name, destination.key) if destination.kind == "exchange" else ("", destination.name)
         )
         self._channel.basic_publish(exchange, key, b"", properties, mandatory=True)
-        self._until(lambda: False, deadline)
-        if getattr(self._end, "reply_code", 0) != _PRECONDITION:
+        with suppress(ConnectionLostError, TimeoutError):
+            self._connection.until(lambda: False, deadline)
+        if getattr(self._connection.end, "reply_code", 0) != _PRECONDITION:
             raise self._end_error(f"{destination} did not answer in time")
-
-    def _open_channel(self, deadline: float) -> None:
-        confirms: list[Any] = []
-
-        def use(channel: Any) -> None:
-            self._channel = channel
-            channel.add_on_close_callback(lambda _, error: self._ended(error))
-            channel.add_on_return_callback(self._returned)
-            channel.confirm_delivery(self._answered, callback=lambda _: self._note(confirms, channel))
-
-        self._connection.channel(on_open_callback=use)
-        if not self._until(lambda: bool(confirms), deadline):
-            raise self._end_error("the broker did not open a channel in time")
-
-    def _note(self, noted: list[Any], what: Any) -> None:
-        noted.append(what)
-        self._loop.stop()
-
-    def _until(self, done: Callable[[], bool], deadline: float) -> bool:
-        """Run pika's event loop until `done()` is true. Return False if the connection ends or time runs out before."""
-        while not done():
-            left_s = deadline - time.monotonic()
-            if self._end is not None or left_s <= 0:
-                return False
-            self._turn(left_s)
-        return self._end is None
-
-    def _turn(self, timeout_s: float) -> None:
-        timer = self._loop.call_later(timeout_s, self._loop.stop)
-        try:
-            self._loop.start()
-        except Exception as error:  # noqa: BLE001 - pika raises whatever it runs into
-            self._ended(error)
-        finally:
-            self._loop.remove_timeout(timer)
-        received = getattr(self._connection, "bytes_received", 0)
-        if received != self._received:
-            self._received, self._heard_s = received, time.monotonic()
-
-    def _ended(self, error: object) -> None:
-        if self._end is None:
-            self._end = error
-        self._loop.stop()
 
     # -- sending
 
     def encode(self, message: Message) -> _Encoded:
         channel = self._channel.channel_number
-        frame_bytes = self._connection.params.frame_max - _AROUND_BYTES
+        frame_bytes = self._connection.pika.params.frame_max - _AROUND_BYTES
         frames = _method(message.destination, channel) + content(message, channel, frame_bytes)
         return frames, len(message.body), message.destination, message.id
 
@@ -208,10 +148,10 @@ class Amqp091Publisher(Publisher):
             if self._exhausted and not self.window.unconfirmed:
                 self._drop_returned()
                 return
-            if self._end is not None:
+            if self._connection.end is not None:
                 raise self._end_error("")
-            self.window.check(self._heard_s)
-            self._turn(_TURN_S)
+            self.window.check(self._connection.pika.received_s)
+            self._connection.turn(_TURN_S)
 
     def _drop_returned(self) -> None:
         """Drop the rows whose messages were returned because their destination does not exist.
@@ -239,7 +179,7 @@ class Amqp091Publisher(Publisher):
         size = len(destination.name.encode())
         if size > _LONG_NAME_BYTES and not destination.name.isascii():
             return refusal  # looking such a queue up would end the connection with 541 INTERNAL_ERROR (4.3)
-        if self._end is not None:
+        if self._connection.end is not None:
             return WriteInterruptedError(refusal.text, refusal=refusal)
         try:
             self._check(destination, time.monotonic() + self.endpoint.connect_timeout_s)
@@ -254,8 +194,8 @@ class Amqp091Publisher(Publisher):
 
         After each :data:`_TURN_BYTES` the event loop runs in between, so that confirmations are read.
         """
-        window, parts, written = self.window, [], 0
-        while written < _TURN_BYTES and not window.full and self._end is None and self._failed is None:
+        connection, window, parts, written = self._connection, self.window, [], 0
+        while written < _TURN_BYTES and not window.full and connection.end is None and self._failed is None:
             item = next(self._left, None)
             if item is None:
                 self._exhausted = True
@@ -267,11 +207,11 @@ class Amqp091Publisher(Publisher):
             written += len(frames)
         if parts:
             # Send the frames of many messages with one system call. pika itself would make three for each message.
-            self._connection._output_marshaled_frames([b"".join(parts)])  # noqa: SLF001 - it has no other name
+            connection.pika._output_marshaled_frames([b"".join(parts)])  # noqa: SLF001 - it has no other name
             if not self._exhausted:
-                self._loop.add_callback_threadsafe(self._fill)
+                connection.loop.add_callback_threadsafe(self._fill)
         elif self._exhausted and not window.unconfirmed:
-            self._loop.stop()
+            connection.loop.stop()
 
     def _answered(self, frame: Any) -> None:
         answer, window = frame.method, self.window
@@ -292,7 +232,7 @@ class Amqp091Publisher(Publisher):
         for tag in tags:
             window.confirmed(tag)
         if self._exhausted and not window.unconfirmed:
-            self._loop.stop()
+            self._connection.loop.stop()
         elif was_full and not window.full:
             self._fill()
 
@@ -329,7 +269,7 @@ class Amqp091Publisher(Publisher):
 
     def _fail(self, destination: Destination, text: str) -> None:
         self._failed = self._failed or (WriteError(text), destination)
-        self._loop.stop()
+        self._connection.loop.stop()
 
     def _end_error(self, text: str) -> MqError:
         """Return the error for the end of the connection or the channel.
@@ -337,11 +277,12 @@ class Amqp091Publisher(Publisher):
         Args:
             text: text of the error if neither has ended, for example because the broker did not answer in time.
         """
-        if self._end is None:
+        end = self._connection.end
+        if end is None:
             return BrokerUnavailableError(f"{self.url}: {text}")
-        reason = reason_of(self._end)
-        if isinstance(self._end, ChannelClosedByBroker):
-            code = self._end.reply_code
+        reason = reason_of(end)
+        if isinstance(end, ChannelClosedByBroker):
+            code = end.reply_code
             if code == _PRECONDITION and "size" in reason:
                 return WriteError(
                     f"{self.url}: a message for {self._named()} is larger than the broker accepts ({reason}): shorten "
@@ -360,8 +301,7 @@ class Amqp091Publisher(Publisher):
                     f"({reason}): grant this user permission to write, or correct option 'username'"
                 )
             return WriteError(f"{self.url}: the broker ended the write to {self._named()} ({reason})")
-        stated = isinstance(self._end, ConnectionClosedByBroker) and self._end.reply_code != _CONNECTION_FORCED
-        return self.lost(reason, stated=stated)
+        return self.lost(reason, stated=was_stated(end))
 
     def _without(self, exchange: str, missing: DestinationError) -> WriteInterruptedError:
         """Drop the rows for an exchange that does not exist, and return the error that makes the write continue.
@@ -374,22 +314,7 @@ class Amqp091Publisher(Publisher):
         return WriteInterruptedError(missing.text)
 
     def close(self) -> None:
-        connection, deadline = self._connection, time.monotonic() + _CLOSE_TIMEOUT_S
-        try:
-            if connection is not None and connection.is_open:
-                connection.close()
-                # Do not wait for long: a broker that has an alarm does not read anything, not even this.
-                while not connection.is_closed and time.monotonic() < deadline:
-                    self._turn(0.1)
-        except Exception as failed:  # noqa: BLE001 - the write is over, whatever pika says
-            _LOG.debug("closing: %s", self.endpoint.hide(str(failed)))
-        finally:
-            transport = getattr(connection, "_transport", None)
-            if transport is not None and not connection.is_closed:
-                with suppress(Exception):
-                    transport.abort()
-                    self._turn(0.0)  # a callback of the loop closes the socket
-            self._loop.close()
+        self._connection.close()
 
 
 @lru_cache(maxsize=1_000)

@@ -253,7 +253,7 @@ def told(pieces: Sequence[bytes], least: int, *, keeps: bool) -> tuple[Any, ...]
 
     def pass_on(other: bytes) -> None:
         take()
-        if session._end is None:
+        if session._connection.end is None:
             found.append(other)
 
     reader = DeliveryReader(1, FRAME_BYTES, session._deliver, pass_on, least)
@@ -261,11 +261,15 @@ def told(pieces: Sequence[bytes], least: int, *, keeps: bool) -> tuple[Any, ...]
         for piece in pieces:
             reader.feed(piece)
     except Amqp091FrameError as wrong:
-        session._ended(wrong)
+        session._connection.ended(wrong)
     finally:
         session.close()
     take()
-    return [(*raw[:5],) if isinstance(raw, tuple) else raw for raw in found], reason_of(session._end), session._last_tag
+    return (
+        [(*raw[:5],) if isinstance(raw, tuple) else raw for raw in found],
+        reason_of(session._connection.end),
+        session._last_tag,
+    )
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ from pyspark_mq.sources.connections.session import (
     ReceiveBuffer,
     SessionLostError,
     SessionOptions,
-    StopRequestedError,
 )
 from pyspark_mq.sources.stomp.session import StompSession
 from pyspark_mq.spark_source.options import parse_options
+from pyspark_mq.wire.connection import StopRequestedError
 from pyspark_mq.wire.stomp.frames import FrameReader, UnreadableHeaders
 from tests.support.decoding import Asked, take_each
 from tests.support.receiving import failure, receive

@@ -1,8 +1,6 @@
 """Sessions over AMQP 0-9-1, with pika.
 
-The session uses pika's asynchronous connection: :meth:`Amqp091Session.run` runs its event loop for a while on the
-supervisor's thread. pika's blocking connection would take more time for each message, and reject messages in its buffer
-when a consumer is cancelled.
+:meth:`Amqp091Session.run` runs the event loop of its connection for a while, on the supervisor's thread.
 
 RabbitMQ does not answer acknowledgements. So the session sends a *flush marker* after them on the same channel: a
 passive queue.declare. A channel processes its methods in order, so the answer proves that the acknowledgements were
@@ -15,26 +13,24 @@ after a whole window of messages. The next flush marker confirms everything that
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-import pika
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.brokers.facts import version_of
-from pyspark_mq.decode.amqp091 import Amqp091Batch, as_text, unreadable_of
+from pyspark_mq.decode.amqp091 import Amqp091Batch, unreadable_of
 from pyspark_mq.decode.amqp091_properties import Raw, check, unreadable
 from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MessageError, OptionError
-from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sources.connections.session import Greeting, QueueDepth, Session, SessionLostError
-from pyspark_mq.wire.amqp091.client import Answer, Loop, PikaConnection
-from pyspark_mq.wire.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_stated
+from pyspark_mq.wire.amqp091.connection import Amqp091Connection
+from pyspark_mq.wire.amqp091.errors import queue_error, reason_of, was_stated
 from pyspark_mq.wire.amqp091.frames import Amqp091FrameError
-from pyspark_mq.wire.amqp091.login import connection_parameters
+from pyspark_mq.wire.connection import ConnectionLostError
 from pyspark_mq.wire.endpoint import exclusive_error
 from pyspark_mq.wire.url import BrokerUrl
 
@@ -43,10 +39,6 @@ __all__ = ["Amqp091Session"]
 _LOG = logging.getLogger("pyspark_mq")
 #: From this version on a quorum queue does not count a delivery of messages that a consumer returns.
 _RETURNS_SINCE = (4, 3)
-# pika logs a traceback for each attempt that fails, but this package reports such attempts itself.
-leave_out_own_lines("pika")
-
-_CLOSE_TIMEOUT_S = 1.0
 #: The encoded name (AMQP 0-9-1, 4.2.5.3) of a header that each message of a RabbitMQ stream has.
 _STREAM_OFFSET = b"\x0fx-stream-offset"
 #: Interval at which the password file is checked for a new secret. Tokens are replaced minutes before they expire.
@@ -60,9 +52,7 @@ class Amqp091Session(Session):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._secret: str | None = None
-        self._loop = Loop(lambda: self._ended(SessionLostError("the broker closed the connection")))
-        self._pika: PikaConnection | None = None
+        self._connection = Amqp091Connection(self.endpoint, self.now_s, self.options.stopping)
         self._channel: Any = None
         self._queue = self.endpoint.queue or ""
         self._consumer_tags: list[str] = []
@@ -71,7 +61,6 @@ class Amqp091Session(Session):
         self._window = self._granted = self._last_tag = 0
         #: Whether any delivery was acknowledged or rejected.
         self._acknowledged = self._reading_one = False
-        self._end: object = None
         #: Numbers of requests that a later flush marker will confirm; and numbers of those that the unanswered flush
         #: marker will confirm, None if there is no unanswered one.
         self._unconfirmed: list[int] = []
@@ -83,31 +72,18 @@ class Amqp091Session(Session):
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
         deadline = self.now_s() + timeout_s
         self._url = url
-        opened = Answer(self._loop)
-        self._pika = PikaConnection(
-            self._parameters(url, timeout_s),
-            on_open_callback=opened,
-            on_open_error_callback=lambda _, error: self._ended(error),
-            on_close_callback=lambda _, error: self._ended(error),
-            custom_ioloop=self._loop,
-        )
-        try:
-            self._until(lambda: opened.came, deadline)
-        except SessionLostError:
-            raise connect_error(self._end, url, self.endpoint) from None
-        except TimeoutError:
-            text = f"{url}: no answer within {timeout_s:.0f} s{handshake_hint((), url)}"
-            raise BrokerUnavailableError(text) from None
+        connection, late = self._connection, f"within {timeout_s:.0f} s"
+        connection.open(url, deadline, f"pyspark-mq {self.endpoint.destination}", self.options.attempt, late)
         try:
             depth = self._open_queue(deadline)
-        except SessionLostError:
-            raise queue_error(self._end, url, self.endpoint) from None
+        except ConnectionLostError:
+            raise queue_error(connection.end, url, self.endpoint) from None
         except TimeoutError:
-            text = f"{url}: {self.endpoint.destination} did not answer within {timeout_s:.0f} s"
-            raise BrokerUnavailableError(text) from None
+            raise BrokerUnavailableError(f"{url}: {self.endpoint.destination} did not answer {late}") from None
         if self.endpoint.password_file is not None:
-            self._loop.call_later(_SECRET_LOOK_S, partial(self._renew_secret, url))
-        return Greeting(url, self._broker_id(), depth, server=f"{self._field('product')}/{self._field('version')}")
+            connection.loop.call_later(_SECRET_LOOK_S, partial(self._renew_secret, url))
+        server = f"{connection.property('product')}/{connection.property('version')}"
+        return Greeting(url, self._broker_id(), depth, server=server)
 
     def _renew_secret(self, url: BrokerUrl) -> None:
         """If the secret in the password file has changed, send it to the broker. Then schedule the next check.
@@ -115,13 +91,14 @@ class Amqp091Session(Session):
         When an OAuth 2 token expires, the broker ends the session, unless it got a new token before
         (connection.update-secret, an extension of RabbitMQ).
         """
+        connection = self._connection
         with suppress(OptionError):
             secret = self.endpoint.credentials(url)[1]
-            if secret != self._secret and self._pika is not None and self._pika.is_open:
-                self._secret = secret
-                self._pika.update_secret(secret, "passwordFile has changed", callback=lambda _: None)
+            if secret != connection.secret and connection.pika.is_open:
+                connection.secret = secret
+                connection.pika.update_secret(secret, "passwordFile has changed", callback=lambda _: None)
                 _LOG.info("%s: sent the broker the new secret from 'passwordFile'", url)
-        self._loop.call_later(_SECRET_LOOK_S, partial(self._renew_secret, url))
+        connection.loop.call_later(_SECRET_LOOK_S, partial(self._renew_secret, url))
 
     def _broker_id(self) -> str:
         """Return the name of the broker's cluster; empty if it may be the name of a single node of a cluster.
@@ -129,47 +106,26 @@ class Amqp091Session(Session):
         If a cluster has no name of its own, each node reports its own name, `rabbit@host` (RabbitMQ 3.10,
         `rabbit_nodes`).
         """
-        name = self._field("cluster_name")
+        name = self._connection.property("cluster_name")
         return "" if "@" in name and self.endpoint.clustered else name
 
-    def _field(self, name: str) -> str:
-        """Return a property that the broker has stated for the connection, as text; empty if it is missing."""
-        assert self._pika is not None
-        return as_text((self._pika.server_properties or {}).get(name)) or ""
-
-    def _parameters(self, url: BrokerUrl, timeout_s: float) -> pika.ConnectionParameters:
-        login = self.endpoint.credentials(url)
-        self._secret = login[1]
-        name = f"pyspark-mq {self.endpoint.destination}"
-        return connection_parameters(self.endpoint, url, timeout_s, login, name, self.options.attempt)
-
     def _open_queue(self, deadline: float) -> QueueDepth:
-        opened = Answer(self._loop)
-        assert self._pika is not None
-        self._channel = self._pika.channel(on_open_callback=opened)
-        self._channel.add_on_close_callback(lambda _, error: self._ended(error))
+        self._channel = self._connection.channel(deadline)
         cancelled = SessionLostError("the broker cancelled the consumer")
-        self._channel.add_on_cancel_callback(lambda _: self._ended(cancelled))
-        self._until(lambda: opened.came, deadline)
+        self._channel.add_on_cancel_callback(lambda _: self._connection.ended(cancelled))
         if self.endpoint.topic is not None:
             self._bind_topic(self.endpoint.topic, deadline)
-        return self._depth(self._call(deadline, self._channel.queue_declare, self._queue, passive=True), 0)
+        declare = self._channel.queue_declare
+        return self._depth(self._connection.call(deadline, declare, self._queue, passive=True), 0)
 
     def _bind_topic(self, topic: str, deadline: float) -> None:
         """Bind a queue to the exchange that is the topic. For a durable subscription, the queue is durable."""
         name = self.endpoint.subscription
         kind = {"durable": name is not None, "exclusive": name is None, "auto_delete": name is None}
-        self._call(deadline, self._channel.exchange_declare, topic, passive=True)
-        declared = self._call(deadline, self._channel.queue_declare, name or "", **kind)
-        self._queue = declared.method.queue
-        self._call(deadline, self._channel.queue_bind, self._queue, topic, routing_key="#")
-
-    def _call(self, deadline: float, method: Callable[..., object], *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the channel to which the broker replies, and return the reply."""
-        answer = Answer(self._loop)
-        method(*args, **kwargs, callback=answer)
-        self._until(lambda: answer.came, deadline)
-        return answer.value
+        channel, call = self._channel, partial(self._connection.call, deadline)
+        call(channel.exchange_declare, topic, passive=True)
+        self._queue = call(channel.queue_declare, name or "", **kind).method.queue
+        call(channel.queue_bind, self._queue, topic, routing_key="#")
 
     def _depth(self, frame: Any, own: int) -> QueueDepth:
         return QueueDepth(frame.method.message_count, frame.method.consumer_count - own, own)
@@ -201,10 +157,9 @@ class Amqp091Session(Session):
 
     def extend(self, window: int) -> None:
         """Widen the window by adding consumers for the difference."""
-        assert self._pika is not None
         maximum = self.endpoint.broker.prefetch_max[AMQP_0_9_1]
         if not self._granted:  # this is the first consumer: from now on, cut deliveries out before pika decodes them
-            self._pika.read_deliveries(self._channel.channel_number, self._deliver)
+            self._connection.pika.read_deliveries(self._channel.channel_number, self._deliver)
         while (part := min(window - self._window, maximum)) > 0:
             self._window += part
             self._granted += part
@@ -220,20 +175,20 @@ class Amqp091Session(Session):
 
     def _deliver(self, raws: list[Raw] | Amqp091Batch) -> None:
         """Put deliveries into the inbox. If one of them ends the session, leave it and the following ones out."""
-        if self._end is not None:
+        if self._connection.end is not None:
             return
         tags = np.array([raw[0] for raw in raws], np.uint64).astype(np.int64) if isinstance(raws, list) else raws.tags
         ascend = tags > np.append(self._last_tag, tags[:-1])
         if not ascend.all():
             place = int(np.argmin(ascend))
             self._deliver(raws[:place])
-            self._ended(Amqp091FrameError(f"delivery tag {tags[place]} follows {self._last_tag}"))
+            self._connection.ended(Amqp091FrameError(f"delivery tag {tags[place]} follows {self._last_tag}"))
             return
         if isinstance(raws, list):
             for place, error in check(raws):
                 raws[place] = marked = unreadable(raws[place], error)
                 if not self.options.keeps_unreadable:
-                    self._ended(self._refuse(unreadable_of(marked)))
+                    self._connection.ended(self._refuse(unreadable_of(marked)))
                     del raws[place:]
                     break
         if not raws:
@@ -248,7 +203,10 @@ class Amqp091Session(Session):
             # Stop reading. Do not cancel the consumer: its messages would be redelivered, which counts as deliveries.
             self.paused = True
             self._reading_one = False
-            self._loop.hold()
+            self._connection.loop.hold(self._hung_up)
+
+    def _hung_up(self) -> None:
+        self._connection.ended(SessionLostError("the broker closed the connection"))
 
     def _ask_for_stream(self) -> None:
         """Find out whether the queue is a stream, and if so, end the session.
@@ -262,55 +220,41 @@ class Amqp091Session(Session):
             channel.basic_qos(prefetch_count=1)
             channel.basic_consume(
                 self._queue, lambda *_: None, arguments={"x-stream-offset": "next"},
-                callback=lambda _: self._ended(self._refuse_stream()),
+                callback=lambda _: self._connection.ended(self._refuse_stream()),
             )  # fmt: skip
 
-        assert self._pika is not None
-        self._pika.channel(on_open_callback=consume)
+        self._connection.pika.channel(on_open_callback=consume)
 
     def _resume(self) -> None:
-        self.paused = self._reading_one = False
-        if self._pika is not None:
-            self._pika.looks = False
-        self._loop.release()
+        self.paused = self._reading_one = self._connection.pika.looks = False
+        self._connection.loop.release()
 
     def run(self, timeout_s: float) -> None:
         self._raise_if_ended()
-        if self.paused and self._pika is not None:
+        connection = self._connection
+        if self.paused:
             # pika takes the broker for dead if it gets no bytes for a while. While the session is paused, it gets none.
-            self._pika.bytes_received += 1
+            connection.pika.bytes_received += 1
             if self.keep_alive_read_due and not self._reading_one:
-                self._reading_one = self._pika.looks = True
-                self._loop.release()
-        timer = self._loop.call_later(timeout_s, self._loop.stop)
-        try:
-            self._loop.start()
-        except Exception as error:  # noqa: BLE001 - pika raises whatever it runs into
-            # The connection is dead and pika has not noticed it, or a frame is malformed. Earlier deliveries are valid.
-            self._ended(getattr(self._pika, "_error", None) or error)
-        finally:
-            self._loop.remove_timeout(timer)
+                self._reading_one = connection.pika.looks = True
+                connection.loop.release()
+        connection.turn(timeout_s)
         self._raise_if_ended()
 
     def _raise_if_ended(self) -> None:
-        if self._end is None:
+        end = self._connection.end
+        if end is None:
             return
-        if isinstance(self._end, MessageError | DestinationError):
-            raise self._end
+        if isinstance(end, MessageError | DestinationError):
+            raise end
         # If another connection has an exclusive consumer, the broker says so only when this session starts to consume.
-        exclusive = self._url and exclusive_error(reason_of(self._end), self._url, self.endpoint)
+        exclusive = self._url and exclusive_error(reason_of(end), self._url, self.endpoint)
         if exclusive:
             raise exclusive
-        raise SessionLostError(reason_of(self._end), stated=was_stated(self._end))
-
-    def _ended(self, error: object) -> None:
-        if self._end is None:
-            self._end = error
-        self._loop.stop()
+        raise SessionLostError(reason_of(end), stated=was_stated(end))
 
     def wake(self) -> None:
-        with suppress(Exception):  # the loop is closed: there is nothing to wake
-            self._loop.add_callback_threadsafe(self._loop.stop)
+        self._connection.wake()
 
     # -- acknowledging
 
@@ -349,39 +293,15 @@ class Amqp091Session(Session):
             self._channel.basic_reject(tag, requeue=False)
 
     def close(self) -> None:
-        connection = self._pika
-        if connection is None:
-            self._loop.close()
-            return
-        deadline = self.now_s() + _CLOSE_TIMEOUT_S
-        try:
-            if not (connection.is_closing or connection.is_closed):
-                returns = version_of(self._field("version")) >= _RETURNS_SINCE
-                if returns and self._channel is not None and self._channel.is_open:
-                    # Return the messages before the channel is closed. A quorum queue counts a delivery of each message
-                    # that the end of a channel returns, but not of those that a consumer returns. Cancel the consumers
-                    # first, so that the messages are not delivered here again. (In 3.10 this would change the order.)
-                    for tag in self._consumer_tags:
-                        self._channel.basic_cancel(tag)
-                    self._channel.basic_nack(0, multiple=True)
-                connection.close()
-            # Do not wait if the session is paused, because the answer to the close comes after all unread bytes.
-            while not self.paused and not connection.is_closed and self.now_s() < deadline:
-                timer = self._loop.call_later(0.1, self._loop.stop)
-                self._loop.start()
-                self._loop.remove_timeout(timer)
-        except Exception as failed:  # noqa: BLE001 - the session is over, whatever pika says
-            _LOG.debug("closing: %s", self.endpoint.hide(str(failed)))
-        finally:
-            self._drop_socket(connection)
-
-    def _drop_socket(self, connection: Any) -> None:
-        """Abort a connection that was not closed in time, so that the broker requeues its messages."""
-        transport = getattr(connection, "_transport", None)
-        if transport is not None and not connection.is_closed:
-            with suppress(Exception):
-                transport.abort()
-                # A callback of the loop closes the socket.
-                self._loop.add_callback_threadsafe(self._loop.stop)
-                self._loop.start()
-        self._loop.close()
+        connection, channel = self._connection, self._channel
+        with suppress(Exception):  # the session is over, whatever pika says
+            opened = channel is not None and channel.is_open
+            if opened and version_of(connection.property("version")) >= _RETURNS_SINCE:
+                # Return the messages before the channel is closed. A quorum queue counts a delivery of each message
+                # that the end of a channel returns, but not of those that a consumer returns. Cancel the consumers
+                # first, so that the messages are not delivered here again. (In 3.10 this would change the order.)
+                for tag in self._consumer_tags:
+                    channel.basic_cancel(tag)
+                channel.basic_nack(0, multiple=True)
+        # Do not wait if the session is paused, because the answer to the close comes after all unread bytes.
+        connection.close(waits=not self.paused)

@@ -35,8 +35,9 @@ from typing import Any, ClassVar
 
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts
 from pyspark_mq.decode.batch import DeliveryBatch, Unreadable
-from pyspark_mq.errors import DestinationError, MessageError, shown
+from pyspark_mq.errors import DestinationError, MessageError
 from pyspark_mq.sources.connections.flow import is_full
+from pyspark_mq.wire.connection import ConnectionLostError, StopRequestedError
 from pyspark_mq.wire.endpoint import Endpoint
 from pyspark_mq.wire.socket_loop import count_addresses
 from pyspark_mq.wire.url import BrokerUrl
@@ -50,7 +51,6 @@ __all__ = [
     "Session",
     "SessionLostError",
     "SessionOptions",
-    "StopRequestedError",
 ]
 
 #: Time in seconds in which a broker usually delivers a waiting message, even under load. On one machine it takes only
@@ -67,23 +67,11 @@ COPIED = (
 )
 
 
-class SessionLostError(Exception):
+class SessionLostError(ConnectionLostError):
     """The session has ended, and the broker requeues its unacknowledged messages.
 
     Users do not see this error, because the supervisor opens another session.
-
-    Attributes:
-        stated: whether the broker has stated a reason, which may also end the next session. Otherwise the network may
-            have failed.
     """
-
-    def __init__(self, reason: str, *, stated: bool = False) -> None:
-        self.stated = stated
-        super().__init__(shown(reason))
-
-
-class StopRequestedError(Exception):
-    """The query is being stopped while a session is being opened."""
 
 
 @dataclass(frozen=True, slots=True)

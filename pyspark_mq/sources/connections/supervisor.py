@@ -34,9 +34,9 @@ from pyspark_mq.sources.connections.session import (
     Session,
     SessionLostError,
     SessionOptions,
-    StopRequestedError,
 )
 from pyspark_mq.sources.runtime import Runtime, Task
+from pyspark_mq.wire.connection import StopRequestedError
 from pyspark_mq.wire.endpoint import FILES, Endpoint
 from pyspark_mq.wire.url import BrokerUrl
 

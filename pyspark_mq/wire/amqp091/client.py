@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,32 +26,32 @@ _HANG_UP = getattr(select, "POLLRDHUP", 0)
 
 
 class Loop(IOLoop):  # type: ignore[misc]
-    """pika's event loop, which can also stop reading, so that bytes that arrive stay in the socket.
+    """pika's event loop, which can also stop reading, so that bytes that arrive stay in the socket."""
 
-    Args:
-        hung_up: called if the other side ends the connection while the loop does not read.
-    """
-
-    def __init__(self, hung_up: Callable[[], None]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._hung_up = hung_up
         self._wanted: dict[int, int] = {}
-        self._holding = False
+        #: Called if the other side ends the connection while the loop does not read; None while it reads.
+        self._hung_up: Callable[[], None] | None = None
         self._late: list[Callable[[], None]] = []
 
     def start(self) -> None:
         """Run the loop until it is stopped. pika creates a new poller for each run, so set the events again."""
-        if self._holding:
+        if self._hung_up is not None:
             super().add_callback_threadsafe(self._watch)
         super().start()
 
-    def hold(self) -> None:
-        """Do not read from the socket until :meth:`release` is called."""
-        self._holding = True
+    def hold(self, hung_up: Callable[[], None]) -> None:
+        """Do not read from the socket until :meth:`release` is called.
+
+        Args:
+            hung_up: called if the other side ends the connection meanwhile.
+        """
+        self._hung_up = hung_up
         self._watch()
 
     def release(self) -> None:
-        self._holding = False
+        self._hung_up = None
         self._watch()
         while self._late:
             self.add_callback_threadsafe(self._late.pop(0))
@@ -60,11 +61,11 @@ class Loop(IOLoop):  # type: ignore[misc]
             super().update_handler(fd, self._now(events))
 
     def _now(self, events: int) -> int:
-        return events & ~IOLoop.READ | IOLoop.ERROR | _HANG_UP if self._holding else events
+        return events & ~IOLoop.READ | IOLoop.ERROR | _HANG_UP if self._hung_up is not None else events
 
     def add_handler(self, fd: int, handler: Callable[[int, int], None], events: int) -> None:
         def handle(fd: int, events: int) -> None:
-            if self._holding and events & ~IOLoop.WRITE:
+            if self._hung_up is not None and events & ~IOLoop.WRITE:
                 self._hung_up()
             else:
                 handler(fd, events)
@@ -82,7 +83,7 @@ class Loop(IOLoop):  # type: ignore[misc]
 
     def add_callback_threadsafe(self, callback: Callable[[], None]) -> None:
         """Schedule a callback. With TLS, pika reads further bytes by such a callback, so delay that one if paused."""
-        if self._holding and getattr(callback, "__name__", "") == "_on_socket_readable":
+        if self._hung_up is not None and getattr(callback, "__name__", "") == "_on_socket_readable":
             self._late.append(callback)
         else:
             super().add_callback_threadsafe(callback)
@@ -112,9 +113,11 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
 
     Attributes:
         looks: whether to read only a few bytes at a time, because the session is paused.
+        received_s: time when bytes were last received, on the clock `time.monotonic`.
     """
 
     looks = False
+    received_s = 0.0
     _reader: DeliveryReader | None = None
     _pace: ReadPace
     _socket: socket.socket
@@ -139,7 +142,7 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
         return room[: opened.recv_into(room, min(len(room), _LOOK_BYTES if self.looks else maximum))]
 
     def _on_data_available(self, data_in: bytes | memoryview) -> None:
-        reader = self._reader
+        reader, self.received_s = self._reader, time.monotonic()
         if reader is None:
             super()._on_data_available(data_in)
             return
