@@ -67,7 +67,7 @@ class Amqp091Publisher(Publisher):
     def open(self, deadline: float) -> None:
         connection = self._connection
         connection.open(self.url, deadline, "pyspark-mq writes", self.attempt)
-        self.endpoint.check_product(self.url, connection.property("product"))
+        self.endpoint.check_product(self.url, connection.server_property("product"))
         connection.pika.add_on_connection_blocked_callback(lambda _, frame: self._block(frame))
         connection.pika.add_on_connection_unblocked_callback(lambda *_: self.window.block(""))
         if self.settings.destination is not None:

@@ -1,4 +1,4 @@
-"""Publishes messages over AMQP 1.0 with proton's protocol engine. As in the source, this package runs the socket.
+"""Publishes messages over AMQP 1.0.
 
 A message counts as confirmed when the broker states the outcome `accepted` for it (AMQP 1.0, 3.4.2). For a message that
 it cannot route to a queue, RabbitMQ 4 states `released`; for a message that a full queue refuses, it states `rejected`.
@@ -11,36 +11,23 @@ queue (capability `queue`). Otherwise Artemis would create a topic, which keeps 
 from __future__ import annotations
 
 import contextlib
-import ssl
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from proton import (
-    SASL,
-    UNDESCRIBED,
-    Array,
-    Connection,
-    Data,
-    Delivery,
-    Endpoint,
-    Link,
-    ProtonException,
-    Transport,
-    symbol,
-)
+from proton import UNDESCRIBED, Array, Data, Delivery, Endpoint, Link, symbol
 from proton import Message as ProtonMessage
 
 from pyspark_mq.brokers.destinations import as_written
-from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RowError, WriteError
+from pyspark_mq.errors import DestinationError, MqError, OptionError, RowError, WriteError
 from pyspark_mq.sink.amqp10_message import encoded
 from pyspark_mq.sink.publisher import Publisher, WriteInterruptedError
 from pyspark_mq.sink.settings import NO_DESTINATION, Destination, Message
-from pyspark_mq.wire.amqp10.engine import free_closed, log_in, send
-from pyspark_mq.wire.amqp10.errors import PROTOCOL_NAME, is_stated, open_error
-from pyspark_mq.wire.socket_loop import SocketLoop, dial_error, hint
+from pyspark_mq.wire.amqp10.connection import Amqp10Connection, condition_of
+from pyspark_mq.wire.amqp10.engine import free_closed
+from pyspark_mq.wire.amqp10.errors import is_stated
+from pyspark_mq.wire.connection import ConnectionLostError
 
 __all__ = ["Amqp10Publisher"]
 
@@ -48,7 +35,6 @@ _READ_BYTES = 256 << 10
 #: Number of messages that are passed to proton before the socket is written and read again.
 _TURN_MESSAGES = 200
 _TURN_S = 1.0
-_CLOSE_TIMEOUT_S = 1.0
 #: Maximum number of open links. It is needed because rows may name any number of destinations.
 _LINKS_MAX = 100
 #: Longest name of a destination. Artemis ends the connection if a link's name does not fit into a frame.
@@ -60,7 +46,6 @@ _OLDEST_RABBITMQ = 4
 #: Key and value in the condition of an outcome `rejected` if the queue's node is down: "queue 'x' is unavailable"
 #: (RabbitMQ 4.3).
 _REASON, _UNAVAILABLE = symbol("reason"), symbol("unavailable")
-_UNREADABLE = (ProtonException, UnicodeDecodeError, TypeError, ValueError)
 _Encoded: TypeAlias = "tuple[Destination, bytes, str]"
 
 
@@ -69,14 +54,10 @@ class Amqp10Publisher(Publisher):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._socket = SocketLoop()
-        self._transport, self._proton = Transport(Transport.CLIENT), Connection()
-        self._session: Any = None
+        self._connection = Amqp10Connection(self.endpoint, look=self._look)
         self._links: dict[Destination, Any] = {}
         self._closing: deque[Any] = deque()
         self._number = 0
-        self._end = ""
-        self._cause: BaseException | None = None
         self._failed: MqError | None = None
         #: Delivery tag of an unconfirmed message -> its delivery, its destination and its ID.
         self._sent: dict[str, tuple[Delivery, Destination, str]] = {}
@@ -84,28 +65,17 @@ class Amqp10Publisher(Publisher):
     # -- opening
 
     def open(self, deadline: float) -> None:
-        url = self.url
-        self._socket.dial(url, self.endpoint, deadline, PROTOCOL_NAME, self.attempt)
-        log_in(self._transport, self._proton, self.endpoint, url, f"pyspark-mq-{id(self):x}-{time.time_ns():x}")
-        if not self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_ACTIVE), deadline):
-            if not self._end:
-                raise BrokerUnavailableError(f"{url}: no answer in time{hint(url, PROTOCOL_NAME)}")
-            if isinstance(self._cause, ssl.SSLError):
-                # With TLS 1.3 the broker may refuse a certificate after the handshake, with the first bytes it sends.
-                raise dial_error(self._cause, url, PROTOCOL_NAME)
-            login = self._transport.sasl().outcome in {SASL.AUTH, SASL.PERM}
-            condition = self._condition() or ("", self._end)
-            raise open_error(condition, url, self.endpoint, opened=False, login=login)
+        connection = self._connection
+        connection.open(self.url, deadline, f"pyspark-mq-{id(self):x}-{time.time_ns():x}", self.attempt)
         self._check_broker()
-        self._session = self._proton.session()
-        self._session.open()
+        connection.session = connection.proton.session()
+        connection.session.open()
         if self.settings.destination is not None:
             self._link(self.settings.destination, deadline)
 
     def _check_broker(self) -> None:
-        found = self._proton.remote_properties
-        product, version = (str(found.get(name, "")) if found else "" for name in ("product", "version"))
-        self.endpoint.check_product(self.url, product)
+        version = self._connection.server_property("version")
+        self.endpoint.check_product(self.url, self._connection.server_property("product"))
         major = version.partition(".")[0]
         if self.endpoint.broker.name == "rabbitmq" and major.isdecimal() and int(major) < _OLDEST_RABBITMQ:
             raise OptionError(
@@ -134,7 +104,7 @@ class Amqp10Publisher(Publisher):
             self._closing.extend(self._links.values())
             self._links.clear()
         self._number += 1
-        link = self._session.sender(f"pyspark-mq-writes-{self._number}")
+        link = self._connection.session.sender(f"pyspark-mq-writes-{self._number}")
         link.target.address = self._address(destination)
         dialect = self.endpoint.broker.amqp10
         if dialect is not None and dialect.capabilities:
@@ -143,16 +113,18 @@ class Amqp10Publisher(Publisher):
         link.snd_settle_mode = Link.SND_UNSETTLED
         link.open()
         self._links[destination] = link
+
         # A broker that refuses a link first attaches it without a target and then detaches it (AMQP 1.0, 2.6.3). So
         # wait until the link has a target or is closed.
-        answered = Endpoint.REMOTE_ACTIVE | Endpoint.REMOTE_CLOSED
-        ready = self._until(
-            lambda: bool(link.state & answered) and bool(self._refused(link) or link.remote_target.address), deadline
-        )
+        def ready() -> bool:
+            return self._refused(link) or bool(link.state & Endpoint.REMOTE_ACTIVE and link.remote_target.address)
+
+        with contextlib.suppress(ConnectionLostError, TimeoutError):
+            self._connection.until(ready, deadline)
         if self._refused(link):
             raise self._link_error(destination, link)
-        if not ready:
-            raise self._end_error() if self._end else self.lost(f"no answer about {destination}")
+        if not ready():
+            raise self._end_error() if self._connection.end else self.lost(f"no answer about {destination}")
         return link
 
     @staticmethod
@@ -180,23 +152,25 @@ class Amqp10Publisher(Publisher):
         dialect = self.endpoint.broker.amqp10
         if dialect is None or not dialect.converted_by:
             return ""
-        receiver, links = self._session.receiver("pyspark-mq-own"), deque[Any]()
+        connection, session = self._connection, self._connection.session
+        receiver, links = session.receiver("pyspark-mq-own"), deque[Any]()
         receiver.source.dynamic = True
         receiver.open()
         receiver.flow(1)
         links.append(receiver)
         answer = b""
-        with contextlib.suppress(MqError):  # if the connection has ended, sending the messages will raise the error
-            self._until(lambda: bool(receiver.remote_source.address) or self._refused(receiver), deadline)
+        # If the connection has ended, sending the messages will raise the error.
+        with contextlib.suppress(MqError, ConnectionLostError, TimeoutError):
+            connection.until(lambda: bool(receiver.remote_source.address) or self._refused(receiver), deadline)
             if receiver.remote_source.address:
-                sender = self._session.sender("pyspark-mq-to-own")
+                sender = session.sender("pyspark-mq-to-own")
                 sender.target.address = receiver.remote_source.address
                 sender.snd_settle_mode = Link.SND_SETTLED
                 sender.open()
                 links.append(sender)
-                self._until(lambda: sender.credit > 0, deadline)
+                connection.until(lambda: sender.credit > 0, deadline)
                 sender.send(ProtonMessage(body=""))
-                self._until(lambda: bool(receiver.current and not receiver.current.partial), deadline)
+                connection.until(lambda: bool(receiver.current and not receiver.current.partial), deadline)
                 answer = receiver.recv(_READ_BYTES) or b""
         for link in links:
             link.close()
@@ -233,8 +207,8 @@ class Amqp10Publisher(Publisher):
                     raise
                 window.skip()
                 self.remarks.drop(NO_DESTINATION, refusal.text)
-                if self._end:  # RabbitMQ 4.0 has ended the session
-                    raise self.lost(self._end) from refusal
+                if self._connection.end:  # RabbitMQ 4.0 has ended the session
+                    raise self.lost(self._connection.end) from refusal
                 continue
             while window.full or link.credit <= 0:
                 self._pass(_TURN_S, waits=not window.unconfirmed and link.credit <= 0)
@@ -269,17 +243,24 @@ class Amqp10Publisher(Publisher):
             timeout_s: longest wait for bytes from the broker.
             waits: whether the publisher waits for credit while all sent messages are confirmed.
         """
-        self._turn(timeout_s)
-        self._look()
+        connection = self._connection
+        connection.turn(timeout_s)
         if self._failed is not None:
             raise self._failed
         # While RabbitMQ has an alarm, it does not let the session send more transfers, so messages stay in the engine.
-        stuck = not self._socket.outgoing and self._session.outgoing_bytes > 0
+        stuck = not connection.socket.outgoing and connection.session.outgoing_bytes > 0
         self.window.block(_NO_WINDOW if stuck else _NO_CREDIT if waits else "")
-        self.window.check(self._socket.received_s)
+        self.window.check(connection.socket.received_s)
 
     def _look(self) -> None:
-        """Process outcomes that have arrived, and then note the end of a link or of the connection as an error."""
+        """Process outcomes that have arrived, and then note the end of a link or of the connection as an error.
+
+        Raises:
+            WriteError: the broker did not accept a message.
+        """
+        self._connection.note_close()
+        if self._connection.session is None:
+            return  # the login
         free_closed(self._closing)
         # Look at the oldest messages first, because outcomes nearly always arrive in order. Only if none of these has
         # an outcome, look at all messages.
@@ -288,8 +269,10 @@ class Amqp10Publisher(Publisher):
         for destination, link in self._links.items():
             if self._refused(link):
                 self._failed = self._failed or self._link_error(destination, link)
-        if self._failed is None and self._end:
+        if self._failed is None and self._connection.end:
             self._failed = self._end_error()
+        if isinstance(self._failed, WriteError):
+            raise self._failed
 
     def _take_outcomes(self, *, first: bool) -> int:
         """Process the outcomes of sent messages, and return how many of them were `accepted`.
@@ -361,13 +344,11 @@ class Amqp10Publisher(Publisher):
 
     def _end_error(self) -> MqError:
         """Return the error for the end of the session or the connection."""
-        condition = _condition_of(self._session)
+        connection = self._connection
+        condition = condition_of(connection.session)
         if condition is None:
-            name, description = self._condition() or ("", self._end)
-            # The condition may only say that the other side was silent for too long. `is_stated` tells these from a
-            # reason that the broker states.
-            stated = bool(_condition_of(self._proton)) and is_stated(name, description)
-            return self.lost(": ".join(filter(None, (name, description))), stated=stated)
+            reason = ": ".join(filter(None, connection.condition or (connection.end,)))
+            return self.lost(reason, stated=connection.stated)
         # RabbitMQ 4.0 ends the session if it refuses a link: amqp:not-found, "no queue 'nowhere' in vhost '/'".
         destination = self.settings.destination
         where, kind = (
@@ -395,75 +376,8 @@ class Amqp10Publisher(Publisher):
             return WriteError(f"{self.url}: {where} is full ({reason}): make room in it, or raise its limit")
         return self.lost(reason, stated=is_stated(name, description))
 
-    # -- the connection
-
-    def _condition(self) -> tuple[str, str] | None:
-        """Return the name and description of the reason why the connection ended; None if there is none.
-
-        The broker's reason comes first; without one, the reason is that of proton's engine.
-        """
-        own = self._transport.condition
-        return (
-            _condition_of(self._session)
-            or _condition_of(self._proton)
-            or (own and (str(own.name), str(own.description or "")))
-            or None
-        )
-
-    def _until(self, done: Callable[[], bool], deadline: float) -> bool:
-        while not done():
-            left_s = deadline - time.monotonic()
-            if self._end or left_s <= 0:
-                return done()
-            self._turn(min(left_s, _TURN_S))
-            if self._session is not None:
-                self._look()
-                if isinstance(self._failed, WriteError):
-                    raise self._failed
-        return True
-
-    def _turn(self, timeout_s: float) -> None:
-        """Write and read the socket once: send what proton has encoded, wait for bytes, and pass them to proton."""
-        transport = self._transport
-        if self._end:
-            return
-        try:
-            next_s = transport.tick(time.monotonic())
-            if next_s:
-                timeout_s = max(0.0, min(timeout_s, next_s - time.monotonic()))
-            send(self._transport, self._socket)
-            self._socket.wait(timeout_s)
-            data = self._socket.read(_READ_BYTES) if transport.capacity() >= 0 else b""
-            if data == b"":
-                self._end = "the broker closed the connection"
-                return
-            while data:
-                room = transport.capacity()
-                if room <= 0:
-                    raise ProtonException("the engine has no room for the received bytes")
-                transport.push(data[:room])
-                data = data[room:]
-            send(self._transport, self._socket)
-        except (OSError, *_UNREADABLE) as error:
-            self._end, self._cause = f"{type(error).__name__}: {error}", error
-        closed = any(part is not None and part.state & Endpoint.REMOTE_CLOSED for part in (self._session, self._proton))
-        if closed or transport.condition is not None:
-            self._end = self._end or "closed by the broker"
-
     def close(self) -> None:
-        if self._socket.connected and not self._end and self._failed is None:
-            with contextlib.suppress(Exception):  # the write is over, whatever the broker says
-                self._proton.close()
-                self._until(
-                    lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), time.monotonic() + _CLOSE_TIMEOUT_S
-                )
-        self._socket.close()
-
-
-def _condition_of(part: Any) -> tuple[str, str] | None:
-    """Return the name and description of the broker's reason for ending a session or connection; None if none."""
-    try:
-        condition = part and part.remote_condition
-    except _UNREADABLE as unreadable:
-        return "amqp:decode-error", str(unreadable)
-    return (str(condition.name), str(condition.description or "")) if condition else None
+        if self._failed is None:
+            self._connection.close()
+        else:
+            self._connection.socket.close()

@@ -67,7 +67,7 @@ def said(entry: LiveEntry, what: str) -> bytes:
     """What the broker says when a connection opens."""
     with entry.session() as session:
         session.open()
-        proton = session.consumer._proton
+        proton = session.consumer._connection.proton
         return str(proton.remote_container if what == "container-id" else proton.remote_properties[what]).encode()
 
 

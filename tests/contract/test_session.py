@@ -501,7 +501,7 @@ def test_acknowledgements_leave_no_links_behind(entry: LiveEntry) -> None:
 
 def links(session: SessionRun) -> list[Any]:
     """The links of a connection over AMQP 1.0 that the library has not freed."""
-    found, link = [], session.consumer._proton.link_head(0)  # type: ignore[attr-defined]
+    found, link = [], session.consumer._connection.proton.link_head(0)  # type: ignore[attr-defined]
     while link is not None:
         found.append(link)
         link = link.next(0)

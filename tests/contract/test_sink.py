@@ -264,13 +264,13 @@ def test_more_destinations_than_links_at_a_time(entry: LiveEntry, monkeypatch: p
         """Count the links that proton has at the end, when the broker has had time to close its side of them."""
 
         def links(self) -> int:
-            count, link = 0, self._proton.link_head(0)
+            count, link = 0, self._connection.proton.link_head(0)
             while link is not None:
                 count, link = count + 1, link.next(0)
             return count
 
         def close(self) -> None:
-            self._until(lambda: self.links() <= 2, time.monotonic() + 20)
+            self._connection.until(lambda: self.links() <= 2, time.monotonic() + 20)
             held.append(self.links())
             super().close()
 

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from proton import ProtonException
 
 from pyspark_mq.decode.amqp10 import Amqp10Batch, WalkedBatch, find_batches
 from pyspark_mq.decode.amqp10_message import Raw, UnreadableMessage
@@ -126,7 +127,7 @@ def test_what_came_before_a_connection_broke_is_passed_on_before_its_end(monkeyp
         def take_and_break() -> None:
             take()
             if session._taken:
-                raise ConnectionResetError
+                raise ProtonException
 
         monkeypatch.setattr(session, "_take_deliveries", take_and_break)
         session.consume(len(bodies))

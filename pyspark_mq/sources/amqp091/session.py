@@ -82,7 +82,7 @@ class Amqp091Session(Session):
             raise BrokerUnavailableError(f"{url}: {self.endpoint.destination} did not answer {late}") from None
         if self.endpoint.password_file is not None:
             connection.loop.call_later(_SECRET_LOOK_S, partial(self._renew_secret, url))
-        server = f"{connection.property('product')}/{connection.property('version')}"
+        server = f"{connection.server_property('product')}/{connection.server_property('version')}"
         return Greeting(url, self._broker_id(), depth, server=server)
 
     def _renew_secret(self, url: BrokerUrl) -> None:
@@ -106,7 +106,7 @@ class Amqp091Session(Session):
         If a cluster has no name of its own, each node reports its own name, `rabbit@host` (RabbitMQ 3.10,
         `rabbit_nodes`).
         """
-        name = self._connection.property("cluster_name")
+        name = self._connection.server_property("cluster_name")
         return "" if "@" in name and self.endpoint.clustered else name
 
     def _open_queue(self, deadline: float) -> QueueDepth:
@@ -296,7 +296,7 @@ class Amqp091Session(Session):
         connection, channel = self._connection, self._channel
         with suppress(Exception):  # the session is over, whatever pika says
             opened = channel is not None and channel.is_open
-            if opened and version_of(connection.property("version")) >= _RETURNS_SINCE:
+            if opened and version_of(connection.server_property("version")) >= _RETURNS_SINCE:
                 # Return the messages before the channel is closed. A quorum queue counts a delivery of each message
                 # that the end of a channel returns, but not of those that a consumer returns. Cancel the consumers
                 # first, so that the messages are not delivered here again. (In 3.10 this would change the order.)

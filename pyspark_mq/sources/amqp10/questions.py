@@ -20,7 +20,8 @@ from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, artemis_answer, 
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.amqp10.incoming import Incoming
 from pyspark_mq.sources.amqp10.session import Amqp10Session
-from pyspark_mq.sources.connections.session import ReceiveBuffer, SessionLostError
+from pyspark_mq.sources.connections.session import ReceiveBuffer
+from pyspark_mq.wire.connection import ConnectionLostError
 from pyspark_mq.wire.endpoint import Endpoint
 from pyspark_mq.wire.url import BrokerUrl
 
@@ -47,7 +48,7 @@ def ask_queue(endpoint: Endpoint, url: BrokerUrl) -> QueueFacts:
             target = settings.get("deadLetterAddress")
             if target:
                 facts = replace(facts, dead_letters_arrive=bool(asker.queues("address", str(target))))
-    except (MqError, SessionLostError, TimeoutError):
+    except (MqError, ConnectionLostError, TimeoutError):
         pass
     finally:
         asker.close()
@@ -60,7 +61,8 @@ class _Asker(Amqp10Session):
     _to: Sender
 
     def _attach(self) -> None:
-        session = self._proton.session()
+        connection = self._connection
+        session = connection.proton.session()
         session.open()
         link = session.receiver("pyspark-mq-answers")
         link.source.dynamic = True
@@ -68,7 +70,7 @@ class _Asker(Amqp10Session):
         self._to.target.address = self._dialect.management
         link.open()
         self._to.open()
-        self._session, self._link, self._incoming = session, link, Incoming(link)
+        connection.session, connection.link, self._incoming = session, link, Incoming(link)
 
     def _attached(self) -> bool:
         return super()._attached() and bool(self._to.state & State.REMOTE_ACTIVE)
@@ -77,7 +79,7 @@ class _Asker(Amqp10Session):
         """Return the broker's entries for the queues in which a field has this value.
 
         Raises:
-            SessionLostError: the user lacks a permission.
+            ConnectionLostError: the user lacks a permission.
             TimeoutError: the broker does not answer.
         """
         which = json.dumps({"field": field, "operation": "EQUALS", "value": value})
@@ -89,21 +91,22 @@ class _Asker(Amqp10Session):
         """Call a management operation, and return the body of the broker's answer.
 
         Raises:
-            SessionLostError: the user lacks a permission.
+            ConnectionLostError: the user lacks a permission.
             TimeoutError: the broker does not answer.
         """
         deadline = self.now_s() + _ANSWER_TIMEOUT_S
-        self._until(lambda: self._to.credit > 0, deadline)
-        assert self._link is not None
+        connection = self._connection
+        connection.until(lambda: self._to.credit > 0, deadline)
+        assert connection.link is not None
         question = Message(
             body=json.dumps(arguments),
             address=self._dialect.management,
-            reply_to=self._link.remote_source.address,
+            reply_to=connection.link.remote_source.address,
             properties={"_AMQ_ResourceName": "broker", "_AMQ_OperationName": operation},
         )
         delivery = self._to.delivery(operation)
         self._to.send(question.encode())
         delivery.settle()
         self._to.advance()
-        self._until(lambda: bool(self.buffer.inbox), deadline)
+        connection.until(lambda: bool(self.buffer.inbox), deadline)
         return bytes(self.batches.of(self.buffer.take()).body()[-1].as_py())

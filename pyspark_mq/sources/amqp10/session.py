@@ -1,9 +1,5 @@
 """Sessions over AMQP 1.0, with python-qpid-proton.
 
-proton's engine encodes and decodes frames, but does no I/O: this package passes the bytes of its own socket to the
-engine and writes the engine's output, with Python's TLS as for the other protocols. The library's own event loop would
-take a fifth more time for each message.
-
 Link credit (AMQP 1.0, 2.6.7) limits what the broker delivers: a session has at most `window` unsettled deliveries, and
 grants more credit when some are settled. If too many bytes are unprocessed in the inbox, deliveries stay in the engine,
 and its incoming window closes (2.5.6).
@@ -28,19 +24,20 @@ from typing import Any, ClassVar
 
 from proton import UNDESCRIBED, Array, Data, Described, Endpoint, Link, ProtonException, Terminus, symbol
 
+from pyspark_mq.brokers.base import Amqp10Dialect
 from pyspark_mq.brokers.facts import of_rabbitmq, version_of
 from pyspark_mq.decode.amqp10 import Amqp10Batch, WalkedBatch, find_batches
 from pyspark_mq.decode.amqp10_message import UnreadableMessage, unreadable_of
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources.amqp10.connection import UNREADABLE, UNREADABLE_ERRORS, Amqp10Connection
 from pyspark_mq.sources.amqp10.depth import ManagementLinks
 from pyspark_mq.sources.amqp10.incoming import Handle, Incoming
-from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth, SessionLostError
-from pyspark_mq.wire.amqp10.engine import free_closed
-from pyspark_mq.wire.amqp10.errors import PROTOCOL_NAME
-from pyspark_mq.wire.socket_loop import hint
+from pyspark_mq.sources.amqp10.transfers import Transfers
+from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth, Session, SessionLostError
+from pyspark_mq.wire.amqp10.connection import UNREADABLE, UNREADABLE_ERRORS, Amqp10Connection
+from pyspark_mq.wire.amqp10.engine import FRAME_BYTES, free_closed
+from pyspark_mq.wire.connection import ConnectionLostError
 from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["Amqp10Session"]
@@ -57,13 +54,26 @@ _STREAM_OFFSET = b"\xa3\x0fx-stream-offset"
 _SELECTOR = "apache.org:selector-filter:string"
 
 
-class Amqp10Session(Amqp10Connection):
+class Amqp10Session(Session):
     """A session over AMQP 1.0: one connection with one AMQP session and one receiving link."""
 
     batches: ClassVar[type[DeliveryBatch]] = Amqp10Batch  # type: ignore[type-abstract]  # `of` chooses
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        dialect = self.endpoint.broker.amqp10
+        assert dialect is not None, "an option of the source names this protocol for a broker without it"
+        self._dialect: Amqp10Dialect = dialect
+        self._link_name = self.endpoint.subscription or f"pyspark-mq-{self.number}"
+        self._transfers = Transfers(self._link_name, FRAME_BYTES)
+        self._connection = Amqp10Connection(
+            self.endpoint,
+            self.now_s,
+            self.options.stopping,
+            look=self._look,
+            cut=lambda data: self._transfers.cut(data, take=not self.paused),
+        )
+        self._window = 0
         self._management: ManagementLinks | None = None
         self._sections = SectionReader(counts_acquirers=self._dialect.counts_acquirers, forms=self._dialect.forms)
         self._incoming: Incoming | None = None
@@ -86,36 +96,39 @@ class Amqp10Session(Amqp10Connection):
     # -- opening
 
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
-        deadline = self.now_s() + timeout_s
-        self._socket.dial(url, self.endpoint, deadline, PROTOCOL_NAME, self.options.attempt)
-        self._begin(url)
+        deadline, late = self.now_s() + timeout_s, f"within {timeout_s:.0f} s"
+        connection = self._connection
+        connection.open(url, deadline, self._container_id(), self.options.attempt, late)
         try:
-            self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_ACTIVE), deadline)
-            self.endpoint.check_product(url, self._property("product"))
+            self.endpoint.check_product(url, connection.server_property("product"))
             self._attach()
-            self._until(self._attached, deadline)
+            connection.until(self._attached, deadline)
             info = self._ask_queue(deadline)
-            broker_id = self._proton.remote_container if self._dialect.names_itself else None
+            broker_id = connection.proton.remote_container if self._dialect.names_itself else None
         except UNREADABLE_ERRORS as unreadable:
             raise BrokerUnavailableError(f"{url}: {UNREADABLE} ({unreadable})") from None
-        except SessionLostError:
-            raise self._open_error(url) from None
+        except ConnectionLostError:
+            raise connection.open_error(url) from None
         except TimeoutError:
-            known = self._proton.state & Endpoint.REMOTE_ACTIVE
-            what = f"{self.endpoint.destination} did not answer" if known else "no answer"
-            doubt = "" if known else hint(url, PROTOCOL_NAME)
-            raise BrokerUnavailableError(f"{url}: {what} within {timeout_s:.0f} s{doubt}") from None
-        server = f"{self._property('product')}/{self._property('version')}"
+            raise BrokerUnavailableError(f"{url}: {self.endpoint.destination} did not answer {late}") from None
+        server = f"{connection.server_property('product')}/{connection.server_property('version')}"
         if info is None:
             return Greeting(url, broker_id or "", None, server)
         return Greeting(url, broker_id or "", self._depth(info), server, of_rabbitmq(info, version_of(server)))
 
+    def _container_id(self) -> str:
+        # Brokers take this for the JMS client ID, which together with the link's name identifies a durable
+        # subscription.
+        subscription = self.endpoint.subscription
+        if subscription is None or self.endpoint.shared:
+            return f"pyspark-mq-{id(self):x}-{time.time_ns():x}"
+        return f"pyspark-mq.{subscription}"
+
     def _ask_queue(self, deadline: float) -> dict[str, Any] | None:
         """Ask the broker about the queue. Return its answer; None if it does not answer."""
-        if self.endpoint.queue is None or not self._dialect.answers(self._property("version")):
+        if self.endpoint.queue is None or not self._dialect.answers(self._connection.server_property("version")):
             return None
-        assert self._session is not None
-        self._management = management = ManagementLinks(self._session, self.endpoint.queue)
+        self._management = management = ManagementLinks(self._connection.session, self.endpoint.queue)
         management.ask()
         info: dict[str, Any] | None = None
 
@@ -125,18 +138,19 @@ class Amqp10Session(Amqp10Connection):
             return not management.asked or management.refused
 
         with contextlib.suppress(TimeoutError):
-            self._until(answered, min(deadline, self.now_s() + _ASK_TIMEOUT_S))
+            self._connection.until(answered, min(deadline, self.now_s() + _ASK_TIMEOUT_S))
         return info
 
     def _depth(self, info: Mapping[str, Any]) -> QueueDepth:
         # The broker counts each link as a consumer, even without credit: the receiving link and a flush marker.
-        own = (self._link is not None) + (self._flush_marker is not None)
+        own = (self._connection.link is not None) + (self._flush_marker is not None)
         counts = (info.get("message_count"), info.get("consumer_count"))
         ready, consumers = (count if isinstance(count, int) else 0 for count in counts)
         return QueueDepth(ready, max(0, consumers - own), own)
 
     def _attach(self) -> None:
-        session = self._proton.session()
+        connection = self._connection
+        session = connection.proton.session()
         session.incoming_capacity = _INCOMING_BYTES
         session.open()
         endpoint, dialect = self.endpoint, self._dialect
@@ -158,31 +172,43 @@ class Amqp10Session(Amqp10Connection):
         link.snd_settle_mode = Link.SND_UNSETTLED
         link.rcv_settle_mode = Link.RCV_FIRST
         link.open()
-        self._session, self._link, self._incoming = session, link, Incoming(link, self._transfers)
+        connection.session, connection.link, self._incoming = session, link, Incoming(link, self._transfers)
 
     def _address(self) -> str:
         if self.endpoint.topic is not None:
             return self._dialect.topic_address(self.endpoint.topic)
-        return self._dialect.queue_address(self.endpoint.name, self._property("version"))
+        return self._dialect.queue_address(self.endpoint.name, self._connection.server_property("version"))
 
     def _attached(self) -> bool:
         # A broker that refuses a link first attaches it without a source and then detaches it (AMQP 1.0, 2.6.3).
-        link = self._link
+        link = self._connection.link
         assert link is not None
         if not link.state & Endpoint.REMOTE_ACTIVE or not link.remote_source.address:
             return False
         if self.endpoint.selector is not None and not _has_filter(link.remote_source):
-            self._end = "the broker does not support selectors"
-            raise SessionLostError(self._end)
+            self._connection.ended("the broker does not support selectors")
+            return False
         return True
 
     # -- one turn of the loop
 
     def run(self, timeout_s: float) -> None:
-        self._turn(timeout_s)
+        self._raise_if_ended()
+        self._top_up()
+        self._connection.turn(timeout_s)
+        self._raise_if_ended()
+
+    def _raise_if_ended(self) -> None:
+        end = self._connection.end
+        if end is not None:
+            raise SessionLostError(end, stated=self._connection.stated)
+
+    def wake(self) -> None:
+        self._connection.wake()
 
     def _look(self) -> None:
-        """Process what has arrived, see the base class."""
+        """Process what has arrived: first deliveries, and then confirmations, which must come after them."""
+        self._receive()
         self._confirm()
         if self._management is not None and self._management.asked and self._window:
             info = self._management.answer()
@@ -192,15 +218,8 @@ class Amqp10Session(Amqp10Connection):
         # sending a disposition on the link. The link stays open, but the messages are not redelivered on it.
         oldest = next(iter(self._open.values()), None)
         if oldest is not None and self._deliveries.taken_back(oldest):
-            self._ended("the broker took back messages that were not acknowledged in time")
-            self._stated = True
-        for place in (self._link, self._session, self._proton):
-            if place is not None and place.state & Endpoint.REMOTE_CLOSED:
-                self._ended("closed by the broker")
-        if self._transport.condition is not None:
-            self._ended("the connection failed")
-        if self._end is not None:
-            raise SessionLostError(self._end, stated=self._stated)
+            self._connection.ended("the broker took back messages that were not acknowledged in time", stated=True)
+        self._connection.note_close()
 
     # -- receiving
 
@@ -211,7 +230,7 @@ class Amqp10Session(Amqp10Connection):
         self._top_up()
 
     def _top_up(self) -> None:
-        link = self._link
+        link = self._connection.link
         if link is None or self._window == 0 or self.paused:
             return
         free = self._window - len(self._open) - link.credit
@@ -226,7 +245,7 @@ class Amqp10Session(Amqp10Connection):
         return self._incoming
 
     def _take_deliveries(self) -> None:
-        if self._link is None or self.paused:
+        if self._connection.link is None or self.paused:
             return
         buffer, held, taken = self.buffer, self._open, self._taken
         for delivery, data in self._deliveries.messages():
@@ -256,13 +275,17 @@ class Amqp10Session(Amqp10Connection):
         if messages:
             self.buffer.wake()
 
-    def _resume(self) -> None:
-        self.paused = False
+    def _receive(self) -> None:
+        """Take messages out of the engine, which has limited memory, and put them into the inbox."""
         try:
             self._take_deliveries()
-            self._pass_on()
         except (UnicodeDecodeError, ProtonException) as error:
-            self._ended(f"{type(error).__name__}: {error}")  # the next turn raises it
+            self._connection.ended(f"{type(error).__name__}: {error}")
+        self._pass_on()
+
+    def _resume(self) -> None:
+        self.paused = False
+        self._receive()
 
     # -- acknowledging
 
@@ -290,16 +313,16 @@ class Amqp10Session(Amqp10Connection):
 
     def _flush_marker_link(self) -> Link:
         """Open a link without credit. The broker answers when it has processed everything that was sent before."""
-        assert self._session is not None
+        session = self._connection.session
         name = f"pyspark-mq-flush-marker-{time.monotonic_ns()}"
         if self.endpoint.topic is None:
             # Another receiving link needs only the permission to read. Without credit the broker delivers nothing on
             # it.
-            link: Link = self._session.receiver(name)
+            link: Link = session.receiver(name)
             source = link.source
         else:
             # On a topic a receiving link would create another subscription, so open a sending link.
-            link = self._session.sender(name)
+            link = session.sender(name)
             source = link.target
         source.address = self._address()
         if self.endpoint.topic is None and self._dialect.capabilities:
@@ -329,7 +352,7 @@ class Amqp10Session(Amqp10Connection):
             self._closing.append(link)
             doubted_s, self._doubted_s = self._doubted_s, None
             if doubted_s is not None and self._requests and self._requests[0][1] <= doubted_s:
-                self._ended("the broker does not settle acknowledged messages: it no longer holds them")
+                self._connection.ended("the broker does not settle acknowledged messages: it no longer holds them")
                 return
             for number, accepted in acknowledged:
                 if not self._settle(accepted):
@@ -355,8 +378,7 @@ class Amqp10Session(Amqp10Connection):
         """
         deliveries = self._deliveries
         if any(map(deliveries.taken_back, accepted)):
-            self._ended("the broker did not accept an acknowledgement and keeps its message")
-            self._stated = True
+            self._connection.ended("the broker did not accept an acknowledgement and keeps its message", stated=True)
             return False
         deliveries.settle(accepted)
         return True
@@ -372,6 +394,10 @@ class Amqp10Session(Amqp10Connection):
         """Ask the broker at its management address, if it has one. AMQP 1.0 itself does not define such a query."""
         if self._management is not None:
             self._management.ask()
+
+    def close(self) -> None:
+        self._window = 0
+        self._connection.close()
 
 
 def _has_filter(source: Terminus) -> bool:

@@ -75,7 +75,7 @@ class Amqp091Connection(Connection):
         except TimeoutError:
             raise BrokerUnavailableError(f"{url}: no answer {late}{handshake_hint((), url)}") from None
 
-    def property(self, name: str) -> str:
+    def server_property(self, name: str) -> str:
         """Return a property that the broker has stated for the connection, as text; empty if it is missing."""
         return as_text((self.pika.server_properties or {}).get(name)) or ""
 

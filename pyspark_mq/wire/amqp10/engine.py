@@ -1,4 +1,4 @@
-"""Functions for proton's engine, which source and sink share: logging in, sending, and freeing links."""
+"""Functions for proton's engine: logging in, sending, and freeing links."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark_mq.wire.endpoint import Endpoint
 from pyspark_mq.wire.socket_loop import SocketLoop
 from pyspark_mq.wire.url import BrokerUrl
 
-__all__ = ["FRAME_BYTES", "free_closed", "log_in", "send", "send_acknowledgements", "state_unsettled"]
+__all__ = ["FRAME_BYTES", "free_closed", "log_in", "send", "state_unsettled"]
 
 #: Size of frames. The incoming window of a session counts frames, so with small frames it limits bytes precisely.
 FRAME_BYTES = 16 << 10
@@ -70,29 +70,14 @@ def free_closed(links: deque[Link]) -> None:
 
 
 def send(transport: Transport, connected: SocketLoop) -> None:
-    """Write as much of proton's output as the socket accepts now."""
-    outgoing = connected.outgoing
-    connected.write()
-    while not outgoing and transport.pending() > 0:
-        outgoing += _taken(transport)
-        connected.write()
-
-
-def send_acknowledgements(transport: Transport, connected: SocketLoop) -> None:
-    """Write all of proton's output for a session that receives, after :func:`state_unsettled` has corrected it."""
+    """Write all of proton's output, after :func:`state_unsettled` has corrected it."""
     frames = bytearray()
-    while transport.pending() > 0:
-        frames += _taken(transport)
+    while (pending := transport.pending()) > 0:
+        frames += transport.peek(pending) or b""
+        transport.pop(pending)
     state_unsettled(frames)
     connected.outgoing += frames
     connected.write()
-
-
-def _taken(transport: Transport) -> bytes:
-    pending = transport.pending()
-    output = transport.peek(pending) or b""
-    transport.pop(pending)
-    return output
 
 
 def state_unsettled(frames: bytearray) -> None:
