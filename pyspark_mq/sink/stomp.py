@@ -1,38 +1,31 @@
 """Publishes messages over STOMP 1.2 to both ActiveMQ brokers. A receipt confirms each message.
 
-The library stomp.py encodes the frames; this package runs the socket. stomp.py escapes the values of headers, but not
-their names, and a line feed in a name could inject any header. So this module escapes the names. RabbitMQ is not
-supported over STOMP, because its receipts do not tell whether a message was routed to a queue.
+The library stomp.py encodes the frames. It escapes the values of headers, but not their names, and a line feed in a
+name could inject any header. So this module escapes the names. RabbitMQ is not supported over STOMP, because its
+receipts do not tell whether a message was routed to a queue.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from stomp.protocol import Protocol12
-
 from pyspark_mq.brokers.destinations import as_written
+from pyspark_mq.decode.stomp_frames import Frames
 from pyspark_mq.decode.stomp_headers import parse
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RowError, WriteError
-from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sink.publisher import Publisher, WriteInterruptedError
 from pyspark_mq.sink.settings import COPY_ID, MQ_ID, NO_DESTINATION, Destination, Message
-from pyspark_mq.wire.socket_loop import SocketLoop, dial_error, hint
-from pyspark_mq.wire.stomp.client import Transport, heart_beats
-from pyspark_mq.wire.stomp.errors import error_text, login_error
-from pyspark_mq.wire.stomp.frames import FrameReader, StompFrameError
+from pyspark_mq.wire.connection import ConnectionLostError
+from pyspark_mq.wire.stomp.connection import StompConnection
+from pyspark_mq.wire.stomp.errors import error_text
+from pyspark_mq.wire.stomp.frames import Frame, FrameReader, StompFrameError
 
 __all__ = ["StompPublisher", "frame_headers"]
 
-leave_out_own_lines("stomp.py")
-
-_SPEAKS = "STOMP"
-_READ_BYTES = 64 << 10
 _TURN_BYTES = 256 << 10
 _TURN_S = 1.0
-_CLOSE_TIMEOUT_S = 1.0
 _PRIORITY_MAX = 9
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", ":": "\\c", "\r": "\\r"})
 _OWN = "which is a STOMP header: set it in its own column, if it has one"
@@ -62,57 +55,27 @@ class StompPublisher(Publisher):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._socket = SocketLoop()
-        self._reader = FrameReader()
-        self._protocol: Any = None
-        self._connected = False
-        self._server = ""
+        self._connection = StompConnection(self.endpoint, take=self._take, reader=FrameReader())
         self._number = 0
         self._ids: dict[str, str] = {}
-        self._end = ""
-        #: Whether the broker stated a reason for ending the connection.
-        self._stated = False
-        self._cause: OSError | None = None
-        self._send_every_s = self._silence_s = float("inf")
 
     # -- opening
 
     def open(self, deadline: float) -> None:
-        url, endpoint = self.url, self.endpoint
-        self._socket.dial(url, endpoint, deadline, _SPEAKS, self.attempt)
-        transport = Transport(url.host, url, self._socket.outgoing)
-        self._protocol = Protocol12(transport, auto_content_length=False)
-        beat_ms = round(endpoint.heartbeat_s * 1000)
-        # Without a user, the broker's default user or the client certificate applies.
-        self._protocol.connect(*endpoint.credentials(url), headers={"heart-beat": f"{beat_ms},{beat_ms}"})
-        while not self._connected and not self._end:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise BrokerUnavailableError(f"{url}: no answer in time{hint(url, _SPEAKS)}")
-            self._turn(left_s)
-        if self._cause is not None:
-            raise dial_error(self._cause, url, _SPEAKS)
-        if self._end:
-            raise (
-                login_error(self._end, url, endpoint)
-                if self._stated
-                else BrokerUnavailableError(f"{url}: {self._end}{hint(url, _SPEAKS)}")
-            )
-        transport.set_connected(True)
-        endpoint.check_product(url, self._server)
+        self._connection.open(self.url, deadline, self.attempt)
 
     def probe(self, destination: Destination, deadline: float) -> None:
         """See the base class. A message is sent in a transaction that is then aborted, so consumers do not see it."""
         receipt, headers, body = self.encode(Message(destination, "probe", b"", is_text=False))
-        transaction = {"transaction": "probe"}
-        self._protocol.send_frame("BEGIN", transaction)
-        self._protocol.send_frame("SEND", headers | transaction, body)
+        transaction, send_frame = {"transaction": "probe"}, self._connection.protocol.send_frame
+        send_frame("BEGIN", transaction)
+        send_frame("SEND", headers | transaction, body)
         self.window.sent(receipt, 0)
         while self.window.unconfirmed:
             if time.monotonic() > deadline:
                 raise BrokerUnavailableError(f"{self.url}: the broker did not answer about {destination} in time")
             self._pass(0.1)
-        self._protocol.send_frame("ABORT", transaction)
+        send_frame("ABORT", transaction)
 
     # -- sending
 
@@ -131,27 +94,28 @@ class StompPublisher(Publisher):
         return receipt, headers, message.body
 
     def send(self, encoded: list[_Encoded]) -> None:
-        outgoing = self._socket.outgoing
+        connection = self._connection
         for receipt, headers, body in encoded:
             while self.window.full:
                 self._pass(_TURN_S)
             self.window.sent(receipt, len(body))
-            self._protocol.send_frame("SEND", headers, body)
-            if len(outgoing) > _TURN_BYTES:
+            connection.protocol.send_frame("SEND", headers, body)
+            if len(connection.socket.outgoing) > _TURN_BYTES:
                 self._pass(0.0)
         while self.window.unconfirmed:
             self._pass(_TURN_S)
 
     def _pass(self, timeout_s: float) -> None:
-        self._turn(timeout_s)
-        if self._end:
-            raise self._end_error()
-        self.window.check(self._socket.received_s)
+        connection = self._connection
+        connection.turn(timeout_s)
+        if connection.end is not None:
+            raise self._end_error(connection.end)
+        self.window.check(connection.socket.received_s)
 
-    def _end_error(self) -> MqError:
-        if not self._stated:
-            return self.lost(self._end)
-        said, inner, _ = self._end.partition(" CoreMessage[")
+    def _end_error(self, end: ConnectionLostError) -> MqError:
+        if not end.stated:
+            return self.lost(end)
+        said, inner, _ = str(end).partition(" CoreMessage[")
         lower, user = said.lower(), self.endpoint.user(self.url)
         where = str(self.settings.destination or "a destination of the rows")
         if any(word in lower for word in _FULL):
@@ -171,61 +135,29 @@ class StompPublisher(Publisher):
         refusal = WriteError(f"{self.url}: the broker refused a message for {where} ({said}): see the broker's log")
         return WriteInterruptedError(refusal.text, stated=True, refusal=refusal)
 
-    # -- the connection
-
-    def _turn(self, timeout_s: float) -> None:
-        """Write and read the socket once: send pending frames or a heartbeat, wait for bytes, and process them."""
-        now = time.monotonic()
-        if now - self._socket.sent_s >= self._send_every_s and not self._socket.outgoing:
-            self._socket.outgoing += b"\n"
+    def _take(self, frames: Iterable[Frame | Frames]) -> None:
         try:
-            self._socket.write()
-            self._socket.wait(min(timeout_s, self._send_every_s, self._silence_s))
-            self._receive()
-            self._socket.write()
-        except (OSError, StompFrameError) as error:
-            self._receive_rest()
-            self._cause = error if isinstance(error, OSError) and not self._stated else None
-            self._end = self._end or f"{type(error).__name__}: {error}"
+            for frame in frames:
+                assert isinstance(frame, tuple), "frames are not decoded in batches here"
+                self._process(*frame)
+        except StompFrameError as error:
+            self._connection.ended(ConnectionLostError(f"{type(error).__name__}: {error}"))
 
-    def _receive(self) -> bool:
-        data = self._socket.read(_READ_BYTES)
-        if data is None:
-            if time.monotonic() - self._socket.received_s > self._silence_s:
-                self._end = self._end or "nothing was heard from the broker"
-            return False
-        if not data:
-            self._end = self._end or "the broker closed the connection"
-            return False
-        for frame in self._reader.feed(data):
-            assert isinstance(frame, tuple), "frames are not decoded in batches here"
-            self._take(*frame)
-        return True
-
-    def _receive_rest(self) -> None:
-        """Read what the broker has sent before it closed the connection: perhaps an ERROR frame with the reason."""
-        with contextlib.suppress(OSError, StompFrameError):
-            while not self._end and self._receive():
-                pass
-
-    def _take(self, command: str, block: bytes, body: bytes) -> None:
-        headers = parse(block, escaped=command != "CONNECTED")
-        if command == "CONNECTED":
-            self._connected, self._server = True, headers.get("server", "")
-            beats = heart_beats(headers.get("heart-beat", "0,0"), self.endpoint.heartbeat_s)
-            if beats is not None:
-                self._send_every_s, self._silence_s = beats
-        elif command == "RECEIPT":
+    def _process(self, command: str, block: bytes, body: bytes) -> None:
+        if command == "ERROR":
+            headers = parse(block)
             receipt = headers.get("receipt-id", "")
-            self.window.confirmed(receipt)
-            self._ids.pop(receipt, None)
-        elif command == "ERROR" and not self._end:
-            receipt = headers.get("receipt-id", "")
-            about = self._ids.get(receipt)
+            about, reason = self._ids.get(receipt), error_text(headers, body)
             if self._drops(receipt, body):
-                self.remarks.drop(NO_DESTINATION, f"{self.url}: {error_text(headers, body)}; messageId '{about}'")
+                self.remarks.drop(NO_DESTINATION, f"{self.url}: {reason}; messageId '{about}'")
                 return
-            self._end, self._stated = error_text(headers, body) + (f"; messageId '{about}'" if about else ""), True
+            text = f"{reason}; messageId '{about}'" if about else reason
+            self._connection.ended(ConnectionLostError(text, stated=True))
+            return
+        confirmed = self._connection.answered(command, block, body)
+        if confirmed is not None:
+            self.window.confirmed(confirmed)
+            self._ids.pop(confirmed, None)
 
     def _drops(self, receipt: str, body: bytes) -> bool:
         """Whether the broker refused a message because of its destination, and the message's row may be dropped.
@@ -245,14 +177,7 @@ class StompPublisher(Publisher):
         return True
 
     def close(self) -> None:
-        if self._socket.connected and not self._end and not self.window.unconfirmed:
-            deadline = time.monotonic() + _CLOSE_TIMEOUT_S
-            with contextlib.suppress(Exception):  # the write is over, whatever the broker says
-                self._protocol.send_frame("DISCONNECT", {"receipt": "end"})
-                self.window.sent("end", 0)
-                while self.window.unconfirmed and not self._end and time.monotonic() < deadline:
-                    self._turn(0.1)
-        self._socket.close()
+        self._connection.close(waits=not self.window.unconfirmed)
 
 
 def frame_headers(message: Message, broker: str) -> dict[str, str]:

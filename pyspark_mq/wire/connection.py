@@ -74,7 +74,7 @@ class Connection(ABC):
         """
         while True:
             if self.end is not None:
-                raise ConnectionLostError(str(self.end))
+                raise self.end if isinstance(self.end, ConnectionLostError) else ConnectionLostError(str(self.end))
             if done():
                 return
             left_s = deadline - self.now_s()

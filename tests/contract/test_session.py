@@ -165,7 +165,7 @@ def test_an_end_that_the_broker_gives_a_reason_for_is_told_from_one_of_the_netwo
         if entry.entry.protocol == AMQP_0_9_1:
             consumer._channel.basic_ack(1_000)
         else:
-            consumer._transport.send(b"ACK\nid:nobody\n\n\0")
+            consumer._connection.protocol.transport.send(b"ACK\nid:nobody\n\n\0")
         with pytest.raises(SessionLostError) as lost:
             session.idle(10)
         assert lost.value.stated

@@ -95,13 +95,13 @@ def received(pieces: Sequence[bytes], count: int, *, keeps: bool = True, connect
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The names that nobody else can guess are the same in each test."""
-    monkeypatch.setattr("pyspark_mq.sources.stomp.connection.secrets.token_urlsafe", lambda _: OWN[1:].decode())
+    monkeypatch.setattr("pyspark_mq.sources.stomp.session.secrets.token_urlsafe", lambda _: OWN[1:].decode())
 
 
 @pytest.fixture
 def only_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the broker does not prove is waited for."""
-    monkeypatch.setattr("pyspark_mq.sources.stomp.connection._PROOF_S", 1e6)
+    monkeypatch.setattr("pyspark_mq.wire.stomp.connection._PROOF_S", 1e6)
 
 
 def test_a_stop_ends_the_wait_for_the_answer_to_a_subscription() -> None:
@@ -138,7 +138,7 @@ def test_a_text_comes_also_when_nothing_follows_it() -> None:
 
 
 def test_a_text_comes_also_from_a_broker_that_does_not_prove_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    proof = "pyspark_mq.sources.stomp.connection._PROOF_S"
+    proof = "pyspark_mq.wire.stomp.connection._PROOF_S"
     monkeypatch.setattr(proof, 1e6)
     with server([HEAD + b"text\0\n"], proves=False) as asked:
         session = consumer()
@@ -210,7 +210,7 @@ def test_an_error_behind_a_text_is_the_reason_for_which_the_broker_closed_the_co
 def test_an_error_that_may_be_of_a_text_or_of_the_broker_ends_the_session_and_names_the_message() -> None:
     session = consumer()
     session._settling.ask(1)
-    session._take(session._reader.feed(HEAD + FAKES[3] + b"\0\n" + NEXT))
+    session._take(session._connection._reader.feed(HEAD + FAKES[3] + b"\0\n" + NEXT))
     with pytest.raises(
         SessionLostError, match=r"in message 'ID:host-1:1:1:1:1' is part of its text .* 'amqp-1.0'"
     ) as lost:
@@ -231,7 +231,7 @@ def test_a_message_for_no_subscription_of_ours_is_not_taken() -> None:
 def test_a_message_without_one_handle_of_its_own_is_not_taken(ack: bytes, count: int) -> None:
     odd = HEAD.replace(b"ack:1\n", ack).replace(b"\n\n", b"\ncontent-length:4\n\n") + b"text\0\n"
     session = consumer()
-    session._take(session._reader.feed(odd * count + NEXT))
+    session._take(session._connection._reader.feed(odd * count + NEXT))
     with pytest.raises(MessageError, match=r"'ID:host-1:1:1:1:1', that has several headers named ack, one in its body"):
         session.run(0)
     assert take_each(session.buffer) == []
@@ -243,7 +243,7 @@ def test_a_message_with_the_brokers_handle_in_its_body_is_not_taken(count: int) 
     # The name of a property forges all headers of the broker, and ends them before the broker's own `ack`.
     odd = HEAD.replace(b"ack:1", b"ack:ID\\cforged") + b"q:value\nack:ID\\chost-1\\c7\n\ntext\0\n"
     session = consumer()
-    session._take(session._reader.feed(b"".join([*others, odd, NEXT])))
+    session._take(session._connection._reader.feed(b"".join([*others, odd, NEXT])))
     with pytest.raises(MessageError, match=r"one in its body.*'amqp-1.0'"):
         session.run(0)
     assert Asked(session.batches).bodies(take_each(session.buffer)) == [b"ack: yes\nack:no"] * count
@@ -256,13 +256,13 @@ def test_a_message_with_the_handle_of_another_one_is_not_taken(count: int) -> No
 
     others = [message(b"other-%d" % number) for number in range(count)]
     session = consumer()
-    session._take(session._reader.feed(b"".join([message(b"7"), *others, message(b"7"), *others, NEXT])))
+    session._take(session._connection._reader.feed(b"".join([message(b"7"), *others, message(b"7"), *others, NEXT])))
     with pytest.raises(MessageError, match=r"'ID:host-1:1:1:1:1', that has several headers named ack, one in its body"):
         session.run(0)
     assert len(take_each(session.buffer)) <= 1 + count
     # Once a message is settled, its handle is free.
     session = consumer()
-    session._take(session._reader.feed(message(b"7") + NEXT))
+    session._take(session._connection._reader.feed(message(b"7") + NEXT))
     session._settling.acknowledge(1, 2, ())
     assert session._settling.ids == set()
 
@@ -290,7 +290,7 @@ def test_a_property_in_the_place_of_the_length_makes_one_message_unreadable(leng
     follow = b"\n" + NEXT + b"\n" * (length == b"999999")
     beats = [b"\n"] * 3 if length == b"999999" else []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("pyspark_mq.sources.stomp.connection._BEAT_S", 0.0)
+        patched.setattr("pyspark_mq.wire.stomp.connection._BEAT_S", 0.0)
         odd, good = received([head + b"text\0" + follow, *beats], 2)
     assert (type(odd[1]), odd[2], good[2]) == (UnreadableHeaders, b"text", b"next")
 
@@ -359,15 +359,15 @@ def test_no_heartbeat_joins_bytes_that_the_broker_does_not_read() -> None:
         try:
             session.open(session.endpoint.urls[0], LIMIT_S)
             session.consume(10)
-            session._socket.outgoing += bytes(16 << 20)
+            session._connection.socket.outgoing += bytes(16 << 20)
             session.run(0.05)
-            waiting = len(session._socket.outgoing)
+            waiting = len(session._connection.socket.outgoing)
             later_s = 10.0
             session.run(0.05)
-            assert len(session._socket.outgoing) == waiting > 0
+            assert len(session._connection.socket.outgoing) == waiting > 0
         finally:
             ended.set()
-            session._socket.close()
+            session._connection.socket.close()
 
 
 def test_silence_and_pauses_go_by_the_clock_that_a_session_is_given() -> None:
@@ -430,8 +430,8 @@ def test_a_quiet_topic_is_read_further() -> None:
     endpoint = parse_options(told).settings.endpoint
     session = StompSession(endpoint, 1, ReceiveBuffer(), SessionOptions(), time.monotonic)
     assert session._grant(10) == -1
-    session._received_bytes = len(GOOD)
-    session._take(session._reader.feed(GOOD))
+    session._connection.received_bytes = len(GOOD)
+    session._take(session._connection._reader.feed(GOOD))
     session._wake_queue(0.0)
     assert session._reading()
 

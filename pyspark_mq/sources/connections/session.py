@@ -37,7 +37,7 @@ from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts
 from pyspark_mq.decode.batch import DeliveryBatch, Unreadable
 from pyspark_mq.errors import DestinationError, MessageError
 from pyspark_mq.sources.connections.flow import is_full
-from pyspark_mq.wire.connection import ConnectionLostError, StopRequestedError
+from pyspark_mq.wire.connection import ConnectionLostError
 from pyspark_mq.wire.endpoint import Endpoint
 from pyspark_mq.wire.socket_loop import count_addresses
 from pyspark_mq.wire.url import BrokerUrl
@@ -285,30 +285,6 @@ class Session(ABC):
             SessionLostError: the session has ended.
             MessageError: a message cannot be decoded, and :attr:`SessionOptions.keeps_unreadable` is false.
         """
-
-    def _turn(self, timeout_s: float) -> None:
-        """Send and receive until something happens, but at most for `timeout_s` seconds."""
-        self.run(timeout_s)
-
-    def _until(self, came: Callable[[], bool], deadline: float, *, closing: bool = False) -> None:
-        """Send and receive until `came()` is true.
-
-        Args:
-            deadline: time limit, on the session's clock.
-            closing: whether to continue even if the query is being stopped.
-
-        Raises:
-            TimeoutError: the time limit has passed.
-            SessionLostError: the session has ended.
-            StopRequestedError: the query is being stopped.
-        """
-        while not came():
-            left_s = deadline - self.now_s()
-            if left_s <= 0:
-                raise TimeoutError
-            if self.options.stopping.is_set() and not closing:
-                raise StopRequestedError
-            self._turn(left_s)
 
     def _refuse(self, unreadable: Unreadable) -> MessageError:
         """Return the error for a message that cannot be decoded, with `onUnreadableMessage=fail`."""

@@ -1,10 +1,6 @@
 """The STOMP 1.2 session: it subscribes to one destination, receives messages, and settles them.
 
-stomp.py builds most outgoing frames, and writes them to :class:`.Transport`, which is this package's. The socket is
-non-blocking, and :meth:`StompSession.run` reads and writes it on the supervisor's thread. So acknowledgements are sent
-even while reading is paused, heartbeats need no thread of their own, and TLS has the same settings as for the other
-protocols (stomp.py does not accept an `ssl.SSLContext`). Incoming frames are read by
-:mod:`pyspark_mq.wire.stomp.frames`, for the reasons given in its docstring.
+Acknowledgements are sent even while reading is paused.
 
 A RECEIPT confirms acknowledgements. The broker processes a connection's frames in order, so the receipt for the last
 acknowledgement also confirms all earlier ones. If an acknowledgement fails, the broker sends an ERROR instead, which
@@ -17,31 +13,40 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any, ClassVar
 
 import numpy as np
 
-from pyspark_mq.brokers.base import STOMP
+from pyspark_mq.brokers.base import STOMP, StompDialect
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, of_artemis, of_artemis_settings
-from pyspark_mq.decode.batch import ROW_BYTES, DeliveryBatch
+from pyspark_mq.decode.batch import BATCH_MIN, ROW_BYTES, DeliveryBatch
 from pyspark_mq.decode.stomp import FramesBatch, StompBatch, unreadable_of
 from pyspark_mq.decode.stomp_frames import Frames
 from pyspark_mq.decode.stomp_headers import UnreadableHeaders, as_text, parse, value
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
-from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth, ReceiveBuffer, SessionLostError
-from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
+from pyspark_mq.sources.connections.session import (
+    COPIED,
+    Greeting,
+    QueueDepth,
+    ReceiveBuffer,
+    Session,
+    SessionLostError,
+)
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
 from pyspark_mq.sources.stomp.errors import subscribe_error
 from pyspark_mq.sources.stomp.settling import StompSettling
-from pyspark_mq.wire.stomp.frames import MESSAGE, Frame, StompFrameError, id_for_errors
+from pyspark_mq.wire.connection import ConnectionLostError
+from pyspark_mq.wire.stomp.connection import StompConnection
+from pyspark_mq.wire.stomp.frames import MESSAGE, Frame, FrameReader, StompFrameError, id_for_errors
 from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["StompSession"]
 
 _LOG = logging.getLogger("pyspark_mq")
 _INT32_MAX = 2**31 - 1
-_CLOSE_TIMEOUT_S = 1.0
 #: How long to wait for the answer to the first subscription. The broker may be busy collecting garbage or requeueing a
 #: former session's messages, and disconnecting would add to its work. Heartbeats show whether the broker is alive.
 _SUBSCRIBE_TIMEOUT_S = 120.0
@@ -69,16 +74,25 @@ _BROWSED = b"\nbrowser:end"
 _STREAM_OFFSET = "x-stream-offset"
 _SUBSCRIBED = "subscribed"
 _WOKEN = "woken"
-_DISCONNECTED = "disconnected"
+#: Number of random bytes with which the names of the session's subscriptions and receipts end.
+_OWN_BYTES = 9
 
 
-class StompSession(StompConnection):
+class StompSession(Session):
     """One STOMP connection with one or more subscriptions to one destination."""
 
     batches: ClassVar[type[DeliveryBatch]] = StompBatch  # type: ignore[type-abstract]  # `of` chooses
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        dialect = self.endpoint.broker.stomp
+        assert dialect is not None, "an option of the source names this protocol for a broker without it"
+        self._dialect: StompDialect = dialect
+        self._url: Any = None
+        self._numbers = count()
+        #: The text with which the names of this session's subscriptions and receipts end, so that frames of the broker
+        #: can be told from frames within a text, see :mod:`pyspark_mq.wire.stomp.frames`.
+        self._own = f"-{secrets.token_urlsafe(_OWN_BYTES)}"
         #: Header prefix of messages that may have an ID not set by the broker; empty if there are none.
         self._foreign = f"\n{self._dialect.foreign_prefix}".encode() if self._dialect.foreign_prefix else b""
         #: The beginning of each header that every message has, on a broker that does not escape names.
@@ -95,6 +109,11 @@ class StompSession(StompConnection):
             own=self._own,
             forgeable=bool(self._dialect.always),
         )
+        # Of the frames that request no receipt, only an ACK or a NACK may fail.
+        reader = FrameReader(BATCH_MIN, dialect.last_header, self._own.encode(), lambda: self._settling.unconfirmed)
+        self._connection = StompConnection(
+            self.endpoint, self.now_s, self.options.stopping, take=self._take, reader=reader, own=self._own
+        )
         #: The headers of the last message received, or the batch that ends with this message.
         self._newest: bytes | FramesBatch = b""
         self._answers: set[str] = set()
@@ -102,6 +121,8 @@ class StompSession(StompConnection):
         self._window_bytes = 0.0
         self._wakeups = _WAKEUPS
         self._quiet_s = _QUIET_FIRST_S
+        #: Time at which :meth:`_wake_queue` is to be called next.
+        self._wake_s = math.inf
 
     # -- opening
 
@@ -112,9 +133,15 @@ class StompSession(StompConnection):
         # Query before the login, because after the login heartbeats are due, and on a slow link the query may take
         # longer than that.
         depth, facts = self._depth_at_first(deadline)
-        self._log_in(url, deadline)
+        self._log_in(deadline)
         # No broker reports a permanent name of itself over STOMP.
-        return Greeting(url, "", depth, server=self._server, facts=facts)
+        return Greeting(url, "", depth, server=self._connection.server, facts=facts)
+
+    def _log_in(self, deadline: float) -> None:
+        headers = {}
+        if self.endpoint.subscription is not None and self._dialect.client_id:
+            headers["client-id"] = self._dialect.client_id.format(subscription=self.endpoint.subscription)
+        self._connection.open(self._url, deadline, self.options.attempt, headers)
 
     def _depth_at_first(self, deadline: float) -> tuple[QueueDepth | None, QueueFacts]:
         """Query the queue's depth over a separate connection, as the broker closes it if the user lacks permission."""
@@ -152,16 +179,16 @@ class StompSession(StompConnection):
         """
         beside = StompSession(self.endpoint, self.number, ReceiveBuffer(), self.options, self.now_s)
         answers: list[QueueInfo | None] = []
-        beside._on_info = answers.append
+        beside._url, beside._on_info = self._url, answers.append
         beside._questions = questions = beside._make_questions()
         try:
-            beside._log_in(self._url, deadline)
+            beside._log_in(deadline)
             beside.ask_depth()
-            beside._until(lambda: bool(answers), deadline)
+            beside._connection.until(lambda: bool(answers), deadline)
             if answers[0] is not None:
                 beside._ask(questions, *questions.question_of_settings(answers[0].address))
-                beside._until(lambda: not questions.asked, deadline)
-        except (SessionLostError, TimeoutError) as failed:
+                beside._connection.until(lambda: not questions.asked, deadline)
+        except (ConnectionLostError, TimeoutError) as failed:
             if not answers and (isinstance(failed, TimeoutError) or failed.stated):
                 self.endpoint.refused.add(asker)
                 _LOG.info("%s: %s does not report how many messages wait", self.endpoint.destination, self._url)
@@ -205,9 +232,12 @@ class StompSession(StompConnection):
         self._answers.add(_SUBSCRIBED)
         self._subscribe(window)
         try:
-            self._until(lambda: _SUBSCRIBED not in self._answers, self.now_s() + _SUBSCRIBE_TIMEOUT_S)
-        except SessionLostError as ended:
-            raise subscribe_error(str(ended), self._url, self.endpoint) from None
+            self._connection.until(lambda: _SUBSCRIBED not in self._answers, self.now_s() + _SUBSCRIBE_TIMEOUT_S)
+        except ConnectionLostError:
+            if _SUBSCRIBED in self._answers:  # otherwise the next run raises the error
+                end = self._connection.end
+                refused = isinstance(end, ConnectionLostError)
+                raise (subscribe_error(str(end), self._url, self.endpoint) if refused else end) from None
         except TimeoutError:
             text = f"no answer to a subscription within {_SUBSCRIBE_TIMEOUT_S:g} s"
             raise SessionLostError(text) from None
@@ -234,7 +264,7 @@ class StompSession(StompConnection):
         # for AMQP 0-9-1).
         name = f"{next(self._numbers):06}{self._own}"
         headers["receipt"] = f"{_SUBSCRIBED}{self._own}"
-        self._protocol.subscribe(self._destination(), name, mode, headers=headers)
+        self._connection.protocol.subscribe(self._destination(), name, mode, headers=headers)
         self._subscriptions += 1
         self._show_life()
 
@@ -252,7 +282,7 @@ class StompSession(StompConnection):
 
     def _message_bytes(self) -> float:
         """Return the average size of the messages received so far, or an estimate, for a window in bytes."""
-        return self._received_bytes / self._tag if self._tag else self._dialect.window_bytes
+        return self._connection.received_bytes / self._tag if self._tag else self._dialect.window_bytes
 
     def _destination(self) -> str:
         name = self.endpoint.name
@@ -261,14 +291,27 @@ class StompSession(StompConnection):
         return (self._dialect.queue if self.endpoint.topic is None else self._dialect.topic).format(name=name)
 
     def run(self, timeout_s: float) -> None:
-        deadline = self.now_s() + timeout_s
-        self._socket.woken = False
+        deadline, connection = self.now_s() + timeout_s, self._connection
+        connection.socket.woken = False
         while True:
             self._raise_if_ended()
-            left_s = deadline - self.now_s()
-            if self._socket.woken or left_s <= 0:
+            now = self.now_s()
+            if connection.socket.woken or now >= deadline:
                 return
-            self._turn(left_s)
+            if now >= self._wake_s:
+                self._wake_queue(now)
+            wait_s = min(deadline, self._wake_s) - now
+            connection.turn(wait_s, reading=self._reading(), paused=self.paused)
+
+    def _raise_if_ended(self) -> None:
+        end = self._connection.end
+        if isinstance(end, ConnectionLostError):
+            raise SessionLostError(str(end), stated=end.stated) from end.__cause__
+        if end is not None:
+            raise end
+
+    def wake(self) -> None:
+        self._connection.wake()
 
     def _reading(self) -> bool:
         """Return whether to read the socket.
@@ -282,6 +325,7 @@ class StompSession(StompConnection):
         return not full or not self._dialect.window_bytes or bool(self._answers) or self._settling.unconfirmed
 
     def _take(self, frames: Iterable[Frame | Frames]) -> None:
+        """Process received frames."""
         tag, size = self._tag, 0
         append, handles, dialect = self.buffer.inbox.append, self._settling.open, self._dialect
         try:
@@ -305,11 +349,11 @@ class StompSession(StompConnection):
                         append((tag, headers, body, dialect))
                         self._newest = headers
                         size += ROW_BYTES + len(headers) + len(body)
-                    if self._end is not None:  # ignore the remaining frames
+                    if self._connection.end is not None:  # ignore the remaining frames
                         return
         except StompFrameError as wrong:
             # The bytes cannot be divided into frames any more, so this session ends; the next one begins with a frame.
-            self._ended(str(wrong), stated=True)
+            self._connection.ended(ConnectionLostError(str(wrong), stated=True))
         finally:
             if tag > self._tag:
                 deliveries, self._tag = tag - self._tag, tag
@@ -359,17 +403,17 @@ class StompSession(StompConnection):
         """
         questions = self._questions
         if self._own.encode() not in headers:
-            self._end = self._end or self._foreign_frame(headers)
+            self._connection.ended(self._foreign_frame(headers))
             return False
         if self.options.browses and _BROWSED in headers:
             return False
         if type(headers) is UnreadableHeaders and not self.options.keeps_unreadable:
             unreadable = unreadable_of((tag, headers, body, self._dialect))
-            self._end = self._end or self._refuse(unreadable)
+            self._connection.ended(self._refuse(unreadable))
             return False
         if questions is not None and questions.subscribed and questions.is_answer(headers):
             # Do not count the answer, because the window in bytes depends on the average size of the queue's messages.
-            self._received_bytes -= len(headers) + len(body)
+            self._connection.received_bytes -= len(headers) + len(body)
             self._on_info(questions.answer(body))
             return False
         ids = self._settling.ids
@@ -377,11 +421,12 @@ class StompSession(StompConnection):
             found = value(headers, _ACK) or b""
             own = headers.count(_ACK_LINE) == 1 and not headers.count(_BARE_ACK_LINE) and _BROKERS_ACK not in body
             if not own or found in ids:
-                self._end = self._end or self._forged_ack(headers)
+                self._connection.ended(self._forged_ack(headers))
                 return False
             ids.add(found)
         refused = self._refused(headers, first=tag == 1)
-        self._end = self._end or refused
+        if refused is not None:
+            self._connection.ended(refused)
         return refused is None
 
     def _refused(self, headers: bytes, *, first: bool) -> MqError | None:
@@ -426,14 +471,17 @@ class StompSession(StompConnection):
         return id_for_errors(block, self._dialect.last_header)
 
     def _answered(self, command: str, block: bytes, body: bytes) -> None:
+        connection = self._connection
         if command == "CONNECTED" and self._newest:
-            self._end = self._end or self._foreign_frame(b"CONNECTED")
+            connection.ended(self._foreign_frame(b"CONNECTED"))
             return
-        doubtful = self._end is None and self._newest and self._dialect.always
-        super()._answered(command, block, body)
-        if doubtful and isinstance(self._end, SessionLostError) and self._own.encode() not in block:
-            reason = f"{self._end}. A message can contain such a frame; the last message was '{self._newest_id()}'"
-            self._end = SessionLostError(reason, stated=True)
+        doubtful = connection.end is None and self._newest and self._dialect.always
+        receipt = connection.answered(command, block, body)
+        if receipt is not None:
+            self._receipt(receipt)
+        elif doubtful and connection.end is not None and self._own.encode() not in block:
+            reason = f"{connection.end}. A message can contain such a frame; the last message was '{self._newest_id()}'"
+            connection.end = ConnectionLostError(reason, stated=True)
 
     def _forged_ack(self, headers: bytes) -> MessageError:
         """Return the error for a message whose acknowledgement might settle another message."""
@@ -456,7 +504,7 @@ class StompSession(StompConnection):
     def _resume(self) -> None:
         self.paused = False
         # Bytes that arrived during the pause were not read, so the time of the last read says nothing.
-        self._socket.received_s = self.now_s()
+        self._connection.socket.received_s = self.now_s()
         self._show_life()
 
     # -- sending
@@ -469,7 +517,7 @@ class StompSession(StompConnection):
 
     def _wake_queue(self, now: float) -> None:
         """If nothing has arrived for a while although the window is not full, make the queue deliver more messages."""
-        self._wake_s = float("inf")
+        self._wake_s = math.inf
         room = self._window - len(self._settling.open)
         if not self._settling.open or self.paused or room <= 0:
             return  # whatever changes this state also sets the time of the next call
@@ -493,8 +541,8 @@ class StompSession(StompConnection):
             name = f"{next(self._numbers)}{self._own}"
             receipt = f"{_WOKEN}{self._own}"
             headers = {"selector": _NOTHING, self._dialect.window_header: "1", "receipt": receipt}
-            self._protocol.subscribe(self._destination(), name, "auto", headers=headers)
-            self._protocol.unsubscribe(name)
+            self._connection.protocol.subscribe(self._destination(), name, "auto", headers=headers)
+            self._connection.protocol.unsubscribe(name)
         # If nothing arrives, the queue is empty or other consumers have its messages.
         self._wakeups = 1
         self._quiet_s = min(self._quiet_s * _QUIET_GROWTH, _QUIET_LAST_S)
@@ -516,59 +564,40 @@ class StompSession(StompConnection):
         self._settle(self._settling.reject(tags))
 
     def _settle(self, frames: bytes) -> None:
-        self._socket.outgoing += frames
+        self._connection.socket.outgoing += frames
         # Deliveries whose settlement waits for earlier deliveries occupy the window. If it is full, widen it.
         waiting = self._settling.waiting
         if waiting and len(self._settling.open) >= self._window and self._may_subscribe_again():
             self._subscribe(waiting)
-        self._send()
-
-    def _in_doubt(self) -> bool:
-        # Of the frames that request no receipt, only an ACK or a NACK may fail.
-        return self._settling.unconfirmed
 
     def _receipt(self, receipt: str) -> None:
-        if receipt == PROVED:
-            self._proof_s = -math.inf
-            return
+        """Process a RECEIPT frame. `receipt` is the name of the receipt without its random end."""
         if receipt == _WOKEN:  # this receipt does not show that the queue delivers
             return
         self._answers.discard(receipt)
         for number in self._settling.confirmed(receipt):
-            if self._end is None:
+            if self._connection.end is None:
                 self.buffer.confirmed(number)
         self._show_life()
 
     def ask_depth(self) -> None:
         """Query the queue's depth, unless the broker does not answer this user, or an answer is outstanding."""
         questions = self._questions
-        if questions is None or questions.asked or self._end is not None:
+        if questions is None or questions.asked or self._connection.end is not None:
             return
         if not questions.subscribed:
             questions.subscribed = True
             destination, headers = questions.subscription()
-            self._protocol.subscribe(destination, questions.name, "auto", headers=headers)
+            self._connection.protocol.subscribe(destination, questions.name, "auto", headers=headers)
         self._ask(questions, *questions.question())
 
     def _ask(self, questions: Questions, destination: str, body: str, headers: dict[str, str]) -> None:
         questions.asked = True
-        self._protocol.send(destination, body, headers=headers)
-        self._send()
+        self._connection.protocol.send(destination, body, headers=headers)
 
     def _report_depth(self, info: QueueInfo | None) -> None:
         if info is not None:
             self.buffer.reported(info.depth(self._subscriptions))
 
     def close(self) -> None:
-        try:
-            if self._connected and self._end is None:
-                self._answers.add(_DISCONNECTED)
-                self._protocol.disconnect(f"{_DISCONNECTED}{self._own}")
-                self._wake_s = float("inf")
-                if not self.paused:
-                    closed_s = self.now_s() + _CLOSE_TIMEOUT_S
-                    self._until(lambda: _DISCONNECTED not in self._answers, closed_s, closing=True)
-        except Exception as failed:  # noqa: BLE001 - the session is over, whatever the error
-            _LOG.debug("closing: %s", self.endpoint.hide(str(failed)))
-        finally:
-            self._socket.close()
+        self._connection.close(waits=not self.paused)
