@@ -41,8 +41,8 @@ PURE = {
 IMPURE_BUILTINS = {"open", "input", "print", "exec", "eval", "compile", "__import__", "breakpoint"}
 #: Client library -> the modules, or folders of a protocol, that may import it when they are imported themselves.
 CLIENTS = {
-    "pika": ("wire.amqp091", "sources.amqp091", "sink.amqp091"),
-    "stomp": ("wire.stomp", "sources.stomp", "sink.stomp"),
+    "pika": ("wire.amqp091", "sink.amqp091"),
+    "stomp": ("wire.stomp",),
     "proton": ("wire.amqp10", "sources.amqp10", "sink.amqp10"),
     "cproton_ffi": ("sources.amqp10",),
     "redis": ("dedup.redis_store",),
