@@ -141,7 +141,7 @@ def test_an_epoch_is_released(entry: LiveEntry, tmp_path: Path, capsys: pytest.C
             run.save(tmp_path)
             assert main([*command, "--yes"]) == 0
             out = capsys.readouterr().out
-            assert f"{held} of {EPOCH} are missing" in out, out
+            assert f"{held} of the {EPOCH} planned messages are missing" in out, out
             run.load(tmp_path)
             with pytest.raises(Crashed):
                 run.batch(crash=At.AFTER_COMMIT_LOG)

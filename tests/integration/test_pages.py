@@ -398,7 +398,7 @@ def test_every_command_of_its_page(spark: Any, rabbit: RabbitNode, tmp_path: Pat
     asked, looked, done = (run(line) for line in release)
     assert "20 messages were planned but not committed" in asked
     assert "nothing was changed" in asked
-    assert "0 of 20 are missing" in looked
+    assert "0 of the 20 planned messages are missing" in looked
     assert "released" in done
     assert "the epoch was released" in run(inspect[0])
 

@@ -506,7 +506,7 @@ def test_a_replay_that_cannot_complete_is_released(
     options = [f"{key}={value}" for key, value in job.options.items()]
     assert main(["release", job.checkpoint, "--yes", *options]) == 0
     told = capsys.readouterr().out
-    assert "4 of 10 are missing" in told
+    assert "4 of the 10 planned messages are missing" in told
     assert all(key in told for key in taken)
     assert "the epoch was released" in inspected(job, capsys)
     job.run(6)
