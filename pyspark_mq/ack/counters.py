@@ -36,6 +36,8 @@ def _gauge() -> int:
 class Counters:
     """Counts since the source's process started, and five gauges with current values.
 
+    A delivery is counted at most once by the counters with `done`.
+
     Attributes:
         received: deliveries received. First deliveries and redeliveries count, but rejected messages do not.
         redelivered: deliveries that the broker flagged as redelivered.

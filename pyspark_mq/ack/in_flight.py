@@ -134,6 +134,7 @@ class InFlightTable(Generic[P]):
         return len(self._open[session]) + sum(in_runs)
 
     def not_here(self, keys: Collection[Key]) -> Iterator[Key]:
+        """Yield the keys of unknown messages. An echo that arrives counts as unknown (:mod:`.content_matcher`)."""
         state_of = self.states(keys)
         yield from (key for key in keys if state_of(key) is State.UNSEEN)
 

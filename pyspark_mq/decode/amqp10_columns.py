@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_mq.brokers.destinations import as_row
-from pyspark_mq.decode.amqp10_message import DECODERS, Named, Raw, is_not_redelivered
+from pyspark_mq.decode.amqp10_message import DECODERS, OF_PROPERTIES, Named, Raw, is_not_redelivered
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.decode.amqp10_walk import Walk, Walked, prefix_of
 from pyspark_mq.decode.batch import INT64_MAX
@@ -283,8 +283,9 @@ def _maps(source: _Source, named: Named) -> pa.Array:
     if keys.null_count:
         return pa.nulls(len(pairs.counts), COLUMN_TYPES["properties"])
     names, codes = distinct(keys)
-    known = {"JMSXAppID", *dict(named)}
-    if "JMSXAppID" in dict(named):
+    alone = frozenset(OF_PROPERTIES.values())
+    known = alone | dict(named).keys()
+    if not alone.isdisjoint(dict(named)):
         source.malformed[:] = True
     elif not known.isdisjoint(names):
         source.malformed[rows[np.isin(codes, [code for code, name in enumerate(names) if name in known])]] = True

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from math import isfinite
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -234,6 +235,16 @@ def is_not_redelivered(raw: Raw) -> bool:
     return not raw.of.redelivered and not raw.of.died and type(raw) is not UnreadableMessage
 
 
+#: Columns that are made of a property, because AMQP 1.0 has no field for them: column -> name of the property. Messages
+#: with such a property are not decoded together (:mod:`.amqp10_columns`). The ID of the application is a property of
+#: JMS (JMS 2.0, 3.5.9).
+OF_PROPERTIES: Mapping[str, str] = MappingProxyType({"appId": "JMSXAppID"})
+
+
+def _of_property(name: str, raws: Sequence[Raw]) -> list[str | None]:
+    return [text(property_of(raw, name)) for raw in raws]
+
+
 #: Columns of deliveries whose messages are decoded one by one, in the form of :attr:`.DeliveryBatch.columns`.
 DECODERS: Mapping[str, Column] = {
     "properties": lambda raws: list(map(_pairs, raws)),
@@ -249,10 +260,9 @@ DECODERS: Mapping[str, Column] = {
     "routingKey": lambda raws: [raw.of.routing_key for raw in raws],
     "exchange": lambda raws: [raw.of.exchange for raw in raws],
     "userId": lambda raws: [text(raw.of.user) for raw in raws],
-    # AMQP 1.0 has no field for the ID of the application, but JMS defines a property for it (JMS 2.0, 3.5.9).
-    "appId": lambda raws: [text(property_of(raw, "JMSXAppID")) for raw in raws],
     "contentEncoding": lambda raws: [raw.of.content_encoding for raw in raws],
     "persistent": lambda raws: [raw.of.durable for raw in raws],
     "groupId": lambda raws: [raw.of.group for raw in raws],
     "groupSequence": lambda raws: [raw.of.group_sequence for raw in raws],
+    **{column: partial(_of_property, name) for column, name in OF_PROPERTIES.items()},
 }

@@ -1,7 +1,8 @@
 """The columns of rows: of queues, of streams, and of writes. Everything else about a column is in its decoders.
 
 To add a column, add it here, and a function with its name to each decoder: `columns` of :class:`.Amqp091Batch` and
-:class:`.StompBatch`, and `DECODERS` in :mod:`.amqp10_message`.
+:class:`.StompBatch`, and `DECODERS` in :mod:`.amqp10_message`; there a column that is made of an application property
+goes into `OF_PROPERTIES`.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from pyspark_mq.sink.columns import ColumnPlan, RowReader
 from pyspark_mq.sink.ids import Identity
 from pyspark_mq.sink.settings import DROP_ROWS, NO_MESSAGE, Destination, Message, Remarks, SinkSettings
 from pyspark_mq.wire.clients import client_class
+from pyspark_mq.wire.connection import ENDS_MAX
 from pyspark_mq.wire.endpoint import FILES, Endpoint
 from pyspark_mq.wire.socket_loop import count_addresses
 from pyspark_mq.wire.url import BrokerUrl
@@ -49,9 +50,6 @@ _GAP_S = 10.0
 _BLOCKED_S = 30.0
 #: Pauses between attempts to connect: the first pause, and the longest pause.
 _PAUSE_S, _PAUSE_MAX_S = 0.5, 5.0
-#: The write fails if the broker has ended this number of connections in a row, each for a stated reason, and has not
-#: confirmed a message meanwhile. The source has the same limit for its sessions.
-_ENDS_MAX = 9
 #: Longest wait for the answer to :meth:`Publisher.reading`.
 _ASK_TIMEOUT_S = 5.0
 #: URLs of brokers for which this process has already called :meth:`Publisher.reading`.
@@ -335,7 +333,7 @@ def connect(settings: SinkSettings, *, since_s: float | None = None) -> Publishe
 def _passes(problem: MqError, endpoint: Endpoint, tried_s: float, *, again: bool) -> bool:
     """Whether another attempt to connect may succeed, because the problem may be temporary.
 
-    The source decides in the same way.
+    The source decides in the same way (:class:`.ConnectionSupervisor`).
 
     Args:
         tried_s: for how long the task has tried to connect.
@@ -407,7 +405,7 @@ class _Connection:
                 if refused and lost.refusal is not None:
                     raise lost.refusal from lost
                 refused = lost.refusal is not None
-                if ends >= _ENDS_MAX:
+                if ends >= ENDS_MAX:
                     raise WriteError(
                         f"{lost.text}. The broker has ended {ends} connections in a row before it confirmed a message: "
                         "its log says why"

@@ -14,7 +14,12 @@ from typing import Any
 from pyspark_mq.errors import shown
 from pyspark_mq.wire.endpoint import Endpoint
 
-__all__ = ["Connection", "ConnectionLostError", "StopRequestedError"]
+__all__ = ["ENDS_MAX", "Connection", "ConnectionLostError", "StopRequestedError"]
+
+#: A query, or a write, fails if the broker has ended this number of connections in a row for a stated reason, and has
+#: confirmed nothing in them. It is about half the delivery limit of quorum queues in RabbitMQ 4 (20), and one less than
+#: the limit of Artemis (10), because earlier deliveries count towards these limits, too.
+ENDS_MAX = 9
 
 
 class ConnectionLostError(Exception):

@@ -9,7 +9,7 @@ import pytest
 from proton import ProtonException
 
 from pyspark_mq.decode.amqp10 import Amqp10Batch, WalkedBatch, find_batches
-from pyspark_mq.decode.amqp10_message import Raw, UnreadableMessage
+from pyspark_mq.decode.amqp10_message import DECODERS, OF_PROPERTIES, Raw, Sections, UnreadableMessage
 from pyspark_mq.decode.amqp10_sections import SectionReader
 from pyspark_mq.sources.amqp10.session import Amqp10Session
 from pyspark_mq.sources.connections.session import ReceiveBuffer, SessionLostError
@@ -109,11 +109,31 @@ def test_one_in_a_hundred_that_is_read_alone_leaves_the_others_together() -> Non
         pair = b"\xa1" + bytes((len(key),)) + key + b"\xa1" + bytes((len(value),)) + value
         return b"\x00\x53\x74\xc1" + bytes((len(pair) + 1, 2)) + pair + b"\x00\x53\x75\xa0\x01x"
 
-    for odd in (named(b"JMSXAppID", b"a"), named(b"key", b"\xff"), named(b"\xfe", b"a")):
+    of_columns = [named(name.encode(), b"a") for name in OF_PROPERTIES.values()]
+    for odd in (*of_columns, named(b"key", b"\xff"), named(b"\xfe", b"a")):
         items = read([odd if number % 100 == 70 else named(b"key", b"value") for number in range(300)])
         assert tags(items) == [*range(1, 301)]
         # Two runs of 99, one of 70, and what is behind the last.
         assert [len(item) for item in items if isinstance(item, WalkedBatch)] == [70, 99, 99]
+
+
+class _Asked(dict[str, object]):
+    """Application properties that know which of them were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def get(self, name: str, default: object = None) -> object:  # type: ignore[override]
+        self.names.add(name)
+        return super().get(name, default)
+
+
+def test_a_column_made_of_a_property_keeps_its_message_out_of_batches() -> None:
+    for column, decode in DECODERS.items():
+        asked = _Asked()
+        decode([Raw(1, b"", 0, Sections(application=asked))])
+        assert asked.names == {*filter(None, [OF_PROPERTIES.get(column)])}
 
 
 def test_what_came_before_a_connection_broke_is_passed_on_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import logging
 from pyspark_mq.errors import BrokerError, BrokerUnavailableError, MqError
 from pyspark_mq.sources.connections.session import SessionLostError
 from pyspark_mq.sources.runtime import Runtime
+from pyspark_mq.wire.connection import ENDS_MAX
 from pyspark_mq.wire.endpoint import Endpoint
 
 __all__ = ["Backoff"]
@@ -20,10 +21,6 @@ _BACKOFF_LAST_S = 5.0
 #: Pause after a session in which the broker confirmed something. It only has to be long enough to avoid a busy loop,
 #: because on an unstable network it is added to each reconnect.
 _GOOD_REST_S = 0.02
-#: The query fails if the broker has ended this number of sessions in a row for a stated reason, and has confirmed
-#: nothing in them. It is about half the delivery limit of quorum queues in RabbitMQ 4 (20), and one less than the limit
-#: of Artemis (10), because earlier deliveries count towards these limits, too.
-_ENDS_MAX = 9
 #: If this number of idle sessions ended, each before this time, a proxy or a load balancer probably ended them.
 _IDLE_ENDS, _IDLE_LIMIT_S = 3, 3_600.0
 
@@ -134,7 +131,7 @@ class Backoff:
         if not problem.stated:
             return
         self._ends += 1
-        if self._ends >= _ENDS_MAX:
+        if self._ends >= ENDS_MAX:
             raise BrokerError(
                 f"{self._endpoint.destination}: the broker ended {self._ends} sessions in a row before it confirmed "
                 f"anything, the last with: {problem}. No message is lost: the messages stay in the queue. But each end "

@@ -188,7 +188,7 @@ class SessionOptions:
             support this.
         attempt: number of failed attempts at this URL so far. Each attempt begins with the next address of the host,
             because one address may accept connections without answering.
-        stopping: if this is set, and the session is woken, opening and consuming raise a :class:`StopRequestedError`.
+        stopping: if this is set, and the session is woken, opening and consuming raise a :class:`.StopRequestedError`.
     """
 
     keeps_unreadable: bool = False

@@ -47,7 +47,10 @@ _NOTES = {
 class _Arrivals:
     """Deliveries of one session on their way into the in-flight table, by place.
 
-    A reason not to take some deliveries is one step that returns the others (:meth:`without`).
+    A reason not to take some deliveries is one step of :meth:`Deliveries.enter` that returns the others
+    (:meth:`without`). A reason that needs only the delivery belongs into :meth:`Deliveries._wanted`. A reason that must
+    not apply to known messages comes after they are identified. Small blocks of which `Metadata.is_plain` is true skip
+    these steps (:meth:`Deliveries._enter_new`), so a new reason has to be part of this property, too.
 
     Attributes:
         session: number of the session.

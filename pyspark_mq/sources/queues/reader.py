@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 from pyspark_mq.ack import Acknowledgements, InFlightTable
@@ -289,8 +288,7 @@ class QueueReader:
     def counters(self) -> Counters:
         """Return the counters for the query's progress (rule 8)."""
         in_flight = self.in_flight
-        return replace(
-            in_flight.counters,
+        return in_flight.counters + Counters(
             **self._deliveries.counted,
             ambiguous=in_flight.matcher.ambiguous,
             reconnects=self._reconnects,
