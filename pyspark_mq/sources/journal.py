@@ -29,7 +29,7 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: Number of bytes in the secret for digests.
 _SECRET_BYTES = 32
-#: Names of the *parts* of an epoch: small files next to the epoch's file. In this order they record that its process is
+#: Names of the *notes* of an epoch: small files next to the epoch's file. In this order they record that its process is
 #: about to acknowledge the epoch; that another process expects redeliveries of its messages; that a process plans an
 #: epoch after this one that may be the only epoch of its run; that the epoch's echoes are settled; that another process
 #: replays the epoch without its echoes; which messages are abandoned; and what was settled after the epoch. The last
@@ -65,9 +65,9 @@ def file_of(files: JournalFiles, name: str) -> EpochFile:
     Raises:
         CheckpointError: the file cannot be read.
     """
-    file, parts = files.read(name), files.parts(name)
-    abandoned = _abandoned(files, name, parts)
-    if _REPLAYED in parts:
+    file, notes = files.read(name), files.notes(name)
+    abandoned = _abandoned(files, name, notes)
+    if _REPLAYED in notes:
         file = replace(file, echoes={})
     if not abandoned:
         return file
@@ -81,9 +81,9 @@ def _abandoned(files: JournalFiles, name: str, kept: Iterable[str]) -> ByQueue:
     """Return the keys of an epoch's abandoned messages (rule 15). The last record includes all earlier records.
 
     Args:
-        kept: names of the epoch's parts.
+        kept: names of the epoch's notes.
     """
-    records = [part for part in kept if part.startswith(_ABANDONED)]
+    records = [note for note in kept if note.startswith(_ABANDONED)]
     return files.read(name, records[-1]).planned if records else {}
 
 
@@ -213,7 +213,7 @@ class Journal:
         """
         note = self.memory.note(_held(in_flight_tables)) if start.file else None
         if note is not None:
-            number = sum(part.startswith(_SETTLED) for part in self._files.parts(start.file))
+            number = sum(note.startswith(_SETTLED) for note in self._files.notes(start.file))
             self._files.put(note, start.file, f"{_SETTLED}-{number:06d}-{self._token}")
 
     def note_begun(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Any]]) -> None:
@@ -236,7 +236,7 @@ class Journal:
         """
         if not start.file:
             return True
-        if _ALONE in self._files.parts(start.file):
+        if _ALONE in self._files.notes(start.file):
             return False
         self._files.put(EpochFile(), start.file, _ALONE)
         return True
@@ -319,7 +319,7 @@ class Journal:
         # writes its own note and then looks for the note of the other. So if two processes run at the same time, at
         # least one of them notices the other.
         self._files.put(EpochFile(), end.file, _ACKNOWLEDGED)
-        if self._files.has_part(end.file, _EXPECTED):
+        if self._files.has_note(end.file, _EXPECTED):
             raise CheckpointError(
                 f"{self._destination}: another run of the query has continued after epoch {end.epoch}, so this run "
                 "ends. This run did not acknowledge the epoch. Let only one run at a time use the checkpoint"
@@ -338,9 +338,9 @@ class Journal:
         """
         if not end.file:
             return {}
-        if _EXPECTED in self._files.parts(end.file):  # its process saw a commit that is no longer in Spark's log
+        if _EXPECTED in self._files.notes(end.file):  # its process saw a commit that is no longer in Spark's log
             self._files.remove([end.file], _EXPECTED)
-        if self._file(end.file).echoes and _BEGUN not in self._files.parts(end.file):
+        if self._file(end.file).echoes and _BEGUN not in self._files.notes(end.file):
             self._files.put(EpochFile(), end.file, _REPLAYED)
         return planned_in(self._files, end.file)
 
@@ -373,14 +373,14 @@ class Journal:
         """
         if not name:
             return LeftOpen({}, {}, {})
-        parts = self._files.parts(name)
-        notes = [self._files.read(name, part) for part in parts if committed and part.startswith(_SETTLED)]
-        begun = _BEGUN in parts
+        beside = self._files.notes(name)
+        notes = [self._files.read(name, note) for note in beside if committed and note.startswith(_SETTLED)]
+        begun = _BEGUN in beside
         counts = self.memory.load(name, self._file, committed=committed, notes=notes, begun=begun)
         file, keys = self._file(name), planned_in(self._files, start.file)
         # Find the contents of the last committed epoch that will certainly be redelivered. If an epoch has contents
-        # that were known to repeat when it was planned, the part `acknowledged` tells whether it is acknowledged. For
-        # contents that were found to repeat later, there is no such part. Echoes of an uncommitted epoch may have been
+        # that were known to repeat when it was planned, the note `acknowledged` tells whether it is acknowledged. For
+        # contents that were found to repeat later, there is no such note. Echoes of an uncommitted epoch may have been
         # acknowledged when that epoch began, so they are left out.
         changed = notes if name == start.file else [file]
         since = frozenset(bytes(content) for one in changed for content in one.repeating)
@@ -391,9 +391,9 @@ class Journal:
             {queue: _without(some, Counter(echoes.get(queue, ()))) for queue, some in keys.items()}, since
         )
         if coming:
-            if _EXPECTED not in self._files.parts(start.file):
+            if _EXPECTED not in self._files.notes(start.file):
                 self._files.put(EpochFile(), start.file, _EXPECTED)
-            if self._files.has_part(start.file, _ACKNOWLEDGED):
+            if self._files.has_note(start.file, _ACKNOWLEDGED):
                 coming = {}
         self._named = {name, *file.names}
         return LeftOpen(counts, keys, coming)
@@ -409,10 +409,10 @@ class Journal:
         Raises:
             CheckpointError: the record cannot be written.
         """
-        kept = self._files.parts(end.file)
+        kept = self._files.notes(end.file)
         before = _abandoned(self._files, end.file, kept)
         joined = {queue: [*before.get(queue, ()), *filed(keys.get(queue, ()))] for queue in {**before, **keys}}
-        number = sum(part.startswith(_ABANDONED) for part in kept)
+        number = sum(note.startswith(_ABANDONED) for note in kept)
         self._files.put(EpochFile(planned=joined), end.file, f"{_ABANDONED}-{number:06d}")
 
 

@@ -44,29 +44,29 @@ class JournalFiles(Protocol):
     If a method fails, it raises a CheckpointError.
     """
 
-    def put(self, content: EpochFile, of: str = "", part: str = "") -> str:
-        """Durably write the file of an epoch, or a part of an epoch. Return the name of the written file.
+    def put(self, content: EpochFile, of: str = "", note: str = "") -> str:
+        """Durably write the file of an epoch, or a note of an epoch. Return the name of the written file.
 
-        A part is a small file next to the file of its epoch. The name of an epoch's file includes a digest of its
+        A note is a small file next to the file of its epoch. The name of an epoch's file includes a digest of its
         content.
 
         Args:
             content: the content to write.
-            of: name of the file of the epoch to which the part belongs.
-            part: name of the part; empty to write the file of an epoch. If the part exists already, it stays unchanged.
+            of: name of the file of the epoch to which the note belongs.
+            note: name of the note; empty to write the file of an epoch. If the note exists already, it stays unchanged.
         """
 
-    def read(self, file: str, part: str = "") -> EpochFile:
-        """Return the content of an epoch's file; if `part` is not empty, the content of this part of the epoch."""
+    def read(self, file: str, note: str = "") -> EpochFile:
+        """Return the content of an epoch's file; if `note` is not empty, the content of this note of the epoch."""
 
-    def parts(self, file: str) -> Sequence[str]:
-        """Return the names of the parts that an epoch has. `file` is the name of the epoch's file."""
+    def notes(self, file: str) -> Sequence[str]:
+        """Return the names of the notes that an epoch has. `file` is the name of the epoch's file."""
 
-    def has_part(self, file: str, part: str) -> bool:
-        """Whether an epoch has this part now, even if another process has just written it."""
+    def has_note(self, file: str, note: str) -> bool:
+        """Whether an epoch has this note now, even if another process has just written it."""
 
-    def remove(self, files: Collection[str], part: str = "") -> None:
-        """Remove the files of epochs and all their parts; if `part` is not empty, remove only this part of each epoch.
+    def remove(self, files: Collection[str], note: str = "") -> None:
+        """Remove the files of epochs and all their notes; if `note` is not empty, remove only this note of each epoch.
 
         If a file cannot be removed, ignore the error, because the file does no harm.
         """

@@ -42,7 +42,7 @@ from pyspark_mq.wire.url import redact_in
 
 __all__ = ["IdLog"]
 
-#: Pattern of file names: token, number, digest of the content, and for a part its name. The first file of a process has
+#: Pattern of file names: token, number, digest of the content, and for a note its name. The first file of a process has
 #: two tokens: the token of the file from which the process resumed, with the number after that file's number, and then
 #: the process's own token. This file counts as number 1 of its process.
 _FILE = re.compile(
@@ -62,7 +62,7 @@ _SYNCED = "synced.json"
 _TOKEN_BYTES = 8
 _MAKE_ROOM = "Make room, and give the driver's user the right to write there"
 _READABLE = "Make the folder readable for the driver's user"
-#: Beginning of a part's name -> problem and advice of the error if the part cannot be written. Parts are small files
+#: Beginning of a note's name -> problem and advice of the error if the note cannot be written. Notes are small files
 #: next to the file of an epoch; :mod:`pyspark_mq.sources.journal` lists them.
 _WRITTEN = {
     "alone": ("the note that a run begins at '{}' cannot be written", f"Nothing was received. {_MAKE_ROOM}"),
@@ -213,12 +213,12 @@ class IdLog:
 
     # -- files of epochs
 
-    def put(self, content: EpochFile, of: str = "", part: str = "") -> str:
-        if part:
-            name, data = f"{_stem(of)}-{part}{_END}", encoded(content)
-            problem, advice = next(texts for kind, texts in _WRITTEN.items() if part.startswith(kind))
+    def put(self, content: EpochFile, of: str = "", note: str = "") -> str:
+        if note:
+            name, data = f"{_stem(of)}-{note}{_END}", encoded(content)
+            problem, advice = next(texts for kind, texts in _WRITTEN.items() if note.startswith(kind))
             with self._or_say(problem.format(of), advice):
-                self._write(name, data + _digest(f"{_stem(of)}-{part}".encode() + data).encode())
+                self._write(name, data + _digest(f"{_stem(of)}-{note}".encode() + data).encode())
             return name
         with self._or_say(
             f"the IDs of epoch {content.epoch} cannot be written",
@@ -239,16 +239,16 @@ class IdLog:
         self._last = name, content
         return name
 
-    def read(self, file: str, part: str = "") -> EpochFile:
-        name = f"{_stem(file)}-{part}{_END}" if part else file
+    def read(self, file: str, note: str = "") -> EpochFile:
+        name = f"{_stem(file)}-{note}{_END}" if note else file
         if self._last is not None and self._last[0] == name:
             return self._last[1]
         advice = f"Set 'checkpointLocation' or 'idLog' to their former values, restore the file, or {START_ANEW}"
         with self._or_say(f"the offset names the file '{name}', which cannot be read", advice):
             data = self._read_patiently(name)
-            if part:
+            if note:
                 data, digest = data[:-_HEX], data[-_HEX:]
-                whole = digest.decode("ascii", "replace") == _digest(f"{_stem(file)}-{part}".encode() + data)
+                whole = digest.decode("ascii", "replace") == _digest(f"{_stem(file)}-{note}".encode() + data)
             else:
                 whole = name.endswith(f"-{_digest(data)}{_END}")
         if not whole:
@@ -261,21 +261,21 @@ class IdLog:
         self._last = name, content
         return content
 
-    def parts(self, file: str) -> list[str]:
+    def notes(self, file: str) -> list[str]:
         with self._or_say(f"the files that belong to '{file}' cannot be listed", _READABLE):
             begin = f"{_stem(file)}-"
             return sorted(name[len(begin) : -len(_END)] for name in self._names if name.startswith(begin))
 
-    def has_part(self, file: str, part: str) -> bool:
+    def has_note(self, file: str, note: str) -> bool:
         with self._or_say(f"the notes about '{file}' cannot be listed", _READABLE):
-            return f"{_stem(file)}-{part}{_END}" in self._folder.names()
+            return f"{_stem(file)}-{note}{_END}" in self._folder.names()
 
-    def remove(self, files: Collection[str], part: str = "") -> None:
+    def remove(self, files: Collection[str], note: str = "") -> None:
         # The names come from a file, which could have been forged: an empty name would be the beginning of all names,
         # and a path could lead to another folder. So only names of the right form are accepted.
         for file in filter(_FILE.fullmatch, files):
             every = [name for name in self._names if name.lstrip(".").startswith(_stem(file))]
-            for name in [f"{_stem(file)}-{part}{_END}"] if part else every:
+            for name in [f"{_stem(file)}-{note}{_END}"] if note else every:
                 self._remove(name)
 
     def _write(self, name: str, data: bytes) -> None:

@@ -80,31 +80,31 @@ def test_equal_files_of_two_processes_have_two_names(place: str, folder: Path) -
     assert len(files(folder)) == 3
 
 
-def test_a_part_of_an_epoch_comes_back_too(place: str, folder: Path) -> None:
+def test_a_note_of_an_epoch_comes_back_too(place: str, folder: Path) -> None:
     log = IdLog(place, QUEUE)
     name = log.put(content())
-    assert log.parts(name) == []
+    assert log.notes(name) == []
     log.put(content(1), name, "alone")
     again = IdLog(place, QUEUE)
-    assert again.parts(name) == ["alone"]
+    assert again.notes(name) == ["alone"]
     assert again.read(name, "alone").planned == content(1).planned
     assert len(files(folder)) == 2
 
 
-@pytest.mark.parametrize("of_part", [False, True])
-def test_a_file_that_is_missing_or_changed_is_an_error_that_names_it(tmp_path: Path, of_part: bool) -> None:
+@pytest.mark.parametrize("of_note", [False, True])
+def test_a_file_that_is_missing_or_changed_is_an_error_that_names_it(tmp_path: Path, of_note: bool) -> None:
     log = IdLog(str(tmp_path), QUEUE)
     file = name = log.put(content())
-    if of_part:
+    if of_note:
         name = log.put(content(), file, "alone")
     kept = (tmp_path / name).read_bytes()
     for broken in (kept.replace(b"window_part", b"window_part"[::-1]), kept[:-1], kept[: len(kept) // 2], b""):
         (tmp_path / name).write_bytes(broken)
         with pytest.raises(CheckpointError, match=f"queue 'orders'.*{name}.*was changed"):
-            IdLog(str(tmp_path), QUEUE).read(file, "alone" if of_part else "")
+            IdLog(str(tmp_path), QUEUE).read(file, "alone" if of_note else "")
     (tmp_path / name).unlink()
     with pytest.raises(CheckpointError, match=f"{name}.*cannot be read.*FileNotFoundError"):
-        IdLog(str(tmp_path), QUEUE).read(file, "alone" if of_part else "")
+        IdLog(str(tmp_path), QUEUE).read(file, "alone" if of_note else "")
 
 
 def test_a_file_of_another_version_is_refused_with_a_way_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,11 +115,11 @@ def test_a_file_of_another_version_is_refused_with_a_way_on(tmp_path: Path, monk
         IdLog(str(tmp_path), QUEUE).read(name)
 
 
-def test_a_part_of_one_epoch_is_not_one_of_another(tmp_path: Path) -> None:
+def test_a_note_of_one_epoch_is_not_one_of_another(tmp_path: Path) -> None:
     log = IdLog(str(tmp_path), QUEUE)
     first, second = log.put(content(1)), log.put(content(2))
-    part = log.put(content(), first, "alone")
-    (tmp_path / part).rename(tmp_path / f"{second.removesuffix('.arrow')}-alone.arrow")
+    note = log.put(content(), first, "alone")
+    (tmp_path / note).rename(tmp_path / f"{second.removesuffix('.arrow')}-alone.arrow")
     with pytest.raises(CheckpointError, match="was changed"):
         IdLog(str(tmp_path), QUEUE).read(second, "alone")
 
@@ -147,7 +147,7 @@ def test_files_are_removed_with_all_that_is_kept_of_them(place: str, folder: Pat
         log.put(content(), name, "alone")
         log.put(EpochFile(planned={"orders": ["x"]}), name, "abandoned-000000")
     log.remove([names[2]], "alone")
-    assert log.parts(names[2]) == ["abandoned-000000"]
+    assert log.notes(names[2]) == ["abandoned-000000"]
     log.put(content(), names[2], "alone")
     log.remove(names[:2])
     assert all(name.startswith(names[2].removesuffix(".arrow")) for name in files(folder))
@@ -265,13 +265,13 @@ def test_a_draft_that_a_crash_left_is_written_over(tmp_path: Path) -> None:
 def test_what_was_abandoned_is_kept_for_its_file_alone(place: str) -> None:
     log = IdLog(place, QUEUE)
     third, fourth = log.put(content(3)), log.put(content(4))
-    assert log.parts(third) == []
+    assert log.notes(third) == []
     for number, ids in enumerate((["x"], ["x", "y"])):
         log.put(EpochFile(planned={"orders": ids}), third, f"abandoned-{number:06d}")
     again = IdLog(place, QUEUE)
-    assert again.parts(third) == ["abandoned-000000", "abandoned-000001"]
+    assert again.notes(third) == ["abandoned-000000", "abandoned-000001"]
     assert again.read(third, "abandoned-000001").planned == {"orders": ["x", "y"]}
-    assert again.parts(fourth) == []
+    assert again.notes(fourth) == []
 
 
 @pytest.mark.parametrize(
