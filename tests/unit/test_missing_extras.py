@@ -15,9 +15,9 @@ RABBIT = {"broker": "rabbitmq", "queue": "orders", "checkpointLocation": "/data/
 @pytest.mark.parametrize(
     ("library", "module", "options", "extra"),
     [
-        ("proton", "sources.amqp10.", {"url": "amqp://a", "protocol": "amqp-1.0"}, "pyspark-mq[amqp10]"),
-        ("stomp", "sources.stomp.", {"url": "stomp://localhost"}, "pyspark-mq[stomp]"),
-        ("redis", "dedup.redis_store", {"url": "amqp://a", "dedupStore": "redis://b"}, "pyspark-mq[redis]"),
+        ("proton", "amqp10.", {"url": "amqp://a", "protocol": "amqp-1.0"}, "pyspark-mq[amqp10]"),
+        ("stomp", "stomp.", {"url": "stomp://localhost"}, "pyspark-mq[stomp]"),
+        ("redis", "redis_store", {"url": "amqp://a", "dedupStore": "redis://b"}, "pyspark-mq[redis]"),
     ],
     ids=["amqp-1.0", "stomp", "redis"],
 )
@@ -27,7 +27,7 @@ def test_told_at_load(
     MqDataSource({**RABBIT, **options}).schema()
     for name in [name for name in sys.modules if name.partition(".")[0] == library]:
         monkeypatch.setitem(sys.modules, name, None)
-    for name in [name for name in sys.modules if name.startswith(f"pyspark_mq.{module}")]:
+    for name in [name for name in sys.modules if name.startswith("pyspark_mq.") and f".{module}" in name]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingExtraError) as missing:
         MqDataSource({**RABBIT, **options}).schema()

@@ -39,7 +39,7 @@ from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
 from pyspark_mq.sources.stomp.errors import subscribe_error
 from pyspark_mq.sources.stomp.settling import StompSettling
 from pyspark_mq.wire.connection import ConnectionLostError
-from pyspark_mq.wire.stomp.connection import StompConnection
+from pyspark_mq.wire.stomp.connection import LOOK_BYTES, RECEIVE_BYTES, StompConnection
 from pyspark_mq.wire.stomp.frames import MESSAGE, Frame, FrameReader, StompFrameError, id_for_errors
 from pyspark_mq.wire.url import BrokerUrl
 
@@ -112,7 +112,13 @@ class StompSession(Session):
         # Of the frames that request no receipt, only an ACK or a NACK may fail.
         reader = FrameReader(BATCH_MIN, dialect.last_header, self._own.encode(), lambda: self._settling.unconfirmed)
         self._connection = StompConnection(
-            self.endpoint, self.now_s, self.options.stopping, take=self._take, reader=reader, own=self._own
+            self.endpoint,
+            self.now_s,
+            self.options.stopping,
+            take=self._take,
+            reader=reader,
+            reading=self._reading,
+            own=self._own,
         )
         #: The headers of the last message received, or the batch that ends with this message.
         self._newest: bytes | FramesBatch = b""
@@ -300,8 +306,7 @@ class StompSession(Session):
                 return
             if now >= self._wake_s:
                 self._wake_queue(now)
-            wait_s = min(deadline, self._wake_s) - now
-            connection.turn(wait_s, reading=self._reading(), paused=self.paused)
+            connection.turn(min(deadline, self._wake_s) - now)
 
     def _raise_if_ended(self) -> None:
         end = self._connection.end
@@ -313,16 +318,17 @@ class StompSession(Session):
     def wake(self) -> None:
         self._connection.wake()
 
-    def _reading(self) -> bool:
-        """Return whether to read the socket.
+    def _reading(self) -> int:
+        """Return the maximum number of bytes to read from the socket now; 0 to leave them there.
 
         A paused session reads only to keep the connection alive. If the broker counts the window in bytes, and the
         window is full, the session reads only while an answer is outstanding.
         """
         if self.paused:
-            return self.keep_alive_read_due
+            return LOOK_BYTES if self.keep_alive_read_due else 0
         full = self._window > 0 and len(self._settling.open) >= self._window
-        return not full or not self._dialect.window_bytes or bool(self._answers) or self._settling.unconfirmed
+        reads = not full or not self._dialect.window_bytes or self._answers or self._settling.unconfirmed
+        return RECEIVE_BYTES if reads else 0
 
     def _take(self, frames: Iterable[Frame | Frames]) -> None:
         """Process received frames."""
@@ -600,4 +606,5 @@ class StompSession(Session):
             self.buffer.reported(info.depth(self._subscriptions))
 
     def close(self) -> None:
+        self._window = 0  # so that the answer is read
         self._connection.close(waits=not self.paused)

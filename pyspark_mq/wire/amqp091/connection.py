@@ -11,13 +11,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import pika
+
 from pyspark_mq.decode.amqp091 import as_text
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.wire.amqp091.client import Answer, Loop, PikaConnection
 from pyspark_mq.wire.amqp091.errors import connect_error, handshake_hint
-from pyspark_mq.wire.amqp091.login import connection_parameters
 from pyspark_mq.wire.connection import Connection, ConnectionLostError
+from pyspark_mq.wire.endpoint import Endpoint
+from pyspark_mq.wire.socket_loop import addresses_of
 from pyspark_mq.wire.url import BrokerUrl
 
 __all__ = ["Amqp091Connection"]
@@ -62,7 +65,7 @@ class Amqp091Connection(Connection):
         login = self.endpoint.credentials(url)
         self.secret = login[1]
         self.pika = PikaConnection(
-            connection_parameters(self.endpoint, url, deadline - self.now_s(), login, name, attempt),
+            _parameters(self.endpoint, url, deadline - self.now_s(), login, name, attempt),
             on_open_callback=lambda _: self.loop.stop(),
             on_open_error_callback=lambda _, error: self.ended(error),
             on_close_callback=lambda _, error: self.ended(error),
@@ -153,3 +156,45 @@ class Amqp091Connection(Connection):
                 transport.abort()
                 self._run(0.0)  # a callback of the loop closes the socket
         self.loop.close()
+
+
+def _parameters(
+    endpoint: Endpoint,
+    url: BrokerUrl,
+    timeout_s: float,
+    login: tuple[str | None, str | None],
+    name: str,
+    attempt: int,
+) -> pika.ConnectionParameters:
+    """Return pika's parameters for one attempt to connect; see :meth:`Amqp091Connection.open`.
+
+    The first attempt tries all addresses of the host, one after the other. Each later attempt tries one address,
+    because pika uses the first address that accepts a connection, even if no broker answers there.
+
+    Args:
+        login: user and password, as :meth:`.Endpoint.credentials` returns them.
+    """
+    # Divide the timeout by the number of addresses, because pika waits for the whole timeout at each of them.
+    addresses = [url.host]
+    with suppress(OSError):
+        addresses = [address[0] for *_, address in addresses_of(url.host, url.port)] or addresses
+    one_of_them = attempt > 0 and len(addresses) > 1
+    return pika.ConnectionParameters(
+        host=addresses[attempt % len(addresses)] if one_of_them else url.host,
+        port=url.port,
+        virtual_host=url.virtual_host,
+        credentials=_credentials(endpoint, url, login),
+        heartbeat=round(endpoint.heartbeat_s),
+        socket_timeout=timeout_s / len(addresses),
+        stack_timeout=timeout_s,
+        client_properties={"product": "pyspark-mq", "connection_name": name},
+        ssl_options=pika.SSLOptions(endpoint.tls.context(), url.host) if url.tls else None,
+    )
+
+
+def _credentials(endpoint: Endpoint, url: BrokerUrl, login: tuple[str | None, str | None]) -> Any:
+    username, password = login
+    if username is None and url.tls and endpoint.tls.cert_file is not None:
+        # If there is a client certificate but no user, the certificate is the login (SASL EXTERNAL).
+        return pika.credentials.ExternalCredentials()
+    return pika.PlainCredentials("guest" if username is None else username, "guest" if password is None else password)

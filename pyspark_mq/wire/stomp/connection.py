@@ -28,7 +28,7 @@ from pyspark_mq.wire.stomp.errors import error_text, login_error
 from pyspark_mq.wire.stomp.frames import Frame, FrameReader
 from pyspark_mq.wire.url import BrokerUrl
 
-__all__ = ["StompConnection"]
+__all__ = ["LOOK_BYTES", "RECEIVE_BYTES", "StompConnection"]
 
 _LOG = logging.getLogger("pyspark_mq")
 # Suppress stomp.py's log, as it has warnings about errors that this package reports itself.
@@ -38,7 +38,7 @@ _SPEAKS = "STOMP"
 _CLOSE_TIMEOUT_S = 1.0
 #: Maximum number of bytes of one read, usually and while the session is paused. A paused session has to read now and
 #: then, to notice heartbeats.
-_RECEIVE_BYTES, _LOOK_BYTES = 1 << 20, 256 << 10
+RECEIVE_BYTES, LOOK_BYTES = 1 << 20, 256 << 10
 #: How to recognize heartbeats while a body is incomplete: `_BEATS_WITHIN` consecutive reads, each of only line ends, at
 #: most `_BEAT_BYTES`, after a silence of at least `_BEAT_S`, are heartbeats and not part of the body.
 _BEATS_WITHIN = 3
@@ -58,6 +58,7 @@ class StompConnection(Connection):
     Args:
         take: called with received frames. It passes each frame that it does not process itself to :meth:`answered`.
         reader: divides received bytes into frames.
+        reading: returns the maximum number of bytes to read from the socket now; 0 to leave them there.
         own: the text with which the names of receipts end, see :mod:`pyspark_mq.wire.stomp.frames`.
 
     Attributes:
@@ -73,10 +74,11 @@ class StompConnection(Connection):
         *args: Any,
         take: Callable[[Iterable[Frame | Frames]], None],
         reader: FrameReader,
+        reading: Callable[[], int] = lambda: RECEIVE_BYTES,
         own: str = "",
     ) -> None:
         super().__init__(*args)
-        self._take, self._reader, self._own = take, reader, own
+        self._take, self._reader, self._reading, self._own = take, reader, reading, own
         self.socket = SocketLoop(self.now_s)
         self.protocol: Any = None
         self.server = ""
@@ -141,14 +143,8 @@ class StompConnection(Connection):
 
     # -- a turn
 
-    def turn(self, timeout_s: float, *, reading: bool = True, paused: bool = False) -> None:
-        """Send outgoing bytes, wait for an event (received bytes, a due time, or :meth:`wake`), and process it.
-
-        Args:
-            timeout_s: longest wait.
-            reading: whether to read from the socket.
-            paused: whether to read only a few bytes.
-        """
+    def turn(self, timeout_s: float) -> None:
+        """Send outgoing bytes, wait for an event (received bytes, a due time, or :meth:`wake`), and process it."""
         if self.end is not None:
             return
         now = self.now_s()
@@ -158,16 +154,15 @@ class StompConnection(Connection):
             self.socket.write()
         except OSError as error:
             # Read what the broker has sent before it closed the connection, as it may include the reason.
-            while self.end is None and not paused and self._receive(_RECEIVE_BYTES):
+            while self.end is None and (maximum := self._reading()) and self._receive(maximum):
                 pass
             self._closed(f"{type(error).__name__}: {error}", error)
             return
-        held_s = self._held_until_s() if reading and self._reader.held else math.inf
-        if not self.socket.wait(min(timeout_s, self._beat_s() - now, held_s - now), reading=reading):
+        maximum = self._reading()
+        held_s = self._held_until_s() if maximum and self._reader.held else math.inf
+        if not self.socket.wait(min(timeout_s, self._beat_s() - now, held_s - now), reading=maximum > 0):
             self.ended(ConnectionLostError("the broker closed the connection"))
-            return
-        received = reading and self._receive(_LOOK_BYTES if paused else _RECEIVE_BYTES)
-        if not received and self.end is None and self.now_s() >= held_s:
+        elif maximum and not self._receive(maximum) and self.end is None and self.now_s() >= held_s:
             self._prove_end()
 
     def _beat_s(self) -> float:
