@@ -359,6 +359,8 @@ def test_a_service_answers_to_where_a_row_wants_it(entry: LiveEntry, client: str
         write(entry, rows, body="string")
         service = stack.enter_context(closing(peer(entry, "serve", client, str(len(wanted)))))
         for number, to in enumerate(wanted):
+            if subscribed is not None:
+                subscribed.idle(0.1)  # it has to send heartbeats meanwhile
             kind = "topic" if to.startswith("topic") else "queue"
             assert service.line() == {"text": shown(entry, client, f"ask {number}"), "kind": kind}
         if shown(entry, client, "") != "":

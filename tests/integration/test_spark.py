@@ -60,6 +60,11 @@ class Job:
         self.batches: dict[int, list[Any]] = {}
         self.partitions: list[int] = []
 
+    @property
+    def sizes(self) -> list[int]:
+        """Of the batches with rows: on a busy machine the first may be empty."""
+        return [len(batch) for batch in self.batches.values() if batch]
+
     def load(self) -> Any:
         reader = self._spark.readStream.format("mq").options(**self.options)
         return (reader.schema(self.schema) if self.schema else reader).load()
@@ -193,7 +198,7 @@ def test_epochs_keep_to_the_limits(spark: Any, rabbit: RabbitNode, tmp_path: Pat
     rabbit.publish(name, bodies(25))
     job = Job(spark, tmp_path, rabbit, name, **full_epochs(10), numPartitions=3)
     job.run(25)
-    assert [len(batch) for batch in job.batches.values()] == [10, 10, 5]
+    assert job.sizes == [10, 10, 5]
     assert set(job.partitions) == {3}
 
 
@@ -202,7 +207,7 @@ def test_epochs_keep_to_the_limit_in_bytes(spark: Any, rabbit: RabbitNode, tmp_p
     rabbit.publish(name, [bytes(300_000)] * 7)
     job = Job(spark, tmp_path, rabbit, name, **full_epochs(7), maxBytesPerTrigger="1m")
     job.run(7)
-    assert [len(batch) for batch in job.batches.values()] == [3, 3, 1]
+    assert job.sizes == [3, 3, 1]
 
 
 @pytest.mark.whole
@@ -251,7 +256,7 @@ def test_available_now_takes_what_is_there_in_epochs_and_leaves_nothing(
     job = Job(spark, tmp_path, rabbit, name, maxMessagesPerTrigger=10)
     query = job.start(availableNow=True)
     assert query.awaitTermination(60)
-    assert [len(batch) for batch in job.batches.values()] == [10, 10, 5]
+    assert job.sizes == [10, 10, 5]
     assert poll(lambda: total(rabbit, name) == 0, 30)
     again = job.start(availableNow=True)
     assert again.awaitTermination(60)
@@ -267,7 +272,7 @@ def test_available_now_without_its_functions_takes_all_that_waits_in_one_epoch(
         sent += rabbit.publish(name, bodies(count))
         assert job.start(availableNow=True).awaitTermination(60)
         assert [row.messageId for row in job.rows] == sent
-    assert [len(batch) for batch in job.batches.values()] == [900, 400, 700]
+    assert job.sizes == [900, 400, 700]
     assert poll(lambda: total(rabbit, name) == 0, 30)
 
 
@@ -482,7 +487,7 @@ def test_the_checkpoint_can_be_inspected(
     assert source["reads"] == f"queue '{name}' in virtual host '/'"
     epoch = source["open"] or source["committed"]
     assert epoch["planned"] == 10
-    assert told["committedBatch"] == 1
+    assert told["committedBatch"] in {1, 2}  # the first batch may be empty
 
 
 @pytest.mark.whole
