@@ -1,8 +1,8 @@
 """Publishes messages over AMQP 0-9-1 with pika, publisher confirms and the flag `mandatory`.
 
-With the flag `mandatory` RabbitMQ returns a message that it
-cannot route to a queue. It then confirms this message, too, always after returning it (`rabbit_channel.erl`). So the
-publisher notices a returned message before the message counts as confirmed.
+With the flag `mandatory` RabbitMQ returns a message that it cannot route to a queue. It then confirms this message,
+too, always after returning it (`rabbit_channel.erl`). So the publisher notices a returned message before the message
+counts as confirmed.
 """
 
 from __future__ import annotations

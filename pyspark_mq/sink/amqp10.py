@@ -348,7 +348,8 @@ class Amqp10Publisher(Publisher):
         condition = condition_of(connection.session)
         if condition is None:
             reason = ": ".join(filter(None, connection.condition or (connection.end,)))
-            return self.lost(reason, stated=connection.stated)
+            # An error of the engine is not the broker's.
+            return self.lost(reason, stated=connection.stated and condition_of(connection.proton) is not None)
         # RabbitMQ 4.0 ends the session if it refuses a link: amqp:not-found, "no queue 'nowhere' in vhost '/'".
         destination = self.settings.destination
         where, kind = (
@@ -377,7 +378,4 @@ class Amqp10Publisher(Publisher):
         return self.lost(reason, stated=is_stated(name, description))
 
     def close(self) -> None:
-        if self._failed is None:
-            self._connection.close()
-        else:
-            self._connection.socket.close()
+        self._connection.close(waits=self._failed is None)

@@ -127,6 +127,8 @@ class EpochSource:
         self._committed_offset = Committed.UNKNOWN
         #: The end of the last epoch that this process knows.
         self._last = Position(0)
+        #: The highest number of an epoch that was planned, even if its file could not be written.
+        self._highest = 0
         #: Number of an epoch that this process has planned or replayed, and not acknowledged -> what is known of it.
         self._epochs: dict[int, _EpochRecord] = {}
         #: Whether the planned epoch may be the only one of the run.
@@ -321,7 +323,7 @@ class EpochSource:
             self._memory.end_alone(asked.start)
 
     def _cut(self, start: Position, sizes: Mapping[QueueReader, int]) -> None:
-        epoch = self._last.epoch + 1
+        epoch = self._highest = max(self._highest, self._last.epoch) + 1
         bytes_before = self._queues.planned_bytes
         planned = {queue.name: queue.in_flight.plan(epoch, sizes.get(queue, 0)) for queue in self._queues}
         self._batch_sizing.planned()

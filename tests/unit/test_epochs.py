@@ -15,7 +15,7 @@ from tests.support.effort import LONG, with_all
 from tests.support.engine import At, Crashed
 from tests.support.memory_broker import MemorySession, MemoryStore
 from tests.support.scene import Scene
-from tests.support.simulation import QUEUE, Query, make_settings, only
+from tests.support.simulation import QUEUE, Query, ids_of, make_settings, only
 from tests.unit.test_redelivery import assert_small
 
 # -- planning -----------------------------------------------------------------------------------
@@ -224,6 +224,47 @@ def test_what_did_not_come_back_fails_the_query_and_is_named() -> None:
     assert 60 <= scene.world.now_s - began < 65
     assert failed.value.missing == ("id-0", "id-1", "id-2")
     assert scene.queue.acknowledged == []
+
+
+@pytest.mark.parametrize("count", [10, 200])
+def test_a_replay_that_failed_succeeds_in_the_same_process_once_all_came_back(count: int) -> None:
+    scene = Scene(max_messages=count, prefetch=4_000, replay_timeout_s=10.0)
+    scene.publish(count)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    scene.queue.take_away(3)
+    source = scene.query.source
+    start, end = source.initial(), scene.query.position(0)
+    with pytest.raises(DataLossError):
+        source.payload(start, end)
+    scene.queue.bring_back()
+    assert ids_of(source.payload(start, end)) == scene.sent
+
+
+def test_after_a_file_that_could_not_be_written_only_what_is_emitted_is_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(prefetch=4_000)
+    scene.publish(1_500)
+    source = scene.query.source
+    start = source.initial()
+
+    def fail(*_: object, **__: object) -> str:
+        raise CheckpointError("the disk is full")
+
+    with monkeypatch.context() as full:
+        full.setattr(source._memory._files, "put", fail)
+        with pytest.raises(CheckpointError):
+            source.latest(start, 5_000)
+    scene.publish(300)
+    while (end := source.latest(start, 5_000)) == start:
+        scene.world.let_pass(1.0)
+    emitted = ids_of(source.payload(start, end))
+    assert emitted == scene.sent[1_500:]
+    for _ in range(3):
+        source.latest(end, 5_000)
+        scene.world.let_pass(5.0)
+    assert len(scene.queue.acknowledged) == len(emitted)
 
 
 @pytest.mark.parametrize("restarts", [0, 1])

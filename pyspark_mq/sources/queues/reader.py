@@ -274,7 +274,8 @@ class QueueReader:
             epoch: number of the epoch.
             planned: keys of the messages, in order.
         """
-        self.in_flight.restore_planned(epoch, planned)
+        if epoch not in self.in_flight.planned.epochs:  # otherwise an earlier replay of it has failed
+            self.in_flight.restore_planned(epoch, planned)
         if self.settings.guarantee.identifies:
             self._replaying = True
             self.windows.begin_replay(epoch)

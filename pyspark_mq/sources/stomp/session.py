@@ -318,12 +318,15 @@ class StompSession(Session):
     def wake(self) -> None:
         self._connection.wake()
 
-    def _reading(self) -> int:
+    def _reading(self, ending: bool) -> int:
         """Return the maximum number of bytes to read from the socket now; 0 to leave them there.
 
         A paused session reads only to keep the connection alive. If the broker counts the window in bytes, and the
-        window is full, the session reads only while an answer is outstanding.
+        window is full, the session reads only while an answer is outstanding. If the connection is ending, the session
+        reads what is left, because it may include the reason, unless the session is paused.
         """
+        if ending:
+            return 0 if self.paused else RECEIVE_BYTES
         if self.paused:
             return LOOK_BYTES if self.keep_alive_read_due else 0
         full = self._window > 0 and len(self._settling.open) >= self._window

@@ -182,9 +182,13 @@ class Amqp10Connection(Connection):
     def wake(self) -> None:
         self.socket.wake()
 
-    def close(self) -> None:
-        """Close the connection in any state, within a moment. This never raises an error."""
-        if self.socket.connected and self.end is None:
+    def close(self, *, waits: bool = True) -> None:
+        """Close the connection in any state, within a moment. This never raises an error.
+
+        Args:
+            waits: whether to tell the broker, and wait for its answer.
+        """
+        if waits and self.socket.connected and self.end is None:
             link, self.link = self.link, None
             with contextlib.suppress(Exception):  # the connection is over, whatever the other side says
                 if link is not None:

@@ -58,7 +58,8 @@ class StompConnection(Connection):
     Args:
         take: called with received frames. It passes each frame that it does not process itself to :meth:`answered`.
         reader: divides received bytes into frames.
-        reading: returns the maximum number of bytes to read from the socket now; 0 to leave them there.
+        reading: called with whether the connection is ending. Returns the maximum number of bytes to read from the
+            socket now; 0 to leave them there.
         own: the text with which the names of receipts end, see :mod:`pyspark_mq.wire.stomp.frames`.
 
     Attributes:
@@ -74,7 +75,7 @@ class StompConnection(Connection):
         *args: Any,
         take: Callable[[Iterable[Frame | Frames]], None],
         reader: FrameReader,
-        reading: Callable[[], int] = lambda: RECEIVE_BYTES,
+        reading: Callable[[bool], int] = lambda _: RECEIVE_BYTES,
         own: str = "",
     ) -> None:
         super().__init__(*args)
@@ -154,11 +155,11 @@ class StompConnection(Connection):
             self.socket.write()
         except OSError as error:
             # Read what the broker has sent before it closed the connection, as it may include the reason.
-            while self.end is None and (maximum := self._reading()) and self._receive(maximum):
+            while self.end is None and (maximum := self._reading(True)) and self._receive(maximum):
                 pass
             self._closed(f"{type(error).__name__}: {error}", error)
             return
-        maximum = self._reading()
+        maximum = self._reading(False)
         held_s = self._held_until_s() if maximum and self._reader.held else math.inf
         if not self.socket.wait(min(timeout_s, self._beat_s() - now, held_s - now), reading=maximum > 0):
             self.ended(ConnectionLostError("the broker closed the connection"))
@@ -271,3 +272,7 @@ class StompConnection(Connection):
             _LOG.debug("closing: %s", self.endpoint.hide(str(failed)))
         finally:
             self.socket.close()
+            self._take, self._reading = (
+                lambda _: None,
+                lambda _: 0,
+            )  # let go of the owner, so that both are freed at once
