@@ -147,9 +147,14 @@ class InFlightTable(Generic[P]):
         return here and not self._memory.among(keys)
 
     def left_among(self, keys: Collection[Key]) -> set[Key]:
+        """Return those of these IDs whose messages were left open."""
         return self._memory.left_among(keys)
 
     def in_other_sessions(self, session: int, keys: Collection[Key]) -> set[Key]:
+        """Return the keys for which another session has an open delivery, or an acknowledgement that is not settled.
+
+        A key for which `session` itself has one of these is left out.
+        """
         others = self._open.held(except_session=session).intersection(keys)
         others |= self.settling.among(keys, lambda number: number != session)
         # Leave out messages that this session holds, because a broker does not redeliver a message within a session.

@@ -41,7 +41,7 @@ _TOKEN_BYTES = 4
 
 
 class LeftOpen(NamedTuple):
-    """What a new process has to know about messages that the end of the former process has left open.
+    """The facts that a new process needs about messages that the end of the former process has left open.
 
     Attributes:
         counts: name of a queue -> number of its messages that were left open.
@@ -379,7 +379,7 @@ class Journal:
         counts = self.memory.load(name, self._file, committed=committed, notes=notes, begun=begun)
         file, keys = self._file(name), planned_in(self._files, start.file)
         # Find the contents of the last committed epoch that will certainly be redelivered. If an epoch has contents
-        # that were known to repeat when it was planned, the note `acknowledged` tells whether it is acknowledged. For
+        # that were known to repeat when it was planned, the note `acknowledged` shows that it is acknowledged. For
         # contents that were found to repeat later, there is no such note. Echoes of an uncommitted epoch may have been
         # acknowledged when that epoch began, so they are left out.
         changed = notes if name == start.file else [file]

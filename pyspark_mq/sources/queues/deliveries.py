@@ -48,8 +48,8 @@ class _Arrivals:
     """Deliveries of one session on their way into the in-flight table, by place.
 
     A reason not to take some deliveries is one step of :meth:`Deliveries.enter` that returns the others
-    (:meth:`without`). A reason that needs only the delivery belongs into :meth:`Deliveries._wanted`. A reason that must
-    not apply to known messages comes after they are identified. Small blocks of which `Metadata.is_plain` is true skip
+    (:meth:`without`). A reason that needs only the delivery belongs in :meth:`Deliveries._wanted`. A reason that must
+    not apply to known messages comes after they are identified. Small blocks for which `Metadata.is_plain` is true skip
     these steps (:meth:`Deliveries._enter_new`), so a new reason has to be part of this property, too.
 
     Attributes:

@@ -103,7 +103,7 @@ class QueueGroup:
         return False
 
     def adopt(self, recent: LeftOpen, broker_id: str) -> None:
-        """Tell all readers what former processes have committed, see :meth:`.QueueReader.adopt`."""
+        """Pass on to all readers what former processes have committed, see :meth:`.QueueReader.adopt`."""
         self._shown = True
         for queue in self:
             queue.adopt(recent, broker_id)

@@ -58,8 +58,9 @@ class QueueReader:
 
     Attributes:
         in_flight, connections, connected, windows: the queue's messages, its connections, what is known about its
-            broker, and its prefetch windows. Only this object processes what happens to them; other code may ask them
-            at any moment, because all of it runs on the query's thread.
+            broker, and its prefetch windows. Only this object processes events of the connections. Other code on the
+            query's thread may query these objects at any time. It also uses them to plan and abandon messages, to
+            change the windows, and to open and close the connections.
         ended: whether the queue no longer exists.
         taking: whether deliveries are processed. They have to wait until the committed offset is known, because before
             that, the reader cannot tell new messages from committed ones.
@@ -230,7 +231,7 @@ class QueueReader:
             retained_bytes: size of the epoch's rows, if they are kept because Spark may still ask for them.
 
         Returns:
-            a function that tells whether the broker has not confirmed these acknowledgements yet.
+            a function that returns whether the broker has not confirmed these acknowledgements yet.
         """
         self._retained_bytes = retained_bytes
         number = self._send(self.in_flight.commit(epoch))
