@@ -214,11 +214,12 @@ class ContentMatcher:
     def expect(self, keys: Iterable[Any]) -> None:
         """Record that messages were committed while they had no handle, so the broker is going to redeliver them."""
         for key in _contents(keys):
-            waiting = self._waiting.get(content_of(key), {})
+            digest = content_of(key)
+            waiting = self._waiting.get(digest, {})
             waiting.pop(key, None)
             if not waiting:
-                self._waiting.pop(content_of(key), None)
-            self._coming[content_of(key)] += 1
+                self._waiting.pop(digest, None)
+            self._coming[digest] += 1
 
     def restore(self, keys: Sequence[Any], in_flight: InFlightTable[Any]) -> list[Any]:
         """Create keys for the messages of an epoch that a former process planned.

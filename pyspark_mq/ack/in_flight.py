@@ -72,14 +72,14 @@ class InFlightTable(Generic[P]):
         size_of: Callable[[Sequence[P]], int] = len,
         run_min: int = RUN_MIN,
     ) -> None:
-        self._open: OpenDeliveries = OpenDeliveries()
+        self._open = OpenDeliveries()
         self._memory = memory
         self.matcher = ContentMatcher(memory, proves=proves)
         self._size_of = size_of
         self._run_min = run_min
         self.received: Buffer[P] = Buffer(size_of)
         self.planned: Planned[P] = Planned(size_of)
-        self.settling: Settling = Settling(grace_s)
+        self.settling = Settling(grace_s)
         self.recalled = 0
         self._numbers = 0
         self._count: Counter[str] = Counter()

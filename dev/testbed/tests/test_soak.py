@@ -111,8 +111,8 @@ def test_periodic_jobs_whose_sink_fails_lose_and_double_nothing(tmp_path: Path) 
     finally:
         for process in soak.processes():
             process.kill()
-    # Sinks failed, and what they were handed again is there for the checker, who compares it. On a busy machine a run may
-    # have no batch in which its sink could fail.
+    # Sinks failed, and the checker compares what a replay gave them again. On a busy machine a run may have no batch in
+    # which its sink could fail.
     faults = [each for each in soak.operations() if each["f"] == "fault"]
     done = {each["value"] for each in faults if each["type"] == "ok"}
     assert {each["value"] for each in faults} == set(PERIODIC)
