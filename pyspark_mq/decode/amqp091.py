@@ -1,8 +1,9 @@
 """Batches of AMQP 0-9-1 deliveries, whose bytes are in one buffer.
 
-When a column is requested, NumPy reads the field of all deliveries at once. This works only for valid properties, so
-the session checks them first, with :meth:`Amqp091Batch.sound` or :func:`.check`. It replaces a delivery with invalid
-properties by a delivery that has only the readable part of the properties (:func:`.unreadable`).
+When a column is requested, NumPy reads the column's field in all deliveries at once. This works only for valid
+properties, so the session first checks the properties of each delivery, with :meth:`Amqp091Batch.sound` or
+:func:`.check`. The session replaces a delivery with invalid properties by a delivery that has only the readable part of
+the properties (:func:`.unreadable`).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _MICROSECONDS = 1_000_000
 _SECONDS_MAX = INT64_MAX // _MICROSECONDS
 #: From this size on, copying a message once more takes longer than everything else that is done with the message.
 _LARGE_BYTES = 256 << 10
-#: Longer numbers in text are not converted, because Python raises an error for thousands of digits.
+#: Text with this many digits or more is not converted to a number. For thousands of digits Python would raise an error.
 _DIGITS_MAX = 20
 #: Numbers that JSON cannot express (RFC 8259, section 6), with the text that replaces them.
 _NO_NUMBERS = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
@@ -206,15 +207,15 @@ class Amqp091Batch(DeliveryBatch):
             return [None if value is None else string(value) for value in found.to_pylist()]
 
     def given(self) -> list[object]:
-        """Return each delivery's ID and encoded timestamp, which is a number of seconds.
+        """Return each delivery's ID and encoded timestamp (in seconds), for the digest of its content.
 
-        The encoded timestamp is part of the digest because column `timestamp` is null for a timestamp that is too large
+        The encoded timestamp is part of the digest, because column `timestamp` is null if the timestamp is too large
         for the column.
         """
         return [*zip(super().given(), listed(numbers(*self.numbers("timestamp"))), strict=True)]
 
     def not_redelivered(self) -> list[bool]:
-        """Return, for each delivery, whether it has neither the redelivered flag nor the header of dead letters."""
+        """Return a list that has True for each delivery without the redelivered flag and without header `x-death`."""
         spans = zip(self.redelivered, *self.spans[:2].tolist(), strict=True)
         return [not flagged and _DEATHS not in bytes(self.data[begin:end]) for flagged, begin, end in spans]
 
@@ -257,7 +258,7 @@ class Amqp091Batch(DeliveryBatch):
         return found, (flags & MORE_FLAGS == 0) & (at <= ends)
 
     def sound(self) -> Amqp091Batch:
-        """Return the deliveries before the first delivery whose properties are invalid; all if there is none."""
+        """Return the deliveries before the first one with invalid properties, or all if all properties are valid."""
         fields, good = self._walked
         if not good.all():
             return self[: int(np.argmin(good))].sound()
@@ -310,7 +311,10 @@ class Amqp091Batch(DeliveryBatch):
         return found if (at == field.ends).all() else None
 
     def of_header(self, name: bytes, meaning: Callable[[object], Any]) -> DictionaryColumn:
-        """Return a header as a column, with each value converted by function `meaning`."""
+        """Return a header as a column, with each value converted by function `meaning`.
+
+        If a delivery lacks the header, the column is null there.
+        """
         known = self.tables[0] if self._headers is None else [one.name for one in self._headers]
         if not any(name in one for one in known):
             return self.nothing()
@@ -384,15 +388,15 @@ class Amqp091Batch(DeliveryBatch):
         return list(map(_expiration_us, self.texts("expiration").to_pylist(), self.timestamps_us().to_pylist()))
 
     def delivery_counts(self) -> DictionaryColumn:
-        """Return column `deliveryCount`: how often each message was delivered."""
+        """Return column `deliveryCount`: how often each message was delivered, or null for an uncounted redelivery."""
         counts, rows = self.of_header(_DELIVERY_COUNT, lambda count: count)
         meanings = [_delivery_count(count, flag) for count in counts for flag in (False, True)]
         return DictionaryColumn(meanings, 2 * rows + self.flagged)
 
     def persistent(self) -> pa.Array:
-        """Return column `persistent`.
+        """Return column `persistent`: whether the message should survive a broker restart.
 
-        A message without field `delivery-mode` is not persistent (RabbitMQ). But if the message is unreadable, the
+        A message without field `delivery-mode` is not persistent (RabbitMQ). If such a message is unreadable, the
         column is null, because the field may be in the unreadable part.
         """
         modes, present = self.numbers("delivery_mode")

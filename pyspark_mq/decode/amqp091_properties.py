@@ -202,8 +202,8 @@ def _check_values(block: bytes, at: int, end: int, within: int, depth: int = 0) 
     Args:
         at: position of the first value in the block.
         end: position after the last value.
-        within: the type that is checked: of a table or of an array.
-        depth: how many tables and arrays enclose this one.
+        within: type code of the table or array. In a table, each value follows its name.
+        depth: number of tables and arrays that enclose this table or array.
 
     Returns:
         the number of values.
@@ -266,13 +266,13 @@ _CODES = dict(
 _STRUCTS = {ord(kind): Struct(f">{code}") for kind, code in _CODES.items()}
 #: Sizes of these values in octets, by type.
 SIZES = {kind: struct.size for kind, struct in _STRUCTS.items()}
-#: Types of whole numbers, with whether each type is signed.
+#: The types of whole numbers. The value is True if the type is signed.
 INTEGERS = {ord(kind): _CODES[kind].islower() for kind in "bBsuUIilL"}
 _LONG = LONG_STRING, _BYTES, _ARRAY, _FIELD_TABLE = b"SxAF"
 
 
 def headers(table: bytes) -> dict[str | bytes, Any]:
-    """Decode a table. If several entries have the same name, the last of them is used."""
+    """Decode an encoded header table. If several entries have the same name, the last of them is used."""
     entries: dict[str | bytes, Any] = {}
     at = 0
     while at < len(table):

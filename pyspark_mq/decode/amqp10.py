@@ -42,7 +42,8 @@ from pyspark_mq.dedup import IdSource, TextKeys, content_digest, id_text
 
 __all__ = ["Amqp10Batch", "ReadBatch", "WalkedBatch", "find_batches", "message_columns"]
 
-#: If the messages have more bytes than this, copying them together takes longer than decoding together saves.
+#: Messages that have more bytes than this in total are decoded one by one, because copying them into one buffer takes
+#: longer than decoding them together saves.
 _BYTES_MAX = 4 << 20
 #: The column with the ID, by the kind of ID source.
 _ID_COLUMNS = {"message-id": "messageId", "correlation-id": "correlationId"}

@@ -8,7 +8,8 @@ group, byte by byte. In `properties`, `group-id` must be null. Each other field 
 for `user-id`, timestamp for the two times, uint for `group-sequence`, and text for all other fields, including IDs.
 `application-properties` may have text, whole numbers, booleans and nulls. The body must be one section with binary,
 text or null. All other messages are skipped here and decoded one by one by :mod:`pyspark_mq.decode.amqp10_sections`. So
-only that module decides whether a message is malformed. For the other messages, both modules give equal columns.
+only that module decides whether a message is malformed. For messages that are not skipped, both modules give equal
+columns.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["COLUMN_TYPES", "NOT_REDELIVERED", "PADDING", "Messages", "WalkedGrou
 PADDING = bytes(16)
 #: Walking fewer messages than this takes longer than decoding them one by one.
 _WALKED_MIN = 16
-#: Name of an internal column, from which :meth:`.DeliveryBatch.not_redelivered` is answered.
+#: Name of an internal column, which has the result of :meth:`.DeliveryBatch.not_redelivered`.
 NOT_REDELIVERED = "not_redelivered"
 #: Types of the columns that depend only on the bytes of a message.
 COLUMN_TYPES: Mapping[str, pa.DataType] = {name: column.kind for name, column in COLUMNS.items() if column.decoded}
@@ -269,9 +270,9 @@ def _timestamps(milliseconds: Any) -> pa.Array:
 def _maps(source: _Source, named: Named) -> pa.Array:
     """Return column `properties`: the application properties of each row, followed by the entries of `named`.
 
-    The entries of `named` come from other sections, and are the same for all rows.
-
-    Rows in which a name occurs twice are marked as malformed.
+    The entries of `named` come from other sections, and are the same for all rows. A row is marked as malformed, so
+    that its message is decoded alone, if a name occurs twice or a property has a column of its own
+    (:data:`.OF_PROPERTIES`).
     """
     pairs = source.walked.pairs
     ends = np.concatenate(([0], np.cumsum(pairs.counts + len(named))))
@@ -306,7 +307,7 @@ def _maps(source: _Source, named: Named) -> pa.Array:
 
 
 def _interleaved(counts: Any, ends: Any, more: int) -> pa.Array:
-    """Return the order of map entries in which the entries common to all rows follow the own entries of each row.
+    """Return indices that append the entries common to all rows to the own entries of each row.
 
     Args:
         counts: the number of own entries of each row.
@@ -314,7 +315,8 @@ def _interleaved(counts: Any, ends: Any, more: int) -> pa.Array:
         more: the number of common entries.
 
     Returns:
-        indices into an array that has the own entries of all rows, followed by the common entries once.
+        for each entry of the result, its index in an array that has first the own entries of all rows, and then the
+        common entries once.
     """
     places = np.empty(ends[-1], np.int64)
     common = (ends[1:, None] - more + np.arange(more)).ravel()

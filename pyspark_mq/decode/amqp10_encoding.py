@@ -33,8 +33,8 @@ _MAP8, _MAP32 = 0xC1, 0xD1
 _ARRAY8, _ARRAY32 = 0xE0, 0xF0
 #: Maximum depth of nested values. The recursion that decodes and later writes them must end before the stack is full.
 _DEPTH_MAX = 100
-#: Most bytes of a list, map or array. A text in it may take four times its bytes as an object, and is copied twice when
-#: it is written as JSON.
+#: Maximum number of bytes of a list, map or array. A text in a list may take four times as many bytes as a Python
+#: object, and is copied twice when the list is written as JSON.
 _COMPOUND_BYTES_MAX = 32 << 20
 #: Maximum number of values in the lists, maps and arrays of a message.
 _VALUES_MAX = 1_000_000

@@ -58,7 +58,8 @@ class Sections(NamedTuple):
         value: the body: the bytes of `data`, the list of `amqp-sequence`, or the value of `amqp-value`. None if there
             is no body.
         described: whether the body is an `amqp-value` with a descriptor. Such a body always becomes JSON.
-        written: size of the properties that were written as text when the message was read.
+        written: number of characters in the properties that decoding has converted to new text. They take memory in
+            addition to the message's bytes.
     """
 
     priority: int = 4
@@ -231,7 +232,7 @@ def _delivery_count(before: int, redelivered: bool) -> int | None:
 
 
 def is_not_redelivered(raw: Raw) -> bool:
-    """Return whether a delivery was decoded, and is marked neither as redelivered nor as a dead letter."""
+    """Return whether a delivery was decoded and has no mark of a redelivery or of a dead letter."""
     return not raw.of.redelivered and not raw.of.died and type(raw) is not UnreadableMessage
 
 

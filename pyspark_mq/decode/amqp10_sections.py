@@ -74,10 +74,10 @@ _HEADER_FIELDS = (_BOOLEAN, _NULL | {0x50}, _UINT, _BOOLEAN, _UINT)
 _PROPERTIES_FIELDS = (
     _ID, _BINARY, _TEXT, _TEXT, _TEXT, _ID, _TEXT, _TEXT, _TIMESTAMP, _TIMESTAMP, _TEXT, _UINT, _TEXT,
 )  # fmt: skip
-#: Bytes of memory that a decoded application property takes, and the number of properties that need not be counted,
-#: because they are covered by :data:`.ROW_BYTES`.
+#: Bytes of memory that a decoded application property takes. Up to `_FEW_ENTRIES` properties of a message are not
+#: counted, because :data:`.ROW_BYTES` covers them.
 _ENTRY_BYTES, _FEW_ENTRIES = 200, 32
-#: Of messages larger than this, the decoded form of the body is not kept in addition to its bytes.
+#: If a message is larger than this, only the bytes of its body are kept, and not the decoded body.
 _LARGE_BYTES = 64 << 10
 #: The sections whose value is a list of fields, with the accepted types of their fields.
 _LISTS = {_HEADER: _HEADER_FIELDS, _PROPERTIES: _PROPERTIES_FIELDS}
@@ -285,9 +285,10 @@ def _fields(data: bytes, at: int, kinds: tuple[frozenset[int], ...]) -> tuple[li
 
 
 def _application(pairs: Pairs) -> tuple[dict[str, object], int]:
-    """Return application properties by name, and the number of characters of those that became JSON text.
+    """Return application properties by name. A value that is a list or map becomes JSON text.
 
-    A value that is a list or map becomes JSON text.
+    Returns:
+        the properties, and the number of characters of JSON text in them.
     """
     found: dict[str, object] = {}
     written = 0
@@ -295,7 +296,7 @@ def _application(pairs: Pairs) -> tuple[dict[str, object], int]:
         name = None if isinstance(key, list) else text(key)
         if name is None or name in found:
             # A key may be large: only the beginning of a name is shown.
-            what = "an unusable key" if name is None else f"two of {name[:_SHOWN_CHARACTERS]!r}"
+            what = "a key that is null, a list or a map" if name is None else f"key {name[:_SHOWN_CHARACTERS]!r} twice"
             raise EncodingError(f"application-properties with {what}")
         if isinstance(value, list):
             value = json_text(value)  # noqa: PLW2901

@@ -1,8 +1,8 @@
 """Walks over the sections of many AMQP 1.0 messages at once (1.6 and 3.2), to find the positions of all values.
 
-NumPy goes through all messages at the same time, one field after another. A message with unexpected content is skipped;
-whether such a message is malformed is decided when it is decoded alone. A size that a message states may be wrong, so
-every position is limited to the end of the buffer before bytes are read there.
+NumPy goes through all messages at the same time, one field after another. A message with unexpected content is skipped
+here. It is decoded alone later, and only then judged to be malformed or not. A size that a message states may be wrong,
+so every position is limited to the end of the buffer before bytes are read there.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def prefix_of(message: bytes, reader: SectionReader) -> tuple[int, Raw, int] | N
     """Decode the beginning of a message, which is everything before section `properties` or the body.
 
     Returns:
-        the size of the beginning, a delivery whose message has the same beginning, and the time to live in
+        the size of the beginning, a decoded delivery whose message has the same beginning, and the time to live in
         milliseconds. None if the beginning cannot be decoded or is too long.
     """
     try:

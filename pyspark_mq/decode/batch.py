@@ -1,15 +1,17 @@
-"""Defines batches of consecutive deliveries, the interface that the decoders of all protocols implement.
+"""Batches of consecutive deliveries: the interface that the decoders of all protocols implement.
 
-While a session receives, it only appends batches and single deliveries to its inbox. Later
-:meth:`DeliveryBatch.gather` merges the items of the inbox into larger batches, and :func:`.make_block` takes IDs,
-bodies and the query's columns from these batches.
+A session only appends received batches and single deliveries to its inbox, a list of deliveries that are not decoded
+yet. Later :meth:`DeliveryBatch.gather` merges the items of the inbox into larger batches. From these batches
+:func:`.make_block` takes IDs, bodies and the query's columns.
 
-A batch is immutable, so all methods may be called on any thread, any number of times. They do not block. The values of
-a delivery do not depend on the other deliveries in the batch, so they are the same in a slice of the batch. No content
-of a message raises an error: a message that cannot be decoded is a delivery like others, with its ID if the ID can be
-read, nulls for unknown columns, and the reason in :attr:`DeliveryBatch.unreadable`.
+A batch is immutable, so its methods may be called on any thread, any number of times. The methods do not block. The
+values of a delivery do not depend on the other deliveries in the batch, so a slice of the batch has the same values.
 
-Guarantee: a redelivery has the same ID as the first delivery of the message, and no other message has this ID.
+A message that cannot be decoded does not raise an error. It is a delivery like others: its ID is set if the ID can be
+read, its unknown columns are null, and the reason is in :attr:`DeliveryBatch.unreadable`.
+
+Guarantee: a redelivery has the same ID as the first delivery of the message. Different messages have different IDs if
+the producer or the broker has set IDs that differ as text.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ __all__ = [
     "listed",
 ]  # fmt: skip
 
-#: Key in column `properties` under which the reason is shown why a message is unreadable.
+#: Key in column `properties` whose value says why a message is unreadable.
 UNREADABLE_PROPERTY = "unreadable"
 #: Bytes of memory that a delivery takes in addition to its content, for its entries in a block, in the in-flight table
 #: and in an epoch. Measured: 290 bytes after it was received, 330 after it was planned.
@@ -118,8 +120,8 @@ def listed(column: Any) -> list[Any]:
 def first_of_each(pairs: Iterable[tuple[str, str | None]]) -> list[tuple[str, str | None]]:
     """Remove pairs whose name has occurred before, because Spark's functions fail on a map that has a key twice.
 
-    Two different names of a message may become the same text: byte 0xff is shown as the four characters ``\\xff``, and
-    another name may consist of just these characters.
+    A name is repeated if two different names of a message become the same text. For example, byte 0xff is shown as the
+    four characters ``\\xff``, and another name may consist of just these characters.
     """
     found: dict[str, str | None] = {}
     for name, value in pairs:
@@ -188,7 +190,7 @@ class DeliveryBatch(ABC):
 
     @classmethod
     def kind(cls, item: Any, size: int) -> object:  # noqa: ARG003 - for subclasses that override it
-        """Return a value that is compared to decide whether two neighbouring items may be merged: it must be equal.
+        """Return the kind of an item. Adjacent items of an inbox are merged only if their kinds are equal.
 
         Args:
             item: a batch or a single delivery.
@@ -224,16 +226,19 @@ class DeliveryBatch(ABC):
 
     @abstractmethod
     def taken(self, places: Any) -> Self:
-        """Return a batch of the deliveries with these indices, which are an integer array in ascending order."""
+        """Return a batch of the deliveries with the indices `places`, an integer array in ascending order."""
 
     @property
     @abstractmethod
     def sizes(self) -> Any:
-        """Array with the number of bytes of each delivery as received, including headers. Decoded, it may take more."""
+        """Array with the number of bytes of each delivery as received, including headers.
+
+        A decoded delivery may take more memory.
+        """
 
     @property
     def redelivered(self) -> Any:
-        """Array that tells whether the broker has flagged each delivery as redelivered."""
+        """Boolean array: whether the broker has flagged each delivery as redelivered."""
         flags = array_of(self.columns["redelivered"](self), pa.bool_())
         return flags.fill_null(False).to_numpy(zero_copy_only=False)
 
@@ -246,14 +251,14 @@ class DeliveryBatch(ABC):
         """Return each message's ID.
 
         Args:
-            source: the field or property that has the ID. For a message without it, the ID is None.
+            source: the field or property that has the ID. If a message lacks this field or property, its ID is None.
         """
 
     def digests(self) -> list[bytes]:
         """Return a digest of 16 bytes of each message's content: its properties, headers and body.
 
-        Every delivery of a message has the same digest, as the digest does not include delivery counts, routes, times
-        to live and dead-letter headers.
+        All deliveries of a message have the same digest, because the digest does not include delivery counts, routes,
+        times to live or dead-letter headers.
         """
         others = zip(self.given(), *(listed(self.columns[name](self)) for name in _CONTENT), strict=True)
         properties = listed(self.columns["properties"](self))
@@ -267,17 +272,20 @@ class DeliveryBatch(ABC):
         return digests
 
     def given(self) -> list[object]:
-        """Return, for digests, the part of each message's content that no column contains: the producer's ID."""
+        """Return the ID that the producer has set in each message, for :meth:`digests`.
+
+        This ID is part of a message's content, but not in one of the content columns.
+        """
         return [*self.ids(MESSAGE_ID)]
 
     @abstractmethod
     def not_redelivered(self) -> list[bool]:
-        """Return, for each delivery, whether it is marked neither as redelivered nor as a dead letter."""
+        """Return a list that has True for each delivery without a mark of a redelivery or of a dead letter."""
 
     def hidden(self) -> list[str]:
-        """Return the values of properties that have the same name as the broker's ID header, and thereby hide the ID.
+        """Return the values of properties that hide a message's ID, because they are named like the broker's ID header.
 
-        Usually there are none.
+        Usually the list is empty.
         """
         return []
 

@@ -1,8 +1,10 @@
-"""The columns of rows: of queues, of streams, and of writes. Everything else about a column is in its decoders.
+"""The columns of rows that are read from queues and streams, and of rows that are written.
 
-To add a column, add it here, and a function with its name to each decoder: `columns` of :class:`.Amqp091Batch` and
-:class:`.StompBatch`, and `DECODERS` in :mod:`.amqp10_message`; there a column that is made of an application property
-goes into `OF_PROPERTIES`.
+This module has the type and the description of each column. The decoders take the values from messages.
+
+To add a column, add it here, and add a function under its name to each decoder: to `columns` of :class:`.Amqp091Batch`
+and :class:`.StompBatch`, and to `DECODERS` in :mod:`.amqp10_message`. If AMQP 1.0 transfers the value as an application
+property, add the column to `OF_PROPERTIES` instead of `DECODERS`.
 """
 
 from __future__ import annotations
@@ -18,17 +20,17 @@ __all__ = ["COLUMNS", "QUEUES", "STREAMS", "TIMESTAMP", "MessageColumn", "Writte
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 _TEXT = pa.string()
 _MAP = pa.map_(pa.string(), pa.string())
-#: What has a column: rows that are read from queues, and rows that are read from streams.
+#: The members of :attr:`MessageColumn.where`: rows that are read from queues, and rows that are read from streams.
 QUEUES, STREAMS = "queues", "streams"
 _READ = frozenset({QUEUES, STREAMS})
 
 
 class WrittenColumn(NamedTuple):
-    """The meaning of a column in a write.
+    """How a write uses a column.
 
     Attributes:
         code: number that stands for the column in the digest from which a row's ID is made; 0 if the digest does not
-            include the column. Codes never change.
+            include the column. Codes never change, because the IDs of equal rows would change, too.
         kinds: Spark's names of the accepted types.
         text: what the column means in a message, as Markdown for docs/write-to-queues.md.
     """
@@ -39,7 +41,7 @@ class WrittenColumn(NamedTuple):
 
 
 class MessageColumn(NamedTuple):
-    """A column.
+    """The type, the description and the use of a column.
 
     Attributes:
         kind: Arrow type of the column.

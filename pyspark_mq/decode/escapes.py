@@ -1,14 +1,15 @@
-"""Bytes of a message that take several characters as text, so that the text may be six times the size of the message.
+"""Counts bytes of a message that become several characters of text, called *escapes* here.
 
 In JSON a control character becomes six characters (RFC 8259, section 7). A byte that is not UTF-8 becomes four
-characters (`\\xff`), or five in JSON. A sender who is not trusted may send a message of such bytes alone.
+characters (`\\xff`), or five in JSON. An untrusted sender may send a message that has only such bytes, and whose text
+is therefore up to six times as large as the message.
 """
 
 from __future__ import annotations
 
 __all__ = ["ESCAPES_MAX", "TOO_MANY_ESCAPES", "escapes", "escapes_too_much"]
 
-#: Most bytes of a message's values that become escapes.
+#: Maximum number of bytes in a message's values that become escapes.
 ESCAPES_MAX = 1_000_000
 TOO_MANY_ESCAPES = f"the values have more than {ESCAPES_MAX:,} control characters and bytes that are not UTF-8"
 #: Control characters that JSON writes as six characters. The others have short escapes.

@@ -1,8 +1,9 @@
 """Makes Arrow arrays from spans of a buffer, without a Python object for each span.
 
 A *span* is the bytes between two positions in the buffer, for example the value of a field in one message. An Arrow
-array of bytes consists of a buffer and of the positions at which its elements begin. So the starts and ends of all
-spans make an array in which spans alternate with the gaps between them, and every second element is a span.
+array of bytes consists of a buffer and of the positions at which its elements begin. If these positions are the starts
+and ends of all spans, the elements are by turns a span and the gap before the next span. So every second element is
+taken.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Views:
         self._all = {size: np.ndarray((len(data) - size + 1,), f">u{size}", data, 0, (1,)) for size in (1, 2, 4, 8)}
 
     def at(self, places: Any, size: int) -> Any:
-        """Return the integer of `size` bytes that begins at each of these positions.
+        """Return the unsigned integer of `size` bytes that begins at each position in array `places`.
 
         If an integer would extend beyond the end of the buffer, its value is arbitrary.
         """
@@ -87,7 +88,7 @@ def text(found: pa.Array) -> pa.Array:
 
 
 def is_ascii(found: pa.Array) -> bool:
-    """Return whether the bytes of all values that are not null are ASCII."""
+    """Return whether all values of an array of bytes are ASCII text. Nulls do not count."""
     content = found.buffers()[2]
     return content is None or content.size == 0 or int(np.frombuffer(content, np.uint8).max()) < 0x80
 

@@ -40,7 +40,7 @@ __all__ = ["FramesBatch", "ParsedBatch", "Raw", "StompBatch", "unreadable_of"]
 #: A single delivery: (tag, header block, body, the broker's dialect of STOMP).
 Raw: TypeAlias = "tuple[int, bytes, bytes, StompDialect]"
 
-#: Any number of so many digits fits into an unsigned integer of 64 bits. Longer numbers are not converted.
+#: Any number with this many digits fits into an unsigned integer of 64 bits. Longer numbers are not converted.
 _NUMBER_DIGITS_MAX = 19
 #: The exchange of destinations that do not name an exchange (RabbitMQ's documentation, "STOMP", "Destinations").
 _EXCHANGES = {"queue": "", "topic": "amq.topic"}
@@ -55,7 +55,7 @@ _NAMED = frozenset(
 
 
 class StompBatch(DeliveryBatch):
-    """Deliveries of one STOMP session, in order of arrival. Header names are used without escapes.
+    """Deliveries of one STOMP session, in order of arrival. Methods take header names without escapes.
 
     Attributes:
         dialect: how the broker differs from other STOMP brokers.
@@ -90,7 +90,7 @@ class StompBatch(DeliveryBatch):
 
     @abstractmethod
     def values(self, name: str) -> list[str | None]:
-        """Return each message's value of a header, or None if the message does not have the header.
+        """Return the value of a header in each message; None for a message without the header.
 
         Bytes that are not UTF-8 become surrogate characters, from which they can be restored.
         """
@@ -125,7 +125,8 @@ class StompBatch(DeliveryBatch):
         """Return each message's ID from the header or property that `source` names.
 
         For the default source, `message-id`, this is the broker's ID if the broker sets an ID, and otherwise the
-        producer's ID. It is None if a property of the message has the same name and thereby hides the broker's ID.
+        producer's ID. If a property of the message is named like the broker's ID header and hides its ID, the result
+        is None.
         """
         dialect = self.dialect
         name = {"message-id": dialect.id_header, "correlation-id": "correlation-id"}.get(source.kind, source.name)
@@ -140,9 +141,9 @@ class StompBatch(DeliveryBatch):
         return ids
 
     def given(self) -> list[object]:
-        """Return, for digests, the ID that each message's producer has set, and header `timestamp` as received.
+        """Return the producer's ID and header `timestamp` of each message as received, for the digest of its content.
 
-        The ID is None if header `message-id` has the broker's ID, so that there is no header with the producer's ID.
+        If the broker sets header `message-id` to its own ID, no header has the producer's ID, which is then None.
         """
         is_the_brokers = self.dialect.id_header == "message-id"
         ids = [None] * len(self) if is_the_brokers else self.ids(MESSAGE_ID)
@@ -181,9 +182,9 @@ class StompBatch(DeliveryBatch):
         return [_sum(*both) for both in zip(published, lives, strict=True)]
 
     def persistent(self) -> pa.Array:
-        """Return column `persistent`.
+        """Return column `persistent`: whether the message should survive a broker restart.
 
-        A message without header `persistent` is not persistent. But if the message is unreadable, the column is null,
+        A message without header `persistent` is not persistent. If such a message is unreadable, the column is null,
         because the header may be in the missing part.
         """
         found = self.has("persistent", "true")
@@ -210,7 +211,8 @@ class StompBatch(DeliveryBatch):
     def routing(self, part: int) -> DictionaryColumn:
         """Return column `exchange` (`part` is 0) or `routingKey` (`part` is 1), taken from header `destination`.
 
-        The format of this header is that of RabbitMQ's function `rabbit_stomp_util:format_destination`.
+        RabbitMQ's function `rabbit_stomp_util:format_destination` writes this header. For other brokers and for other
+        formats the column is null.
         """
         if not self.dialect.routed:
             return self.nothing()
@@ -401,8 +403,8 @@ class FramesBatch(StompBatch):
         escapes = written.count(b"\\")
         if not escapes:
             return found
-        # If a value ends in a backslash and the next value begins with `c`, this counts as an escape of a colon, but
-        # the function does not replace it, as it handles each value by itself.
+        # If a value ends in a backslash and the next value begins with `c`, the count includes these two characters,
+        # but `replace_substring` does not replace them, because it handles each value by itself.
         return pc.replace_substring(found, "\\c", ":") if escapes == written.count(b"\\c") else None
 
     def _number(self, name: str, maximum: int, unit: int = 1) -> pa.Array | None:

@@ -1,8 +1,8 @@
 """Finds many consecutive STOMP messages in a buffer at once.
 
 Messages from one producer usually have the same headers in the same order. So NumPy compares the header names of the
-first message with the header names of all other messages, line by line. This also shows where each value begins and
-ends, and columns are made from these positions when they are requested.
+first message with the header names of all other messages, line by line. The comparison also finds the position at which
+each value begins and ends. When a column is requested, it is made from these positions.
 
 This works only for common frames. They must be consecutive, complete MESSAGE frames of the broker, each after one line
 feed. Each frame must have a content-length that matches, or its body must be text without NUL, followed by another
@@ -32,8 +32,8 @@ _FRAME_BYTES_MAX = 10 << 10
 #: Maximum number of layouts (sequences of header names) to look for. At least one in `_SHARE_MIN` frames must have each
 #: layout.
 _LAYOUTS_MAX, _SHARE_MIN = 3, 8
-#: Maximum number of headers of a layout, and maximum bytes of a header name. To compare a name, so many bytes are
-#: copied for each message.
+#: Maximum number of headers of a layout, and maximum bytes of a header name. To compare a name, as many bytes as the
+#: name has are copied for each message.
 _HEADERS_MAX, _NAME_BYTES_MAX = 64, 256
 
 
@@ -141,8 +141,9 @@ def find_frames(
 
     Args:
         data: the received bytes, beginning with the first frame.
-        least, most: minimum and maximum number of frames to examine, to limit the time.
-        last: name of the header of which the last entry is used if it is repeated; empty if there is no such header.
+        least: minimum number of frames. If `data` seems to have fewer frames, they are not examined.
+        most: maximum number of frames to examine, which limits the time.
+        last: name of the header whose last entry is used if the header is repeated; empty if there is no such header.
         own: the bytes with which header `subscription` of the broker's frames ends, see
             :class:`~pyspark_mq.wire.stomp.frames.FrameReader`; empty to accept any such header.
 

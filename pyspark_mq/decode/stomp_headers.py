@@ -3,11 +3,11 @@
 A header *block* is the header lines of a frame as received, without the command and without carriage returns at the
 ends of lines. Each line is between two line feeds: ``b"\\nack:1\\nsubscription:0\\n"``.
 
-If a header is repeated, its first entry is used (STOMP 1.2, section "Repeated Header Entries"). An exception is one
-header that a broker's dialect may name: of this header the last entry is used
-(:attr:`~pyspark_mq.brokers.base.StompDialect.last_header`). A line without a colon is a header with an empty value.
-Bytes that are not UTF-8 become surrogate characters, from which they can be restored, so different IDs stay different.
-An escape that STOMP does not define is not changed, because an error would make the message unreadable forever.
+If a header is repeated, its first entry is used (STOMP 1.2, section "Repeated Header Entries"). The exception is a
+header that the broker's dialect may name (:attr:`~pyspark_mq.brokers.base.StompDialect.last_header`), whose last entry
+is used. A line without a colon is a header with an empty value. Bytes that are not UTF-8 become surrogate characters,
+from which they can be restored, so different IDs stay different. An escape that STOMP does not define is not changed,
+because an error would make the message unreadable forever.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def parse(block: bytes, last: str = "", *, escaped: bool = True) -> dict[str, st
 
     Args:
         block: the header lines, in the form that the module's docstring describes.
-        last: name of the header of which the last entry is used if it is repeated; empty if there is no such header.
+        last: name of the header whose last entry is used if the header is repeated; empty if there is no such header.
         escaped: whether headers have escapes, as in all frames except CONNECTED (section "Value Encoding").
 
     Returns:
@@ -63,7 +63,7 @@ def value(block: bytes, name: str, last: str = "") -> bytes | None:
     Args:
         block: the header lines, in the form that the module's docstring describes.
         name: the header's name, which must not have characters that are escaped.
-        last: name of the header of which the last entry is used if it is repeated; empty if there is no such header.
+        last: name of the header whose last entry is used if the header is repeated; empty if there is no such header.
     """
     # Do not parse all headers, because this would take thirty times the memory of the block.
     entry, bare = f"\n{name}:".encode(), f"\n{name}\n".encode()
