@@ -27,8 +27,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-#: The last resort if a checkpoint is unusable, as errors advise it. A new checkpoint numbers its batches from 0 again,
-#: and Spark's file sink skips batch numbers that are already in its folder, so a file sink needs a new folder.
+#: Advice in errors, for a checkpoint that cannot be used any more. A new checkpoint numbers its batches from 0 again.
+#: Spark's file sink skips batch numbers that are already in its folder, so a file sink needs a new folder.
 START_ANEW = "start with a new checkpointLocation, and a new output folder for a file sink"
 
 
@@ -37,16 +37,17 @@ def shown(text: object) -> str:
 
     IDs come from producers; queue names and reasons come from brokers. Unescaped, such strings could move a cursor, add
     lines to a log, or reverse the writing direction. This function escapes every character that is not printable
-    (``str.isprintable``), as ``repr`` does. It is the only place of this package that escapes such characters.
+    (``str.isprintable``), as ``repr`` does. No other function of this package escapes such characters.
     """
     plain = str(text)
     return plain if plain.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in plain)
 
 
 def hide_in(error: BaseException, hide: Callable[[str], str]) -> None:
-    """Remove secrets from an error, and from the errors that caused it, because Python prints these, too.
+    """Remove secrets from an error and from its causes, because Python prints the causes, too.
 
     Args:
+        error: the error, which is changed in place.
         hide: takes a text, and returns it without the secrets.
     """
     found: list[BaseException] = []
@@ -164,7 +165,7 @@ class WriteError(BrokerError):
 
 
 class RowError(MqError):
-    """A row cannot be written as a message. The task has not published any row of the Arrow batch that has this row."""
+    """A row cannot be written as a message. The task has not published any row of the same Arrow batch."""
 
     short_name = "row"
 
@@ -184,8 +185,8 @@ class MissingMessageIdError(MessageError):
 class DataLossError(MqError):
     """Messages are missing that the query had planned to emit.
 
-    Either messages of a queue were planned before a restart, and the broker did not redeliver them within
-    `replayTimeout` (rule 9). Or a stream no longer has offsets that the query has not read.
+    Either messages of a queue were planned before a restart, and the broker did not redeliver these messages within
+    `replayTimeout` (rule 9 of docs/design.md). Or a stream no longer has offsets that the query has not read.
 
     Attributes:
         queue: the queue or stream from which the messages were read.

@@ -19,7 +19,7 @@ __all__ = ["Access", "make_access"]
 class Access:
     """URLs, login, TLS settings and time limits (in seconds) with which the driver and the tasks connect.
 
-    The object holds the contents of certificate files instead of their paths, as the files may exist only on the
+    The object holds the contents of certificate files instead of their paths, because the files may exist only on the
     driver's machine.
 
     Attributes:

@@ -251,7 +251,7 @@ def _snappy_blocks(packed: bytes, plain_size: int) -> Iterator[bytes]:
 
 
 def _snappy(block: bytes, maximum: int) -> bytes:
-    """Unpack a block of Snappy. A block begins with its unpacked size, a number of which each byte has seven bits."""
+    """Unpack a block of Snappy. A block begins with its unpacked size, encoded with seven bits in each byte."""
     size = shift = 0
     for byte in block[:5]:
         size |= (byte & 0x7F) << shift

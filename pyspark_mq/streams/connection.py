@@ -202,7 +202,7 @@ class StreamConnection:
         return found
 
     def partitions(self, super_stream: str) -> list[str]:
-        """Return the partitions of a super stream in order, or an empty list if the name is not of a super stream."""
+        """Return the partitions of a super stream in order; an empty list if no super stream has this name."""
         try:
             answer = self.request(frames.PARTITIONS, frames.text(super_stream))
         except NoStream:
@@ -210,7 +210,7 @@ class StreamConnection:
         return answer.array(answer.text)
 
     def members(self, stream: str) -> list[Member]:
-        """Return the nodes that have a copy of a stream, the leader first. The list is empty if no node reports one.
+        """Return the nodes that have a copy of a stream, the leader first; an empty list if the broker reports none.
 
         Raises:
             NoStream: the stream does not exist.
@@ -402,7 +402,10 @@ class Subscription:
         return read_chunk(self._chunks.popleft(), 1)
 
     def want(self, chunks: int) -> None:
-        """Grant credit so that up to `chunks` chunks may be in flight. At more than half of that, grant nothing yet."""
+        """Grant credit so that up to `chunks` chunks may be in flight.
+
+        If more than half of these chunks may already be in flight, grant nothing yet.
+        """
         if self._open <= chunks // 2:
             self._connection.credit(self._number, chunks - self._open)
             self._open = chunks

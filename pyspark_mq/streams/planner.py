@@ -1,10 +1,10 @@
 """Plans stream queries on the driver: starts and ends of epochs, and the ranges of offsets that tasks read.
 
 The driver does not read the messages themselves; the tasks do. In this module, a *place* is a position in one
-partition: the start of an epoch, its end as Spark has logged it, or the end of a run with `Trigger.AvailableNow`. As a
-stream may be deleted, truncated or rewritten after a place was recorded, :func:`.resume` compares the place with the
-stream. An epoch ends at the end of a committed chunk. Spark's offset contains the identity of this chunk, and tasks
-compare the chunk that they read with it.
+partition: the start of an epoch, the end of an epoch as Spark has logged it, or the end of a run with
+`Trigger.AvailableNow`. A stream may be deleted, truncated or rewritten after a place was recorded, so :func:`.resume`
+compares the place with the stream. An epoch ends at the end of a committed chunk. Spark's offset contains the identity
+of this chunk, and a task fails if the chunk that it reads has another identity.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ class Planner:
     def _see(self, partition: _Partition, place: StreamPosition) -> Found:
         """Compare a place with the stream, and return what has become of the place.
 
-        If one member's copy still has the place unchanged, this settles it. Otherwise all members are compared, twice.
+        If the first member that answers still has the place unchanged, the other members are not asked. Otherwise the
+        place is compared with the copies of all members, twice.
         """
 
         def look(connection: StreamConnection) -> Found:
@@ -183,7 +184,7 @@ class Planner:
         return found
 
     def _end(self, partition: _Partition) -> StreamPosition:
-        """Return the committed end of a partition that was not read yet.
+        """Return the committed end of a partition, at which a run of `Trigger.AvailableNow` ends.
 
         If all members can be reached soon, this is the end of the newest copy. Otherwise it is the end of the copy of
         the first member that answers.
@@ -355,8 +356,8 @@ class Planner:
         Args:
             place: the place.
             found: the result of the comparison of the place with the stream.
-            end: offset at which the epoch ends. Of the messages that retention removed, those after the end are counted
-                with the next epoch.
+            end: offset at which the epoch ends; None if the end is not planned yet. Messages after the end that
+                retention removed are counted with the next epoch.
             gone: how many planned offsets before the place no longer exist.
 
         Raises:
@@ -377,7 +378,7 @@ class Planner:
         begin: int,
         gone: int = 0,
     ) -> None:
-        """Report a loss once for each place. If retention later removes further messages, report and count these."""
+        """Report a loss once for each place. If retention removes further messages later, report them as well."""
         counted = partition.reported.get((place, outcome))
         if outcome is Outcome.GONE:
             gone = max(0, begin - (place.next if counted is None else counted))
@@ -422,7 +423,7 @@ class Planner:
         return self._split(planned)
 
     def _logged(self, partition: _Partition, start: StreamPosition, end: StreamPosition) -> tuple[int, StreamPosition]:
-        """Check an epoch that Spark has read from its log, as a former process planned the epoch.
+        """Check an epoch that a former process planned, and that Spark has read from its log.
 
         Returns:
             the offset at which reading begins, and the position at which the epoch ends.

@@ -52,7 +52,7 @@ class Range:
     Attributes:
         stream: name of the stream, which may be a partition of a super stream.
         name: the name that the query reads: of the stream itself or of its super stream.
-        proof: identity of the last chunk of the epoch, or of the chunk with record `end - 1`; None if unknown.
+        proof: identity of the chunk with the last record of the epoch, which may be after this range; None if unknown.
         members: the nodes with a copy of the stream.
         access: login and settings for connections to these nodes.
         fail_on_loss: value of option `failOnDataLoss`.
@@ -189,9 +189,13 @@ class _RangeReader:
         return chunk.check()
 
     def _wait(self, since_s: float, text: str) -> None:
-        """If a member has sent no useful chunk since `since_s` for too long, raise StreamLost to try the next member.
+        """Raise StreamLost to try the next member, if this member has sent no useful chunk for too long.
 
-        The next member gets more time.
+        The next member may take longer.
+
+        Args:
+            since_s: monotonic time of the last useful chunk; 0 to raise the error in any case.
+            text: text of the error, which says what the member has sent.
         """
         if time.monotonic() - since_s > self._wait_s:
             self._wait_s = max(_WAIT_S, min(2 * self._wait_s, self._attempts.left_s))

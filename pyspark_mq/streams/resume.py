@@ -1,9 +1,9 @@
 """Decides where to resume reading a stream, by comparing a recorded position with the members' copies of the stream.
 
-Meanwhile retention may have removed messages, or the stream may have been truncated, or deleted and re-created. Only
-the identities of chunks prove this. A stream that now ends before the position is not a proof: after an election a
-leader reports an earlier end until replicas have acknowledged again (``osiris_writer:handle_continue``), and replicas
-lag behind.
+Since the position was recorded, retention may have removed messages, or the stream may have been truncated, or deleted
+and re-created. Only the identities of chunks prove such a change. A member may report an end before the position
+although the stream was not truncated: after an election a leader reports an earlier end until replicas have
+acknowledged again (``osiris_writer:handle_continue``), and replicas lag behind.
 
 In this module, *epoch* is the broker's count of elections. Epochs never decrease along a stream, and increase with each
 election. But a restored backup repeats epoch numbers, and the clocks of nodes differ. So chunk B counts as newer than
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "Outcome", "newest", "resume", "unchanged"]
 
-#: Largest expected difference between the clocks of two leaders. By a smaller difference between the times of two
-#: chunks it cannot be decided which chunk is newer.
+#: Largest expected difference between the clocks of two leaders. If the times of two chunks differ by less, the times
+#: do not prove which chunk is newer.
 _CLOCKS_MS = 5_000
 
 
 class Outcome(Enum):
-    """The fate of a recorded position since it was recorded."""
+    """What has happened to a recorded position since it was recorded."""
 
     SAME = auto()
     #: Retention has removed the chunk before the position on all members.
@@ -52,8 +52,8 @@ class Found(NamedTuple):
         outcome: what has become of the position.
         begin: offset at which reading resumes.
         end: position after the stream's last chunk; the recorded position if there is nothing to read.
-        stop: where an epoch ends whose logged end is the recorded position. If chunks before that end were replaced,
-            the epoch ends before these chunks, and the next epoch reads them.
+        stop: the end of an epoch that Spark has logged with the recorded position as its end. If chunks before the
+            recorded position were replaced, `stop` is before the replaced chunks, which the next epoch reads.
     """
 
     outcome: Outcome

@@ -85,7 +85,14 @@ def _pieces(part: Part, max_entry_bytes: int) -> Iterator[_Piece]:
 
 
 def _slices(first: int, time_ms: int, data: bytes, edges: Any) -> Iterator[_Piece]:
-    """Yield the records between these edges in pieces of the size of a batch, because decoding takes several copies."""
+    """Yield records in pieces of at most the size of a batch, because decoding copies a piece several times.
+
+    Args:
+        first: offset of the first record in the stream.
+        time_ms: time of the chunk.
+        data: the records, each after its size in four bytes.
+        edges: array with the position of each record in `data`, and the position that another record would have.
+    """
     if len(data) <= _BATCH_BYTES:
         yield _Piece(first, time_ms, data, edges[:-1], edges[1:] - 4)
         return

@@ -16,9 +16,9 @@ from pyspark_mq.streams.offsets import StreamPosition
 
 __all__ = ["Copy", "chunk_with", "sure_chunk"]
 
-#: How long to wait for the end of a seemingly empty stream, and of a stream with a new leader, and the time between two
-#: requests. A node that has just started does not know the end for 0.1 to 0.7 s, and a new leader has to find out again
-#: which chunks are committed.
+#: Maximum seconds to wait for the end of a stream that seems empty, and of a stream with a new leader; and seconds
+#: between two requests. A node that has just started does not know the end for 0.1 to 0.7 s. A new leader has to find
+#: out again which chunks are committed.
 _EMPTY_S, _ELECTED_S, _PAUSE_S = 2.0, 10.0, 0.1
 
 
@@ -82,7 +82,7 @@ class Copy:
 
 
 def _settled(connection: StreamConnection, stream: str) -> dict[str, int]:
-    """Wait until all chunks of a stream that the first request reports are committed, but at most for some seconds.
+    """Wait, at most for some seconds, until all chunks that the first request for statistics reports are committed.
 
     Returns:
         the stream's statistics after the wait.

@@ -129,8 +129,8 @@ class Attempts(AbstractContextManager[object]):
         limit_s: time limit without success, such as `connectTimeout` at the start of a query. The default is
             `reconnectTimeout`.
         absent_s: how long nodes must keep reporting that the stream is missing before NoStream is raised. The default
-            is `connectTimeout`, but at most `reconnectTimeout`; or, if `limit_s` is given, at most `limit_s` and at
-            most 5 s.
+            is the smaller of `connectTimeout` and `reconnectTimeout`. If `limit_s` is given, the default is the
+            smallest of `connectTimeout`, `limit_s` and 5 s.
 
     Attributes:
         absent: the members that report that the stream is missing, with the time of the first such report.
