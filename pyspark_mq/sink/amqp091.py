@@ -29,7 +29,7 @@ from pyspark_mq.wire.connection import ConnectionLostError
 
 __all__ = ["Amqp091Publisher"]
 
-#: Number of bytes passed to the socket at a time. Of a larger piece, pika would copy the unsent rest after each send.
+#: Number of bytes passed to the socket at a time. With larger pieces, pika would copy the unsent rest after each send.
 _TURN_BYTES = 256 << 10
 _TURN_S = 1.0
 #: Names that are not ASCII, and longer than this, may make RabbitMQ's error text longer than AMQP allows.
@@ -85,7 +85,7 @@ class Amqp091Publisher(Publisher):
     def _check(self, destination: Destination, deadline: float) -> None:
         """Raise an error if the destination does not exist or is not accessible.
 
-        This is checked on a separate channel, because the broker closes the channel if the destination does not exist.
+        The check uses a separate channel, because the broker closes the channel if the destination does not exist.
         """
         closed, found = Answer(self._connection.loop), Answer(self._connection.loop)
 
@@ -192,7 +192,7 @@ class Amqp091Publisher(Publisher):
     def _fill(self) -> None:
         """Publish messages until the window of unconfirmed messages is full.
 
-        After each :data:`_TURN_BYTES` the event loop runs in between, so that confirmations are read.
+        After each :data:`_TURN_BYTES`, the event loop reads confirmations before it calls this method again.
         """
         connection, window, parts, written = self._connection, self.window, [], 0
         while written < _TURN_BYTES and not window.full and connection.end is None and self._failed is None:

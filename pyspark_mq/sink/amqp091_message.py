@@ -1,6 +1,6 @@
 """Encodes messages as AMQP 0-9-1 frames. The functions do no I/O, but read the clock for a message's time to live.
 
-This module encodes the bytes itself, because pika would spend more time on encoding than a write spends on all else.
+This module encodes the bytes itself, because encoding with pika would take longer than all other work of a write.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def content(message: Message, channel: int, frame_bytes: int) -> bytes:
 
 
 def properties_of(message: Message) -> bytes:
-    """Encode a message's properties: flags that tell which properties are present, and their values.
+    """Encode a message's properties: flags that tell which properties are present, followed by the present values.
 
     :class:`.Amqp091Batch` reads properties in the same form.
 

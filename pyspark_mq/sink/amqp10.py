@@ -1,11 +1,12 @@
 """Publishes messages over AMQP 1.0.
 
-A message counts as confirmed when the broker states the outcome `accepted` for it (AMQP 1.0, 3.4.2). For a message that
-it cannot route to a queue, RabbitMQ 4 states `released`; for a message that a full queue refuses, it states `rejected`.
-For such messages both ActiveMQ brokers state `rejected` or end the link.
+A message counts as confirmed when the broker states the outcome `accepted` for it (AMQP 1.0, 3.4.2). RabbitMQ 4 states
+`released` for a message that it cannot route to a queue, and `rejected` for a message that a full queue refuses. Both
+ActiveMQ brokers state `rejected` for such messages, or end the link.
 
-Each destination has a link of its own. On brokers that create missing destinations, the link states that it wants a
-queue (capability `queue`). Otherwise Artemis would create a topic, which keeps no messages.
+Each destination has a link of its own. On brokers that create missing destinations, the link states the kind of
+destination (capability `queue` or `topic`). Without the capability Artemis would create a topic even for a queue, and a
+topic keeps no messages.
 """
 
 from __future__ import annotations

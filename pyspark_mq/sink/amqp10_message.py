@@ -1,7 +1,7 @@
 """Encodes messages as AMQP 1.0 bytes (part 3 of the specification).
 
 The functions do no I/O, but read the clock for a message's time to live. This module encodes the bytes itself, because
-proton would spend more time on encoding than a write spends on all else.
+encoding with proton would take longer than all other work of a write.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ _HEADER, _ANNOTATIONS, _PROPERTIES, _APPLICATION, _DATA, _VALUE = (
 def encoded(message: Message, broker: str, dialect: Amqp10Dialect | None = None) -> bytes:
     """Encode a message for a broker.
 
-    On RabbitMQ the ID is in the field `message-id`. On Artemis the ID is in this field and in a property (`mq_id`). On
-    ActiveMQ Classic the ID is only in the property, because this broker cannot settle a message over STOMP if the field
-    has an ID that the broker did not create. On Artemis the property `_AMQ_DUPL_ID` makes the broker drop a copy of a
-    message that it has accepted. Artemis does not count a message as accepted if it refused it because of a missing
-    queue, a missing permission or a full address (2.40, 2.56).
+    On RabbitMQ the ID is in the field `message-id`. On Artemis the ID is in the field `message-id` and in the property
+    `mq_id`. On ActiveMQ Classic the ID is only in the property `mq_id`, because this broker cannot settle a message
+    over STOMP if the field has an ID that the broker did not create.
+
+    On Artemis the property `_AMQ_DUPL_ID` makes the broker drop a copy of a message that it has accepted. A message
+    that Artemis refused because of a missing queue, a missing permission or a full address does not count as accepted
+    (2.40, 2.56).
 
     Args:
         broker: value of option `broker`.
-        dialect: how the broker writes destinations; None to write them as rows name them.
+        dialect: how the broker writes destinations; None to write destinations as rows name them.
 
     Raises:
         RowError: AMQP 1.0 cannot carry a value.

@@ -48,7 +48,7 @@ _INT32_MAX, _INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
 
 
 class ColumnPlan:
-    """The checked columns of one write, and where its rows go.
+    """The checked columns of one write, and the destinations of its rows.
 
     Args:
         fields: name of each column, and Spark's name of its type.
@@ -111,8 +111,8 @@ class ColumnPlan:
             )
         if not self.separators.isdisjoint(name):
             raise RowError(
-                f"a row has '{name}' in column 'queue', but in a name broker 'activemq' reads "
-                f"{' '.join(sorted(self.separators))} as separators of queues or parameters: rename the queue"
+                f"a row has '{name}' in column 'queue', but broker 'activemq' reads "
+                f"{' '.join(sorted(self.separators))} in a name as separators of queues or parameters: rename the queue"
             )
         if self._where == "queue" and self._queues_only:
             if name.startswith(_ADDRESSES):
@@ -160,7 +160,7 @@ class RowReader:
         plan: the checked columns of the write.
         identity: creates an ID for a row that has no ID.
         reserved_properties: name of a property that a message cannot have over this protocol -> the reason.
-        remarks: counts the rows and notes the properties that are left out, for a warning in the log.
+        remarks: object to which dropped rows and omitted properties are added, for a warning in the log.
     """
 
     def __init__(
@@ -244,8 +244,8 @@ class RowReader:
         reply_to = row.get("replyTo") or None  # ActiveMQ Classic closes the connection if this is empty
         if reply_to is not None and not self._plan.separators.isdisjoint(reply_to):
             raise RowError(
-                f"a row has '{reply_to}' in column 'replyTo', but in a name the broker reads "
-                f"{' '.join(sorted(self._plan.separators))} as separators: write null, or another name"
+                f"a row has '{reply_to}' in column 'replyTo', but the broker reads "
+                f"{' '.join(sorted(self._plan.separators))} in a name as separators: write null, or another name"
             )
         destination = self._plan.destination(row)
         properties = self._properties(row)

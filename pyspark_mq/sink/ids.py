@@ -94,10 +94,10 @@ def keys_of(digests: Iterable[bytes]) -> np.ndarray[Any, Any]:
 
 
 class Seen:
-    """Digests that a task has seen, each with a count or with another digest.
+    """Digests that a task has seen, each with a count (:meth:`number`) or with another digest (:meth:`differing`).
 
-    A digest is represented by its first 64 bits, its key. Keys are kept in a few sorted arrays of growing length, which
-    take 12 or 16 bytes for each key.
+    A digest is represented by its first 64 bits, its key. Keys are stored in a few sorted arrays of growing length,
+    which take 12 bytes for each key with a count, and 16 bytes for each key with a digest.
 
     Args:
         rows_max: maximum number of keys.
@@ -139,7 +139,7 @@ class Seen:
     def differing(self, names: Sequence[bytes], contents: Sequence[bytes]) -> int | None:
         """Return the index of the first name that the task has seen before with different contents; None if none.
 
-        After `rows_max` different names, further names are not remembered, and so not recognised.
+        Once `rows_max` different names are stored, new names are not stored, so a repeated new name is not recognised.
 
         Args:
             names: digests that identify rows by their IDs.

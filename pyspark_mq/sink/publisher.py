@@ -42,9 +42,9 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: Maximum number of unconfirmed messages, and of bytes in them. A message that is larger than this is sent alone.
 WINDOW_MESSAGES, WINDOW_BYTES = 4_000, 8 << 20
-#: If a task sends nothing for this time, or for half a heartbeat interval, it then opens another connection. The idle
-#: connection may be dead, because no heartbeats are exchanged while the task computes its rows. ActiveMQ Classic drops
-#: such a connection after 30 s.
+#: A task opens another connection if it has sent nothing for this time, or for half a heartbeat interval if that is
+#: shorter. The idle connection may be dead, because no heartbeats are exchanged while the task computes its rows.
+#: ActiveMQ Classic drops such a connection after 30 s.
 _GAP_S = 10.0
 #: If the broker blocks a write for this time, a warning is logged.
 _BLOCKED_S = 30.0
@@ -106,7 +106,7 @@ class SendWindow:
         return sorted(left - self._dropped)
 
     def put_back(self, number: int) -> None:
-        """Record that a message has to be sent again, although the broker confirms it: the broker has returned it."""
+        """Record that the broker has returned a message. It has to be sent again, although the broker confirms it."""
         self._back.add(number)
 
     def drop(self, numbers: Iterable[int]) -> None:
@@ -354,7 +354,7 @@ def _parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class _Connection:
-    """Sends the messages of one task. Opens a connection when needed, and another one if it ends.
+    """Sends the messages of one task. Opens a connection when needed, and another one if the connection ends.
 
     Args:
         again: whether the query has written before.
@@ -421,7 +421,14 @@ class _Connection:
         self._used_s = time.monotonic()
 
     def _encoded(self, publisher: Publisher, messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
-        """Encode messages. Return those that the protocol can carry, and their encodings. Drop others if allowed."""
+        """Encode messages. If `onUnwritableRow` is `drop`, drop messages that the protocol cannot carry.
+
+        Returns:
+            the messages that were not dropped, and their encodings in the same order.
+
+        Raises:
+            RowError: the protocol cannot carry a message, and `onUnwritableRow` is `fail`.
+        """
         if not self._settings.drops:
             return [*messages], [publisher.encode(message) for message in messages]
         pairs = []
@@ -457,7 +464,7 @@ def write_rows(
         plan: the checked columns of the write.
         identity: creates IDs for rows that have no ID.
         again: whether the query has written before. If so, wait up to `reconnectTimeout` for a broker that is down.
-        remarks: counts the rows and notes the properties that are left out; None if the caller does not need them.
+        remarks: object to which dropped rows and omitted properties are added; None if the caller does not need them.
     """
     kind = publisher_class(settings.endpoint.protocol)
     reserved = {**kind.reserved_properties, **settings.endpoint.broker.header_properties}

@@ -56,8 +56,8 @@ class Message(NamedTuple):
         is_text: True for a text message, whose body is UTF-8; False for a bytes message.
         timestamp_us, expiration_us: microseconds since 1970.
         properties: names and values, without properties that brokers add.
-        copy_id: ID by which Artemis recognises a copy of this message: an ID of the row within its write. Empty if `id`
-            serves for this, because it was created for the row.
+        copy_id: ID of the row within its write, by which Artemis recognises a copy of this message. Empty if `id` was
+            created for the row: Artemis then recognises a copy by `id`.
     """
 
     destination: Destination
@@ -93,7 +93,7 @@ class OnUnwritable(Enum):
 
 @dataclass
 class Remarks:
-    """What the tasks of a successful write noticed, and the driver logs as warnings.
+    """Findings of the tasks of a successful write, which the driver logs as warnings.
 
     Attributes:
         dropped: reason for dropping rows (:data:`NO_MESSAGE`, :data:`NO_DESTINATION`) -> number of rows.
