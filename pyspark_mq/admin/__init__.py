@@ -49,7 +49,7 @@ def ask_beside(endpoint: Endpoint) -> QueueFacts:
     """Query the facts of a queue over a second connection, for the command `doctor` without `managementUrl`.
 
     Over AMQP 1.0, Artemis answers such queries at its own management address. Over other protocols and for other
-    brokers the session already reports all facts that can be queried, so the result has no known facts.
+    brokers the session already reports all facts that can be queried, so all facts in the result are None.
     """
     dialect = endpoint.broker.amqp10
     if endpoint.protocol != AMQP_1_0 or dialect is None or not dialect.management or endpoint.queue is None:

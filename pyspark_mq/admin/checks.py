@@ -55,9 +55,8 @@ class Finding:
 
     Attributes:
         check: the name of the check, as in docs/command-line.md.
-        what: describes to people what was found.
-        remedy: tells people what to do about the finding, or how to learn an unknown fact; empty if nothing has to be
-            done.
+        what: description of what was found.
+        remedy: what to do about the finding, or how to learn an unknown fact; empty if nothing has to be done.
     """
 
     check: str
@@ -78,8 +77,9 @@ class Sample:
         ids: the ID of each message, as in column `messageId`; None for a message without an ID.
         sizes: size in bytes of each message.
         priorities: the priority of each message; None for a message without a priority.
-        cut_short: the broker's reason, if it ended the session when its prefetch window was widened; otherwise empty.
-        unique: the values of option `messageIdFrom` with which each of these messages would have its own ID.
+        cut_short: the broker's reason for ending the session when the session's prefetch was raised; empty if the
+            session did not end.
+        unique: the values of option `messageIdFrom` with which all of these messages would have different IDs.
         repeated: number of messages that have the same body and properties as an earlier message.
     """
 
@@ -268,7 +268,7 @@ class _Checks:
         confirms = self.broker.amqp10 is None or self.broker.amqp10.confirms
         needed = settings.consumers + (not over_amqp10)
         if count is not None and count < needed:
-            why = ", and one more when a window is widened after a restart" if needed > settings.consumers else ""
+            why = ", and one more when the prefetch is raised after a restart" if needed > settings.consumers else ""
             text = f"the queue accepts {count:g} consumer(s), but this query needs {settings.consumers}{why}"
             yield self._bad(text)
         elif count is not None and count == needed and over_amqp10 and not confirms:
@@ -350,7 +350,7 @@ def check_sample(sample: Sample, settings: Settings) -> list[Finding]:
 
 
 def _cut_short(sample: Sample, settings: Settings) -> Finding:
-    text = f"the session ends when its window is widened, as happens after a restart: {sample.cut_short}"
+    text = f"the session ends when its prefetch is raised, as happens after a restart: {sample.cut_short}"
     return Finding("prefetch", Level.PROBLEM, text, settings.endpoint.broker.remedies.get("prefetch", ""))
 
 

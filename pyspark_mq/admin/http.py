@@ -34,8 +34,8 @@ _TIMEOUT_S = 30.0
 _LIST_TIMEOUT_S = 600.0
 #: Maximum number of bytes, and of JSON values, in an answer. Ten thousand queues take less than a tenth of either
 #: bound: Artemis 2.56 puts all queues into one answer, with 240 bytes and ten values for each queue. The bound on
-#: values is needed because a value of two bytes may take seventy bytes in memory. Within both bounds, an answer made to
-#: take much memory took 320 MiB.
+#: values is needed because a value of two bytes may take seventy bytes in memory. An answer that was built to take much
+#: memory took 320 MiB within both bounds.
 _ANSWER_BYTES_MAX = 32 << 20
 _ANSWER_VALUES_MAX = 2_000_000
 #: In JSON one of these bytes precedes each value except the first, so their number bounds the number of values.
@@ -63,10 +63,10 @@ class Management:
     request.
 
     Attributes:
-        endpoint: the query's endpoint, from which TLS options, and perhaps the login, are taken.
+        endpoint: the query's endpoint, which has the TLS options, and the login if `username` is None.
         url: the URL without user and password.
         username, password: the login in the URL; None to use the login of the query's connections to the broker.
-        sent: the encoded login that was sent last, so that errors do not show it.
+        sent: the encoded login that was sent last, which is removed from errors.
     """
 
     endpoint: Endpoint

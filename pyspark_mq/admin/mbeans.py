@@ -11,7 +11,13 @@ __all__ = ["broker_mbean", "waiting"]
 
 
 def broker_mbean(management: Management, pattern: str, *attributes: str) -> tuple[str, dict[str, Any]]:
-    """Return the name of the MBean that represents the broker itself, and these attributes of it."""
+    """Return the name and the requested attributes of the MBean that represents the broker itself.
+
+    Args:
+        management: the management interface.
+        pattern: pattern of the MBean's name.
+        attributes: names of the attributes.
+    """
     brokers = management.read(pattern, *attributes)
     if not brokers:
         raise management.refused("there is no broker MBean here")

@@ -56,8 +56,8 @@ def ask_depth(management: Management, queue: str) -> int | None:
 def _policy(management: Management, host: str, queue: str, kind: str) -> dict[str, Any]:
     """Return the settings that policies and operator policies give to a queue.
 
-    They are computed from the list of all policies. RabbitMQ also reports a queue's policy together with the queue's
-    statistics, but 20 s after a policy was set it was still missing there (4.3).
+    The settings are computed from the list of all policies. RabbitMQ also reports a queue's policy with the queue's
+    statistics, but this report may still lack a policy 20 s after it was set (4.3).
     """
     given = policy_of(management.get_all("policies", host), queue, kind)
     return merged_policy(given, policy_of(management.get_all("operator-policies", host), queue, kind))

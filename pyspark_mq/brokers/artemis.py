@@ -36,7 +36,7 @@ ARTEMIS = Broker(
         "priorities": "have producers use one priority",
         "single-active-consumer": "create the queue without `exclusive`, or leave 'consumers' at 1",
         "other-consumers": "give each reader its own queue",
-        "prefetch": "raise the queue's `max-consumers`: widening the window over STOMP, and confirming "
+        "prefetch": "raise the queue's `max-consumers`: raising the prefetch over STOMP, and confirming "
         "acknowledgements over AMQP 1.0, takes one more consumer",
         "slow-consumers": "set `<slow-consumer-policy>` in the queue's address-setting to NOTIFY",
         "queue": "change it in broker.xml, or with the management's updateQueue()",
@@ -51,9 +51,9 @@ ARTEMIS = Broker(
     },
     browsable_over=frozenset({AMQP_1_0}),
     drops_copies=True,
-    # `Message.java`. Over STOMP and OpenWire the properties of ActiveMQ Classic schedule messages, too. For JMS readers
-    # the three properties of JMS replace the headers with this meaning (2.56). So if a job copies messages, a producer
-    # could choose where the readers of a copy send their replies.
+    # `Message.java`. Over STOMP and OpenWire the properties of ActiveMQ Classic schedule messages, too. JMS readers get
+    # the values of the three JMS properties instead of the headers with the same meaning (2.56). So if a job copies
+    # messages, a producer could choose where the readers of a copy send their replies.
     steering=frozenset(
         {"_AMQ_LVQ_NAME", "_AMQ_DUPL_ID", "_AMQ_SCHED_DELIVERY", "_AMQ_GROUP_ID", "_AMQ_GROUP_SEQUENCE"}
         | {"_AMQ_ROUTING_TYPE", "AMQ_SCHEDULED_DELAY", "AMQ_SCHEDULED_TIME"}

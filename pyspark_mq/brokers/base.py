@@ -75,8 +75,9 @@ class StompDialect:
             Empty if the broker escapes names.
         last_header: name of a header that comes after the application's headers. If an application has set a header
             with this name too, the broker's value is the last one. For all other names the broker's value comes first.
-        user_id, app_id, content_encoding, group_id, group_sequence: headers that may have the value of this column. The
-            first of them that a message has is used. Empty if the broker does not send the value.
+        user_id, app_id, content_encoding, group_id, group_sequence: the headers from which the column with this name is
+            made. Its value is that of the first of these headers that a message has. Empty if the broker does not send
+            the value.
         routed: whether `destination` of MESSAGE names the exchange and the routing key with which the message was
             published.
         forms: how destinations are written in `reply-to`, see :mod:`.destinations`.
@@ -121,7 +122,7 @@ class StompDialect:
 
 @dataclass(frozen=True, slots=True)
 class Amqp10Dialect:
-    """AMQP 1.0 as one broker speaks it.
+    """How one broker implements AMQP 1.0, where brokers differ.
 
     Attributes:
         queue: source address of a queue, with `{name}` for the name.
@@ -130,8 +131,8 @@ class Amqp10Dialect:
             queue, then for a topic. None to request no capability.
         confirms: whether the broker confirms an acknowledgement: if a client accepts a delivery without settling it,
             the broker settles it after processing the acceptance (AMQP 1.0, 2.6.12).
-        counts_acquirers: whether the header `first-acquirer` tells a first delivery from a redelivery. Its default is
-            false.
+        counts_acquirers: whether the header field `first-acquirer` is true at a first delivery and false at a
+            redelivery. A missing field means false.
         names_itself: whether the broker's container ID is a name that the broker keeps across restarts.
         credit_max: maximum credit to grant at a time; more is granted when the credit is used up. 0 for no limit.
         slash: how a '/' in a name is written in addresses; empty if it is written unchanged.
@@ -229,14 +230,15 @@ class Broker:
         counts_session_ends: whether the broker counts the end of a session as a failed delivery of each message that
             the session had received and not acknowledged.
         half_open_s: protocol -> how long the broker may keep the messages of a client that has vanished without
-            closing its connection. Protocols over which the client's heartbeat decides this are missing.
+            closing its connection. A protocol is missing if the client's heartbeat determines this time.
         ids_by_protocol: whether the ID of a message is different over different protocols.
         stranded_s: longest time that the broker may keep messages that were delivered through a node that the cluster
             has lost.
         stranded_note: tells operators what to do about such messages; shown with data-loss errors.
         delivery_limit_note: tells operators what happens to a message that is redelivered too often; shown with
             data-loss errors.
-        node_lost_s: for how long a cluster takes a dead node, and the clients connected to it, for alive.
+        node_lost_s: how long a cluster takes to notice that a node is dead. Until then, it treats the clients of this
+            node as connected.
         unavailable_reasons: phrases with which the broker says that a queue is temporarily unavailable because its node
             is down. ("Not found" would mean that the queue does not exist.)
         listing: how to list the names of the broker's queues.

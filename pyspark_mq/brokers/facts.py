@@ -1,8 +1,8 @@
 """Facts about a queue, extracted from the answers of brokers. The functions do no I/O, and do not read a clock.
 
-A fact that the broker does not report over this connection or to this user is None. If a broker does not have a
-feature, the fact is known: it is a value such as 0 seconds, or infinity. Answers are decoded JSON, or the same values
-decoded from AMQP 1.0.
+A fact that the broker does not report over this connection or to this user is None. If the broker lacks the feature
+that a fact is about, the fact is not None, but a value such as 0 seconds or infinity. Answers are decoded JSON, or the
+same values decoded from AMQP 1.0.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class QueueFacts:
         kind: RabbitMQ's queue type: classic, quorum, stream.
         ready: number of messages that wait in the queue.
         other_consumers: number of consumers of the queue, not counting the session that queries it.
-        consumer_names: descriptions of these consumers.
+        consumer_names: descriptions of the consumers that `other_consumers` counts.
         delivery_limit: number of deliveries after which a message is dropped or dead-lettered; infinite for no limit.
         dead_letters_to: describes where dead letters go; empty if they are dropped.
-        dead_letters_arrive: whether that destination exists and has a queue, which keeps the dead letters.
+        dead_letters_arrive: whether the destination of dead letters exists and has a queue, which keeps them.
         redelivery_delay_s: longest time in seconds by which the queue delays a redelivery.
         consumer_timeout_s: how many seconds a delivered message may stay unacknowledged; infinite for no limit.
         priorities: whether the queue delivers messages by priority.
@@ -329,9 +329,9 @@ def of_artemis(queue: Mapping[str, Any]) -> QueueFacts:
 
 
 def artemis_answer(body: bytes) -> Any:
-    """Decode the body of a message with which Artemis answers a management query. Return None if it has another form.
+    """Decode the body of a message with which Artemis answers a management query.
 
-    The body is a JSON list with one text. This text is JSON again.
+    The body is a JSON list with one text, and this text is JSON again. If the body has another form, return None.
     """
     try:
         (reported,) = json.loads(body)
@@ -344,7 +344,7 @@ def of_artemis_settings(settings: Mapping[str, Any]) -> QueueFacts:
     """Return the facts about a queue that follow from the settings of its address.
 
     Args:
-        settings: the settings as the operation `getAddressSettingsAsJSON` returns them, without those that are not set.
+        settings: the settings that the operation `getAddressSettingsAsJSON` returns. Unset settings are missing.
     """
     attempts = _number(settings.get("maxDeliveryAttempts"))
     target = str(settings.get("deadLetterAddress") or "")

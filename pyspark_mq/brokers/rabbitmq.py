@@ -61,7 +61,7 @@ RABBITMQ = Broker(
         "priorities": "read a queue without `x-max-priority`, or a quorum queue",
         "single-active-consumer": "declare the queue without `x-single-active-consumer`, or leave 'consumers' at 1",
         "other-consumers": "give each reader its own queue",
-        "prefetch": "raise `consumer_max_per_channel` in rabbitmq.conf, or remove it: widening the window takes "
+        "prefetch": "raise `consumer_max_per_channel` in rabbitmq.conf, or remove it: raising the prefetch takes "
         "one more consumer",
         "queue": "remove that setting from the policy, or declare the queue without it",
     },

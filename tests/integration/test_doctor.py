@@ -253,7 +253,7 @@ def test_a_cap_on_consumers_of_a_channel_is_met_before_a_restart_meets_it(rabbit
         told = doctor(broker="rabbitmq", url=rabbit43.url(), queue="good")
     finally:
         rabbit43.eval("application:unset_env(rabbit, consumer_max_per_channel)")
-    found = told.one("'good'", "prefetch", "problem", "the session ends when its window is widened")
+    found = told.one("'good'", "prefetch", "problem", "the session ends when its prefetch is raised")
     assert "consumer_max_per_channel" in found["remedy"]
     told.one("'good'", "message-ids", "ok", "no ID is repeated")
     told.one("'good'", "dead-letters", "unknown", "not known")

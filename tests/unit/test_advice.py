@@ -148,7 +148,7 @@ SAMPLES: list[tuple[Sample, dict[str, str], str, Level, str]] = [
     (sample("a", sizes=(200 << 20,)), {}, "message-sizes", Level.PROBLEM, "on a cluster the query fails"),
     (sample("a", "b", sizes=(100, 300)), {"maxBytesPerTrigger": "2000"}, "message-sizes", Level.OK, "about 10 by"),
     (sample("a", sizes=(100,)), {}, "message-sizes", Level.OK, "an epoch has up to 50,000"),
-    (sample("a", cut_short="refused"), {}, "prefetch", Level.PROBLEM, "widened, as happens after a restart: refused"),
+    (sample("a", cut_short="refused"), {}, "prefetch", Level.PROBLEM, "raised, as happens after a restart: refused"),
 ]
 
 
