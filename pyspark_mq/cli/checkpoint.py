@@ -157,7 +157,10 @@ def rewrite(place: str, planned: PlannedEpoch, offset: Mapping[str, Any]) -> Non
 
 
 def names_in(place: str, log: str) -> set[str]:
-    """Return the names of the files in the folder `log` of a checkpoint or a sink; empty for the folder itself."""
+    """Return the names of the files in the folder `log` of a checkpoint or a sink.
+
+    If `log` is empty, return the names of the files in the folder `place` itself.
+    """
     with failing_as(place, f"its folder '{log}' cannot be read"):
         return set(open_folder(place, log).names())
 
@@ -174,7 +177,7 @@ def batches_in(place: str, log: str) -> set[int]:
 
 
 def batch_of(name: str) -> int | None:
-    """Return the batch number in the name of a log file; None if the name has none.
+    """Return the batch number in the name of a log file; None if the name has no batch number.
 
     A name is the number alone, or, in the log of a file sink, also a name like ``19.compact``.
     """

@@ -157,7 +157,7 @@ def _count_or_none(text: str) -> int:
 
 
 def _resolve_places(given: argparse.Namespace) -> None:
-    """Interpret the folders among the arguments as Spark does, so that the command accepts the same ones as a query."""
+    """Interpret the folders among the arguments as Spark does, so that the command accepts a query's folders."""
     for name, argument in (("checkpoint", "CHECKPOINT"), ("sink", "--sink"), ("id_log", "--id-log")):
         text = getattr(given, name, None)
         if text is not None:

@@ -50,7 +50,7 @@ class QueueLook:
 
 
 def open_epochs(checkpoint: Checkpoint) -> list[PlannedEpoch]:
-    """Return the epochs of a checkpoint for whose messages a restart would wait: one for each source, or fewer.
+    """Return the open epochs of a checkpoint, for whose messages a restart would wait: at most one for each source.
 
     Raises:
         CheckpointError: there is no such epoch.
@@ -112,7 +112,7 @@ def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> QueueLo
 
 
 def describe(one: PlannedEpoch, found: Mapping[str, QueueLook] | None) -> Iterator[str]:
-    """Yield the lines that tell people about an epoch and its missing messages.
+    """Yield lines of text that describe an epoch and its missing messages.
 
     Args:
         found: the result of :func:`seek`; None if the queues were not examined.

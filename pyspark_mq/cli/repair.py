@@ -35,7 +35,7 @@ class Damage:
         place: the checkpoint or the sink to which the log belongs.
         log: name of the log's folder in `place`; empty for a file in `place` itself.
         name: the file's name.
-        why: says to people what is wrong with the file.
+        why: what is wrong with the file.
     """
 
     place: str
@@ -103,8 +103,8 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
         raise CheckpointError(
             f"{shown}: nothing is removed: its file '{METADATA}' is {lost.why}, but there are commits. The file has "
             "the query's ID, by which a sink may know its batches: with another ID the sink writes batches twice. "
-            'Restore the file from a backup, or as {"id": "<uuid>"} with the ID that earlier runs showed (query.id); '
-            f"or {START_ANEW}"
+            'Restore the file from a backup, or write {"id": "<uuid>"} into it, with the query.id that '
+            f"earlier runs showed; or {START_ANEW}"
         )
     damages = [*offsets.empty(above=planned), *commits.empty(above=last), *metadata]
     if last >= 0:
@@ -114,7 +114,9 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
         if noted != epoch:
             before = _epoch(checkpoint, last - 1, id_log) if last else 0
             if before != noted:
-                raise _beyond(shown, f"the note is for epoch {noted}, but epochs {before} and {epoch} are committed")
+                raise _beyond(
+                    shown, f"'mq-ids' notes epoch {noted} as synced, but epochs {before} and {epoch} are committed"
+                )
             if log.lost_power(epoch):
                 why = "the machine restarted before it was certain that this batch was on the sink's disk"
                 damages += [*commits.files(last, why)]
@@ -182,7 +184,7 @@ def _epoch(checkpoint: str, batch: int, id_log: str) -> int:
 
 
 def _metadata(checkpoint: str) -> Iterator[Damage]:
-    """Yield the file with the query's ID, and its checksum file, if they are empty; the former also if it is missing.
+    """Yield the file with the query's ID if it is empty or missing, and its checksum file if that file is empty.
 
     With `settleAfter=synced` the file is on disk before the source emits a row, because Spark writes the file before
     the first offset. If no batch was committed, the query may also get a new ID.

@@ -1,4 +1,4 @@
-"""Finds batches that a sink has but the checkpoint does not, because messages of such batches would be lost.
+"""Finds batches that a sink has but the checkpoint does not. New messages in batches with these numbers would be lost.
 
 Spark's file sink and Delta remember the number of the newest batch that they have written. They skip every batch up to
 this number, and Spark then commits the skipped batch (``FileStreamSink.scala``). If a user restores only the checkpoint
@@ -28,7 +28,8 @@ _DELTA_LOG = "_delta_log"
 def check_sink(checkpoint: str | None, sink: str | None) -> list[Section]:
     """Compare a file sink or a Delta table with the checkpoint of the query that writes to it.
 
-    Return the finding in a section; no section if `sink` is None.
+    Returns:
+        one section with the finding; an empty list if `sink` is None.
     """
     if sink is None:
         return []

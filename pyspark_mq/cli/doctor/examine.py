@@ -288,9 +288,9 @@ def _look(settings: Settings, maximum: int, patience_s: float) -> _Look:
         if not look.problem:
             return look
     if maximum and endpoint.protocol != AMQP_1_0:
-        # After a restart a query may have to widen its prefetch window within a session. Over AMQP 1.0 it then sends
-        # more credit. Over other protocols it adds a consumer, and a broker that does not accept this consumer ends
-        # the session. So try it here.
+        # After a restart a query may have to raise its prefetch within a session. Over AMQP 1.0 it then sends more
+        # credit. Over other protocols it adds a consumer, and a broker that does not accept this consumer ends the
+        # session. So raise the prefetch here, too, to find out.
         wide = _session(settings, maximum, patience_s, widens=True)
         if not wide.problem:
             return wide

@@ -1,6 +1,6 @@
 """Findings about a broker that a cloud provider hosts, such as Amazon MQ.
 
-They follow from the broker's address and the settings alone, without connecting to the broker.
+The findings follow from the broker's address and the settings alone, so this module does not connect to the broker.
 """
 
 from __future__ import annotations

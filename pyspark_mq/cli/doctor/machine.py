@@ -208,7 +208,8 @@ def _driver(machine: Machine, protocol: str) -> Finding:
 def _workers(machine: Machine) -> Finding:
     """Check the Python that Spark would start for the source and for tasks.
 
-    Unless an environment variable says so, this is not the interpreter that runs the program.
+    If no environment variable names an interpreter, Spark starts `python3`, which may differ from the interpreter that
+    runs the program.
     """
     check, worker, driver = "workers", machine.worker, machine.driver
     who = f"{machine.chosen} {worker.name!r}" if machine.chosen else f"{_PYTHON} is not set, and 'python3' on the PATH"

@@ -30,7 +30,7 @@ def sample_of(rows: Sequence[dict[str, Any]], how: str) -> Sample:
 
 
 def _unique(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the values of option `messageIdFrom` with which each of these messages would have its own ID."""
+    """Return the values of option `messageIdFrom` with which all of these messages would have different IDs."""
     found = [dict(_candidates(row)) for row in rows]
     if len(found) < _UNIQUE_MIN:
         return []
