@@ -1,6 +1,6 @@
 """pyspark-mq: message queues as an exactly-once source of Spark Structured Streaming.
 
-These are public: the format name ``mq``, its options and columns, the counters in the query's progress
+The public parts are the format name ``mq``, its options and columns, the counters in the query's progress
 (docs/options.md), ``QueueListener`` and ``readings`` (docs/monitor.md), the errors in :mod:`pyspark_mq.errors`, and the
 promise that newer versions can resume a checkpoint. Everything else is private. CONTRIBUTING.md#what-is-public has the
 details.

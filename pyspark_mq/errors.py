@@ -108,7 +108,7 @@ class OptionError(ConfigurationError):
 class SchemaError(ConfigurationError):
     """A schema names a column that does not exist, or gives a column a type that it does not have.
 
-    This is the schema of `.schema(...)` for a source, or the schema of the rows that are written as messages.
+    The schema is the argument of `.schema(...)` if rows are read, or the schema of the rows that are written.
     """
 
     short_name = "schema"

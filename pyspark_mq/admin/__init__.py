@@ -1,8 +1,8 @@
 """Queries to a broker's management interface. The source (option `managementUrl`) and the command `doctor` use them.
 
 This folder has a module for each broker, with functions that query the broker's version, a queue's settings, and the
-number of messages that wait in a queue. They raise a `BrokerUnavailableError` if the broker does not answer, and a
-`RefusedError` if the broker refuses the request.
+number of messages that wait in a queue. These functions raise a `BrokerUnavailableError` if the broker does not answer,
+and a `RefusedError` if the broker refuses the request.
 """
 
 from __future__ import annotations

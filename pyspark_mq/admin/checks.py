@@ -106,7 +106,7 @@ def check_queue(facts: QueueFacts, settings: Settings, to_know: str) -> list[Fin
     """Run all checks that apply to the broker, with the facts of a queue and the settings of the query that reads it.
 
     Args:
-        to_know: tells users how to learn facts that are unknown.
+        to_know: advice for users on how to learn unknown facts.
     """
     remedies = settings.endpoint.broker.remedies
     checks = (of(_Checks(check, facts, settings, to_know)) for check, of in _CHECKS.items() if check in remedies)
@@ -114,7 +114,7 @@ def check_queue(facts: QueueFacts, settings: Settings, to_know: str) -> list[Fin
 
 
 class _Checks:
-    """Has a method for each check. An instance runs one of them, and yields findings with this check's name."""
+    """Has a method for each check. An instance runs one check, and yields findings with the name of this check."""
 
     def __init__(self, check: str, facts: QueueFacts, settings: Settings, to_know: str) -> None:
         self.check, self.facts, self.settings, self.to_know = check, facts, settings, to_know
@@ -283,8 +283,8 @@ class _Checks:
     def page_size(self) -> Iterator[Finding]:
         """Check whether ActiveMQ Classic's `maxPageSize` is below the prefetch.
 
-        The queue then stops delivering after a page of unacknowledged messages, and the source has to wake it for each
-        further page.
+        With so small a page, the queue stops delivering after a page of unacknowledged messages, and the source has to
+        wake the queue for each further page.
         """
         size = self.facts.page_size
         if size is None:

@@ -162,7 +162,7 @@ class Management:
         """Read attributes of all MBeans that match a pattern, through Jolokia.
 
         Returns:
-            name of each MBean -> its attributes, without those that it does not have. Empty if no MBean matches.
+            name of each MBean -> those of the attributes that it has. Empty if no MBean matches.
         """
         value = self._jolokia({"type": "read", "mbean": mbeans, "attribute": list(attributes)})
         found = {} if value is None else self._object(value)
@@ -206,8 +206,8 @@ class Management:
         # Jolokia in the brokers' consoles refuses requests without this header ("strict-checking").
         headers["Origin"] = f"{parts.scheme}://localhost"
         data = None if body is None else json.dumps(body).encode()
-        # Do not use `urllib.request`: it follows redirects, and would so send user and password to any host that an
-        # answer names. It would also use a proxy that the environment names.
+        # Do not use `urllib.request`: it follows redirects, and would thereby send user and password to any host that
+        # an answer names. It would also use a proxy that the environment names.
         port, end_s = parts.port or (80 if context is None else 443), time.monotonic() + _TIMEOUT_S
         try:
             with closing(HTTPConnection(parts.hostname or "", port)) as connection:

@@ -104,8 +104,8 @@ ACTIVEMQ = Broker(
         credit_max=200,
         forms=tuple((kind, f"{kind}://") for kind in KINDS),
         states_kinds=True,
-        # To find out whether this is set, the sink sends a message to itself. Without this setting the message is
-        # delivered unchanged, and lacks the mark (6.1.7, 6.3.1).
+        # To find out whether the broker has this setting, the sink sends a message to itself. Without the setting the
+        # message is delivered unchanged, and lacks the mark (6.1.7, 6.3.1).
         converted_by="transport.transformer=jms",
         converted_mark=b"x-opt-jms-dest",
     ),

@@ -91,7 +91,8 @@ ARTEMIS = Broker(
         queue="{name}",
         topic="{name}",
         capabilities=("queue", "topic"),
-        # If a client accepts a delivery without settling it, the broker processes this but never answers (2.56).
+        # If a client accepts a delivery without settling it, the broker processes the acceptance but never answers
+        # (2.56).
         confirms=False,
         counts_acquirers=False,
         # The container ID is the node's UUID, which is stored in the node's journal.

@@ -1,4 +1,4 @@
-"""Classes that describe a broker, and the protocols as the broker speaks them.
+"""Classes that describe a broker, and how it implements each protocol.
 
 The modules next to this one have the description of each broker. The rest of the package reads these descriptions
 instead of comparing the names of brokers. Only three places name a broker: ``admin/``, which queries the management

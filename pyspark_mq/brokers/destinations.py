@@ -37,7 +37,7 @@ def as_row(text: str, forms: Sequence[Form], number: int | None = None) -> str:
     Args:
         text: the destination as the broker has written it.
         forms: the protocol's forms.
-        number: index of the kind in :data:`KINDS`, if the message states the kind apart from the name.
+        number: index of the kind in :data:`KINDS`; None if the message does not state the kind apart from the name.
     """
     kind, name = KINDS[number or 0], text
     for of, prefix in forms:

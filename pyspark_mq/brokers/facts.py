@@ -52,7 +52,8 @@ class QueueFacts:
         priorities: whether the queue delivers messages by priority.
         single_active: whether the queue delivers all messages to one of its consumers, while the others wait.
         consumers_max: maximum number of consumers that the queue may have; infinite for no limit.
-        page_size: number of messages that a queue of ActiveMQ Classic delivers before it has to be woken.
+        page_size: number of unacknowledged messages after which a queue of ActiveMQ Classic stops delivering, until a
+            client wakes it.
         write_timeout_s: how many seconds the broker's connector may wait for a client that does not read; infinite for
             no limit.
         slow_consumers: describes what the broker does to consumers that acknowledge slowly; empty for nothing.

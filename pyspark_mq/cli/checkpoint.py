@@ -47,7 +47,7 @@ class PlannedEpoch:
         batch: number of the Spark batch to which the epoch belongs.
         planned_at_s: when Spark wrote the offset, in seconds since 1970; None if the file does not say.
         offset: the offset at which the epoch ends, as it is in the file.
-        position: the same offset, decoded.
+        position: the decoded `offset`.
         files: the ID log, which has the epoch's file.
         size: length of the offset's text, in characters.
     """

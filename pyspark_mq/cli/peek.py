@@ -49,7 +49,7 @@ def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, 
 def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
     """Open a session that receives up to `maximum` messages of a queue without acknowledging them.
 
-    The session ends with this context, and the broker then returns the messages to the queue.
+    The session ends with the `with` block, and the broker then returns the messages to the queue.
     """
     session = make_session(settings)
     try:
@@ -64,7 +64,7 @@ def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
 
 
 def make_session(settings: Settings, *, browses: bool = False) -> Session:
-    """Create, but do not open, a session with the queue of these settings.
+    """Create a session for the queue of the settings, without opening the session.
 
     Args:
         browses: whether the session only browses the queue, if the broker supports this.

@@ -91,8 +91,8 @@ def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> QueueLo
     ids, seen = MessageIds.of(settings), 0
     missing_keys: dict[Key, list[Key]] = {}
     for key, in_files in zip(keys, filed(keys), strict=True):
-        # Messages without an ID are identified by the digest of their contents. Equal contents have one digest, and
-        # are counted.
+        # Messages without an ID are identified by the digest of their contents. Messages with equal contents have the
+        # same digest, so they are counted.
         missing_keys.setdefault(in_files, []).append(key)
     with consuming(settings, _LOOKED_AT_MAX) as consumer:
         for batch in arrivals(consumer, _LOOKED_AT_MAX, patience_s):

@@ -94,7 +94,7 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
     if names_in(checkpoint, "state"):
         raise _beyond(shown, "the query has state, so Spark runs batches without new messages, which are not synced")
     last, planned = max(commits.whole, default=-1), max(offsets.whole, default=-1)
-    # Before the source plans an epoch, the commit of the epoch before is on disk. So at most one batch is uncommitted.
+    # Before the source plans an epoch, the previous epoch's commit is on disk. So at most one batch is uncommitted.
     if not last <= planned <= last + 1 or (planned > 0 and not {planned - 1, last} - {-1} <= offsets.whole):
         raise _beyond(shown, f"the newest offset is {planned}, the newest commit {last}, and some offsets are missing")
     metadata = list(_metadata(checkpoint))
@@ -160,9 +160,9 @@ class _Log:
         return [Damage(self._place, self._log, name, why) for name in sorted(self.names) if batch_of(name) == batch]
 
     def empty(self, above: int) -> Iterator[Damage]:
-        """Yield the empty files that have to be removed. Their names have reached the disk, but not their contents.
+        """Yield the empty files that have to be removed: files of batches later than `above`, and any checksum files.
 
-        These are the empty files of batches later than `above`, and empty checksum files of any batch.
+        The names of these files have reached the disk, but not their contents.
         """
         for name in sorted(self.names - self._whole):
             number = batch_of(name.removeprefix(".").removesuffix(".crc"))
@@ -187,7 +187,7 @@ def _metadata(checkpoint: str) -> Iterator[Damage]:
     """Yield the file with the query's ID if it is empty or missing, and its checksum file if that file is empty.
 
     With `settleAfter=synced` the file is on disk before the source emits a row, because Spark writes the file before
-    the first offset. If no batch was committed, the query may also get a new ID.
+    the first offset. If no batch was committed, the repair gives the query a new ID.
     """
     names = names_in(checkpoint, "")
     for name in (METADATA, f".{METADATA}.crc"):

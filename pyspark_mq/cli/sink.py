@@ -64,7 +64,7 @@ def _newest_in_delta(checkpoint: str, sink: str) -> int:
 
 
 def _txns(sink: str, name: str) -> Iterator[dict[str, Any] | None]:
-    """Yield the `txn` actions in a file of the table's log. Each has a query's ID and its newest batch's number."""
+    """Yield the `txn` actions in a file of the table's log. Each has a query's ID and newest batch number."""
     content = content_of(sink, _DELTA_LOG, name)
     with failing_as(sink, f"{_DELTA_LOG}/{name} cannot be read"):
         if name.endswith(".json"):

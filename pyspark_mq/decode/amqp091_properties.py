@@ -115,9 +115,8 @@ class Properties(dict[str, bytes]):
 class UnreadableDelivery(tuple[Any, ...]):
     """A delivery whose properties cannot be decoded.
 
-    The items are those of :data:`Raw`, followed by the properties as received, and the reason why they cannot be
-    decoded. The properties among the first items are a valid block of the fields that could be read. Its only header is
-    the reason.
+    The items are those of :data:`Raw`, followed by the properties as received, and the reason why the properties cannot
+    be decoded. The third item is a valid block with the fields that could be read. Its only header is the reason.
     """
 
     __slots__ = ()
@@ -241,7 +240,7 @@ def _check_values(block: bytes, at: int, end: int, within: int, depth: int = 0) 
 def unreadable(raw: Raw, error: str) -> UnreadableDelivery:
     """Turn a delivery with invalid properties into an :class:`UnreadableDelivery`.
 
-    It has the fields that can be read, and the reason as its only header.
+    The result has the fields that can be read, and the reason as its only header.
 
     Args:
         raw: the delivery as received.
@@ -264,7 +263,7 @@ _CODES = dict(
     zip("tbBsuUIilLfdDTV", ("?", "b", "B", "h", "H", "h", "i", "I", "q", "q", "f", "d", "Bi", "Q", ""), strict=True)
 )
 _STRUCTS = {ord(kind): Struct(f">{code}") for kind, code in _CODES.items()}
-#: Sizes of these values in octets, by type.
+#: Sizes in octets of values of fixed size, by type.
 SIZES = {kind: struct.size for kind, struct in _STRUCTS.items()}
 #: The types of whole numbers. The value is True if the type is signed.
 INTEGERS = {ord(kind): _CODES[kind].islower() for kind in "bBsuUIilL"}

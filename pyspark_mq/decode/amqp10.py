@@ -143,7 +143,7 @@ class WalkedBatch(Amqp10Batch):
 
     @classmethod
     def joined(cls, batches: Sequence[WalkedBatch]) -> WalkedBatch:
-        """Merge these batches, in order, into one batch."""
+        """Merge `batches`, in order, into one batch."""
         if len(batches) == 1:
             return batches[0]
         pieces: list[bytes] = []
@@ -205,7 +205,8 @@ def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -
     ends = np.cumsum(np.fromiter(map(len, messages), np.int64, count))
     whole = Messages(b"".join([*messages, PADDING]), np.concatenate(([0], ends[:-1])), ends)
     batch, left = _walked(first, whole, reader)
-    # Single messages split the batch. The consecutive messages between two of them are a batch if they are enough.
+    # Messages that must be decoded alone split the batch. The messages between two of them are a batch if there are at
+    # least `BATCH_MIN` of them.
     at = done = 0
     for row in [*left.tolist(), count]:
         run = row - at
@@ -222,7 +223,8 @@ def _walked(first: int, messages: Messages, reader: SectionReader) -> tuple[Walk
     """Decode messages together as far as possible.
 
     Returns:
-        a batch of these messages, or None if there are none; and the row numbers of all other messages.
+        a batch of the messages that were decoded together, or None if there are none; and the row numbers of all other
+        messages.
     """
     groups, left = walked_groups(messages, reader)
     if not groups:

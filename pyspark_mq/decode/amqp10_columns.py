@@ -59,7 +59,7 @@ class Messages(NamedTuple):
     ends: Any
 
     def taken(self, rows: Any) -> Messages:
-        """Return the messages in these rows."""
+        """Return the messages with the row numbers `rows`, an integer array."""
         return Messages(self.data, self.begins[rows], self.ends[rows])
 
     def cut(self) -> Iterator[bytes]:
@@ -93,7 +93,7 @@ class WalkedGroup(NamedTuple):
         return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
 
     def taken(self, places: Any) -> WalkedGroup:
-        """Return the messages with these indices, which may be in any order.
+        """Return the messages with the indices `places`, an integer array in any order.
 
         The columns are copied, not shared, because other code takes the size of a column from its buffers.
         """
@@ -102,7 +102,7 @@ class WalkedGroup(NamedTuple):
 
     @classmethod
     def of(cls, groups: Sequence[WalkedGroup]) -> WalkedGroup:
-        """Merge these groups, in order, into one group."""
+        """Merge `groups`, in order, into one group."""
         first = groups[0]
         if len(groups) == 1:
             return first
@@ -144,10 +144,9 @@ def _walked(messages: Messages, reader: SectionReader) -> tuple[WalkedGroup | No
     """Decode together the messages that begin like the first message.
 
     Returns:
-        a pair of a group and row numbers. Usually the group has the decoded messages, and the row numbers are theirs.
-        If some of these messages have invalid text or repeated property names, the group is None, and the row numbers
-        are those of the malformed messages, which are then decoded one by one. If no message can be decoded in this
-        way, the group is None, and there are no row numbers.
+        a group with the decoded messages, and their row numbers. If some messages have invalid text or repeated
+        property names: None, and the row numbers of these malformed messages, which are then decoded one by one. If no
+        message can be decoded in this way: None, and no row numbers.
     """
     first = messages.data[messages.begins[0] : messages.ends[0]]
     known = prefix_of(first, reader)

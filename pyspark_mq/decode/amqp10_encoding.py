@@ -254,7 +254,7 @@ class Values:
         return items, at
 
     def _elements(self, at: int, count: int, end: int, depth: int) -> tuple[list[Any], int]:
-        """Decode the elements of an array. All share one constructor: a type, perhaps with descriptors (1.6.24).
+        """Decode the elements of an array. All elements share one type, and perhaps descriptors (1.6.24).
 
         Returns:
             the elements, and the position after the last one.

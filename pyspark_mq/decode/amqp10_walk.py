@@ -1,4 +1,4 @@
-"""Walks over the sections of many AMQP 1.0 messages at once (1.6 and 3.2), to find the positions of all values.
+"""Walks over the sections of many messages at once (AMQP 1.0, 1.6 and 3.2), to find the positions of all values.
 
 NumPy goes through all messages at the same time, one field after another. A message with unexpected content is skipped
 here. It is decoded alone later, and only then judged to be malformed or not. A size that a message states may be wrong,

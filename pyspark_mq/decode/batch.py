@@ -164,7 +164,8 @@ class DeliveryBatch(ABC):
     #: By column name, the function that returns this column of a batch. The column is an Arrow array, a
     #: :class:`DictionaryColumn`, or a list of values. A value is a str, int, bool or None. A timestamp is in
     #: microseconds since 1970, and a value of `properties` is a list of (str, str or None) pairs. Columns `messageId`,
-    #: `body` and `destination` are made in other ways. A column that is not listed is null.
+    #: `body` and `destination` are not listed: they come from :meth:`ids`, :meth:`body` and the queue. Any other column
+    #: that is not listed is null.
     columns: ClassVar[Mapping[str, Column]]
 
     @classmethod

@@ -49,7 +49,7 @@ class MessageColumn(NamedTuple):
             for a column that only streams or only writes have.
         written: what the column means in a write. None if a write accepts the column but ignores it, because it
             describes a delivery, or a position in a stream.
-        where: which rows that are read have the column: those of :data:`QUEUES`, of :data:`STREAMS`, or of both.
+        where: the sources that have the column: :data:`QUEUES`, :data:`STREAMS`, or both; empty if only writes have it.
         asked_for: whether the column is present only if a schema names it or `includeMetadata` is set.
         content: whether a producer sets the value, so that it is part of a message's content. The content identifies a
             message without an ID. The body and the properties are part of it, too.

@@ -110,7 +110,7 @@ def decimals(values: Any, valid: Any | None = None) -> pa.Array:
 
 
 def maps(columns: Sequence[tuple[str, pa.Array]], count: int) -> pa.Array:
-    """Return an array of maps, all of which have the same keys in the same order.
+    """Return an array of maps that all have the same keys in the same order.
 
     Args:
         columns: each key with its column of text.

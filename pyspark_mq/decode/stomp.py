@@ -143,7 +143,7 @@ class StompBatch(DeliveryBatch):
     def given(self) -> list[object]:
         """Return the producer's ID and header `timestamp` of each message as received, for the digest of its content.
 
-        If the broker sets header `message-id` to its own ID, no header has the producer's ID, which is then None.
+        If the broker sets header `message-id` to its own ID, the producer's ID is None, because no header has it.
         """
         is_the_brokers = self.dialect.id_header == "message-id"
         ids = [None] * len(self) if is_the_brokers else self.ids(MESSAGE_ID)
@@ -220,7 +220,7 @@ class StompBatch(DeliveryBatch):
         return DictionaryColumn([_routing(where)[part] for where in destinations], rows)
 
     def first_of(self, names: Sequence[str], read: Callable[[StompBatch, str], pa.Array]) -> Any:
-        """Return a column with the first of these headers that each message has.
+        """Return a column with each message's value of the first header in `names` that the message has.
 
         Args:
             names: names of the headers, in order of precedence.
@@ -325,7 +325,7 @@ class FramesBatch(StompBatch):
 
     @classmethod
     def joined(cls, batches: Sequence[FramesBatch]) -> FramesBatch:
-        """Merge these batches, in order, into one batch."""
+        """Merge `batches`, in order, into one batch."""
         if len(batches) == 1:
             return batches[0]
         tags = np.concatenate([batch.tags for batch in batches])

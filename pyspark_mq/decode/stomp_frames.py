@@ -82,7 +82,7 @@ class Frames(NamedTuple):
     fields: Mapping[str, Field]
 
     def taken(self, places: Any) -> Frames:
-        """Return the frames with these indices."""
+        """Return the frames with the indices `places`, a slice or an integer array."""
         fields = {name: Field(*(part[places] for part in field)) for name, field in self.fields.items()}
         return Frames(self.data, self.spans[:, places], self.layouts, self.kinds[places], fields)
 
@@ -290,7 +290,7 @@ class _Finder:
         return bounds, good
 
     def _starts(self, places: Any, name: bytes) -> Any:
-        """Return an array that tells for each position in the heads whether bytes `name` begin at this position."""
+        """Return an array that tells for each position in `places` whether `name` begins there in `_heads`."""
         size = len(name)
         most = len(self._heads) - size
         if most < 0:
@@ -299,7 +299,7 @@ class _Finder:
         return (windows[np.minimum(places, most)] == name) & (places <= most)
 
     def _sizes(self, begins: Any, ends: Any) -> tuple[Any, Any]:
-        """Parse the decimal number from `begins` to `ends` in the head of each frame.
+        """Parse the decimal number between positions `begins` and `ends` in `_heads`, for each frame.
 
         Returns:
             an array with the numbers, and an array that tells whether each number is valid and not too long.

@@ -34,7 +34,7 @@ _TURN_BYTES = 256 << 10
 _TURN_S = 1.0
 #: Names that are not ASCII, and longer than this, may make RabbitMQ's error text longer than AMQP allows.
 _LONG_NAME_BYTES = 200
-_COPIES = "which RabbitMQ reads as further routing keys, and refuses as text"
+_COPIES = "which RabbitMQ reads as a list of further routing keys, and refuses if the value is text"
 #: Overhead of a body frame (AMQP 0-9-1, 4.2.3).
 _AROUND_BYTES = 8
 #: Reply codes with which the broker closes a channel (AMQP 0-9-1, "reply-code").
@@ -55,8 +55,8 @@ class Amqp091Publisher(Publisher):
         #: The error for the first message that the broker did not accept, and this message's destination.
         self._failed: tuple[WriteError, Destination] | None = None
         self._encoded: list[_Encoded] = []
-        #: Destination -> the error for messages that were returned from there, and these messages' numbers. These are
-        #: rows that may be dropped (`onUnwritableRow=drop`).
+        #: Destination -> the error for returned messages to this destination, and their numbers. Their rows may be
+        #: dropped (`onUnwritableRow=drop`).
         self._gone: dict[Destination, tuple[WriteError, list[int]]] = {}
         self._left: Iterator[_Encoded] = iter(())
         self._exhausted = True
@@ -118,8 +118,8 @@ class Amqp091Publisher(Publisher):
 
     def probe(self, destination: Destination, deadline: float) -> None:
         self._check(destination, deadline)
-        # Publish a message with an invalid expiration, which RabbitMQ refuses. It checks the permissions before the
-        # expiration (`rabbit_channel.erl`), so the reply code tells whether the user may write.
+        # Publish a message with an invalid expiration, which RabbitMQ refuses. RabbitMQ checks the permissions before
+        # the expiration (`rabbit_channel.erl`), so the reply code tells whether the user may write.
         properties = BasicProperties(expiration="none")
         exchange, key = (
             (destination.name, destination.key) if destination.kind == "exchange" else ("", destination.name)

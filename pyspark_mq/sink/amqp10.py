@@ -222,7 +222,10 @@ class Amqp10Publisher(Publisher):
         self._drain()
 
     def _drops(self, destination: Destination, refusal: MqError) -> bool:
-        """Whether to drop a row because its destination does not exist or is refused. If so, also close its link."""
+        """Whether to drop a row because its destination does not exist or is refused.
+
+        If so, close the link to the destination.
+        """
         if not (isinstance(refusal, DestinationError) and self.settings.drops_destinations):
             return False
         if self._failed is not None and self._failed.text == refusal.text:
@@ -349,7 +352,7 @@ class Amqp10Publisher(Publisher):
         condition = condition_of(connection.session)
         if condition is None:
             reason = ": ".join(filter(None, connection.condition or (connection.end,)))
-            # An error of the engine is not the broker's.
+            # Without a condition of the connection, the error is proton's own, so the broker has not stated a reason.
             return self.lost(reason, stated=connection.stated and condition_of(connection.proton) is not None)
         # RabbitMQ 4.0 ends the session if it refuses a link: amqp:not-found, "no queue 'nowhere' in vhost '/'".
         destination = self.settings.destination

@@ -192,16 +192,17 @@ class RowReader:
         numbers = self._rows.number([digests[place] for place in nameless]) if nameless else []
         for place, number in zip(nameless, numbers, strict=True):
             messages[place] = messages[place]._replace(id=self._identity.text(digests[place], number))
-        # Artemis drops a message whose copy ID it has seen. This ID includes the write, so a row with an ID of its own
-        # (for example a dead letter that is written to its queue again) is not taken for a copy of the first message.
+        # Artemis drops a message whose copy ID it has seen. The copy ID depends on the write, so a row with an ID of
+        # its own (for example a dead letter that is written to its queue again) does not count as a copy of the first
+        # message.
         for place, name in zip(given, names, strict=True) if self._plan.marks_copies else ():
             messages[place] = messages[place]._replace(copy_id=self._identity.text(name, 0))
         return messages
 
     def _check_given(self, messages: Sequence[Message], digests: Sequence[bytes]) -> list[bytes]:
-        """Check that rows with the same ID and destination are equal, and return a digest for each row.
+        """Check that rows with the same ID and destination are equal.
 
-        The digest depends on the ID, the destination and the write.
+        Return a digest for each row, which depends on the row's ID, its destination and the write.
 
         Args:
             messages: the messages whose rows have IDs of their own.
@@ -332,7 +333,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _columns(batch: pa.RecordBatch, names: Iterable[str]) -> dict[str, list[Any]]:
-    """Return the values of these columns as lists. Times are microseconds since 1970, and the body is bytes."""
+    """Return columns of a batch as lists, by name. Times are microseconds since 1970, and the body is bytes."""
     found = {}
     for name in names:
         column = batch.column(name)

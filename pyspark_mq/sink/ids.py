@@ -10,8 +10,8 @@ change IDs. Map entries are sorted by name. The column `expiration` is not inclu
 the time of the run.
 
 To number equal rows, a task counts them by the first 64 bits of their digests, in sorted arrays that take 12 bytes for
-each different row. If two different rows have the same 64 bits, they are numbered together, and still get different
-IDs.
+each different row. If two different rows have the same 64 bits, they are numbered together. Their IDs still differ,
+because an ID is made from the whole digest.
 """
 
 from __future__ import annotations

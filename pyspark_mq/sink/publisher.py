@@ -54,7 +54,7 @@ _PAUSE_S, _PAUSE_MAX_S = 0.5, 5.0
 _ASK_TIMEOUT_S = 5.0
 #: URLs of brokers for which this process has already called :meth:`Publisher.reading`.
 _ASKED = set[BrokerUrl]()
-#: Maximum number of bytes of a batch that are converted to messages at a time, because this copies them.
+#: Maximum number of bytes of a batch that are converted to messages at a time, because the conversion copies the bytes.
 _COPIED_BYTES = 64 << 20
 
 #: protocol -> (module, class, package to install)
@@ -219,7 +219,7 @@ class Publisher(ABC):
 
     @abstractmethod
     def probe(self, destination: Destination, deadline: float) -> None:
-        """Raise an error if this user may not write to a destination. Consumers do not see a message of this check.
+        """Raise an error if this user may not write to a destination. No consumer receives a message of this check.
 
         A broker that creates missing destinations creates this destination if it is missing. Afterwards the publisher
         cannot send messages any more.
@@ -263,7 +263,7 @@ class Publisher(ABC):
         """Return the error for a connection that has ended.
 
         Args:
-            reason: why it ended, for the error's text.
+            reason: why the connection ended, for the error's text.
             stated: whether the broker stated this reason.
         """
         return WriteInterruptedError(

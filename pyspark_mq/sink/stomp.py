@@ -130,8 +130,8 @@ class StompPublisher(Publisher):
                 f"{self.url}: the broker refused a message for {where} ({said}) without a reason: user '{user}' may "
                 "lack permission to write, or the address is full; see the broker's log"
             )
-        # The reason may also be why Artemis closes the connection, for example "AMQ229014: Did not receive data …".
-        # Only if another connection ends in the same way, the broker has refused the message.
+        # The text may also say why Artemis closes the connection, for example "AMQ229014: Did not receive data …". The
+        # broker has refused the message only if another connection ends in the same way.
         refusal = WriteError(f"{self.url}: the broker refused a message for {where} ({said}): see the broker's log")
         return WriteInterruptedError(refusal.text, stated=True, refusal=refusal)
 

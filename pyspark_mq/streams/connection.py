@@ -192,8 +192,8 @@ class StreamConnection:
     def stats(self, stream: str) -> dict[str, int]:
         """Return a stream's statistics by name, such as `first_chunk_id` and `committed_chunk_id`.
 
-        These two are the offsets at which the first and the last committed chunk begin; -1 means that there is no such
-        chunk yet.
+        The two statistics named here are the offsets at which the first and the last committed chunk begin; -1 means
+        that there is no such chunk yet.
         """
         answer = self.request(frames.STREAM_STATS, frames.text(stream), stream)
         found = dict(answer.array(lambda: (answer.text(), answer.i64())))

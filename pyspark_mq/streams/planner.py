@@ -378,7 +378,7 @@ class Planner:
         begin: int,
         gone: int = 0,
     ) -> None:
-        """Report a loss once for each place. If retention removes further messages later, report them as well."""
+        """Report a loss once for each place. If retention removes more messages later, report and count these, too."""
         counted = partition.reported.get((place, outcome))
         if outcome is Outcome.GONE:
             gone = max(0, begin - (place.next if counted is None else counted))
@@ -455,7 +455,7 @@ class Planner:
         return found
 
     def report(self) -> dict[str, Any]:
-        """Return the counters that are shown in the query's progress, with the same names as the counters of queues."""
+        """Return the counters for the query's progress, which have the same names as those of a source of queues."""
         backlog = {partition.name: partition.backlog for partition in self._there()}
         return {
             "reads": self._settings.of,

@@ -2,10 +2,11 @@
 
 A task emits exactly the records of its range, so a retry emits the same records. Four rules ensure this:
 
-1. The task subscribes to chunks of all kinds. They must follow each other without a gap, with valid headers and CRCs.
-2. If offsets are missing or a chunk is damaged, the task skips them only after each of the stream's members has shown
-   this three times, on separate connections. Each member applies retention by itself, so another member may still have
-   the offsets.
+1. The task subscribes to chunks of all kinds. The chunks must follow each other without a gap, with valid headers and
+   CRCs.
+2. If offsets are missing or a chunk is damaged, the task skips these offsets only after each of the stream's members
+   has shown the gap or the damage three times, on separate connections. Each member applies retention by itself, so
+   another member may still have the offsets.
 3. No chunk may have a later epoch than the chunk at the end of the range, and this end chunk must be the planned chunk.
    If the stream had been deleted and re-created during the read, the end chunk would be from the new stream. So if the
    end chunk is as planned, everything before it is from the planned stream, too.
@@ -74,7 +75,7 @@ class Range:
 
 
 class Part(NamedTuple):
-    """The records of a checked chunk that belong to the range: those with an index from `low` to before `high`."""
+    """The records of a checked chunk that belong to the range: those from index `low` to before `high` in the chunk."""
 
     chunk: Chunk
     entries: list[Entry]

@@ -7,8 +7,8 @@ acknowledged again (``osiris_writer:handle_continue``), and replicas lag behind.
 
 In this module, *epoch* is the broker's count of elections. Epochs never decrease along a stream, and increase with each
 election. But a restored backup repeats epoch numbers, and the clocks of nodes differ. So chunk B counts as newer than
-chunk A if B's epoch is later, or if B's time is later: for the same epoch by any difference, and for an earlier epoch
-by more than the clocks may differ.
+chunk A if B's epoch is later. B also counts as newer if B's time is later: by any difference if the epochs are equal,
+and by more than the clocks may differ if B's epoch is earlier.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _replaced(place: StreamPosition, mark: ChunkIdentity, ranked: Sequence[Copy]
     """Find the offset from which a stream differs from the stream that was read.
 
     Args:
-        place: the recorded position, which is not unchanged on any member.
+        place: the recorded position, which has changed in all copies.
         mark: the chunk by which the position was compared.
         ranked: the copies of all members, the newest first.
     """

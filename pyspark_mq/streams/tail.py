@@ -1,8 +1,9 @@
 """Reads the start, the end and single chunks of the copy of a stream that one member has.
 
 The copy ends with the last *committed* chunk, because later chunks may be lost with the leader. The broker's
-StreamStats command reports the offset at which that chunk begins (in RabbitMQ 3.11 and later). It reports -1 if the
-stream is empty, but also for up to a second after the node has restarted, when the node does not know the end yet.
+StreamStats command reports the offset at which that chunk begins (in RabbitMQ 3.11 and later). The command reports -1
+if the stream is empty, but also for up to a second after a restart of the node, when the node does not know the end
+yet.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Copy:
     Attributes:
         low: the lowest offset that the member reports. Only a delivered chunk proves that the member has this offset.
         end: the position after the copy's last intact chunk. If the member has no chunk, or does not know its last
-            chunk yet, this is offset 0 without a chunk.
+            chunk yet, the position is offset 0, without the identity of a chunk.
         is_cut: whether the copy's last chunk is damaged. The copy then counts as ending before that chunk.
 
     Raises:

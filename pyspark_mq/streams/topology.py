@@ -94,7 +94,7 @@ def _keep(access: Access, member: Member, connection: StreamConnection) -> None:
 
 @contextmanager
 def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[StreamConnection]]:
-    """Provide connections to all of these members at the same time, in the order of `members`.
+    """Provide connections to all `members` at the same time, in the same order.
 
     Behind a load balancer, a connection may reach another member than intended. The address that the node advertises
     at login tells which member was reached.

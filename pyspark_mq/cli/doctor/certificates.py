@@ -82,7 +82,7 @@ def of_server(url: BrokerUrl, endpoint: Endpoint) -> datetime:
     """Return when a broker's certificate expires.
 
     Raises:
-        OSError: the connection fails, or (as `ssl.SSLError`) the handshake does.
+        OSError: the connection fails. If the TLS handshake fails, the error is an `ssl.SSLError`.
         ValueError: the certificate cannot be read.
     """
     with (

@@ -70,7 +70,7 @@ class Interpreter:
         executable: the interpreter's path.
         versions: name of a module or distribution -> its version.
         errors: name of a module that cannot be imported -> the error.
-        problem: why the interpreter could not be started, or did not report anything.
+        problem: why the interpreter could not be started, or did not report anything; empty if it reported.
     """
 
     name: str

@@ -12,7 +12,7 @@ from pyspark_mq.admin.checks import Sample
 
 __all__ = ["sample_of"]
 
-#: Values that differ in fewer messages than this do not suggest that they could serve as IDs.
+#: With fewer messages than this, different values do not suggest that the values could serve as IDs.
 _UNIQUE_MIN = 3
 
 

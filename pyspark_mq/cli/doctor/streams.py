@@ -90,7 +90,7 @@ def _advertised(members: Sequence[Member], access: Access, known: Member | None 
     failed = [text for member in members if member != known and (text := _unreached(member, access.connect_timeout_s))]
     if not failed:
         places = ", ".join(place_of(*member) for member in members)
-        return Finding("advertised", Level.OK, f"{places}: reached from this machine; workers must reach it too")
+        return Finding("advertised", Level.OK, f"{places}: reached from this machine; workers must reach them too")
     advice = (
         "set the broker's stream.advertised_host and stream.advertised_port to an address that workers reach; until "
         "then workers use the hosts of 'url', and do not read from members on other hosts"
@@ -177,7 +177,7 @@ def _contents(chunks: Sequence[Chunk]) -> Iterator[Finding]:
     a_chunk = count / len(chunks)
     text = f"{a_chunk:,.1f} message(s) a chunk, among the last {count:,}"
     if a_chunk < _CHUNK_RECORDS_MIN:
-        advice = "have producers send batches, or sub-entries: below ten a chunk, chunks cost more CPU than messages"
+        advice = "have producers send batches, or sub-entries: chunks under ten messages cost more CPU than messages"
         yield Finding("chunks", Level.WARNING, text, advice)
     else:
         yield Finding("chunks", Level.OK, text)
