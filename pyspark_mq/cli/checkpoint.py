@@ -48,7 +48,7 @@ class PlannedEpoch:
         planned_at_s: when Spark wrote the offset, in seconds since 1970; None if the file does not say.
         offset: the offset at which the epoch ends, as it is in the file.
         position: the decoded `offset`.
-        files: the ID log, which has the epoch's file.
+        files: the ID log, the folder with the files of message IDs. One of the files belongs to the epoch.
         size: length of the offset's text, in characters.
     """
 

@@ -142,7 +142,7 @@ def _in_sink(sink: str, last: int) -> Iterator[Damage]:
             f"query's sink, or the checkpoint was restored and the sink was not: {advice}"
         )
     if last >= 0 and last not in log.whole:
-        raise _beyond(shown, f"batch {last} was committed and acknowledged, but its log does not contain this batch")
+        raise _beyond(shown, f"batch {last} was committed and acknowledged, but the sink's log does not contain it")
     yield from log.files(last + 1, f"the newest batch that is certainly committed is {last}")
 
 
@@ -200,7 +200,7 @@ def _metadata(checkpoint: str) -> Iterator[Damage]:
 def _beyond(shown: str, why: str) -> CheckpointError:
     return CheckpointError(
         f"{shown}: nothing is removed: {why}. Restore the checkpoint and the sink; or set 'settleAfter' to 'committed' "
-        f"for one start, which trusts that committed batches are written; or {START_ANEW}"
+        f"for one start, so that the query counts committed batches as written; or {START_ANEW}"
     )
 
 

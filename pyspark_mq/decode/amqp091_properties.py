@@ -72,11 +72,11 @@ def _announced(flags: bytes) -> list[tuple[str, int]]:
 
 
 class Properties(dict[str, bytes]):
-    """The encoded fields of a block of properties, by name.
+    """The fields in the encoded properties of one message, by name. Each value is the encoded field.
 
     Attributes:
-        whole: whether the block contains all fields that its flags announce. If the block is too short, this dictionary
-            has only the fields before the end of the block.
+        whole: whether the encoded properties contain all fields that their flags announce. If the bytes end too early,
+            this dictionary has only the fields before the end.
     """
 
     whole = True
@@ -105,7 +105,7 @@ class Properties(dict[str, bytes]):
 
     @property
     def table(self) -> bytes:
-        """The encoded header table without its length prefix; empty if the block has no header table."""
+        """The encoded header table without its length prefix; empty if the message has no header table."""
         return self.get("headers", b"")[4:]
 
 
@@ -125,8 +125,8 @@ class UnreadableDelivery(tuple[Any, ...]):
 def check(raws: list[Raw]) -> list[tuple[int, str]]:
     """Check the properties of deliveries.
 
-    A block may have several words of flags, but only the first word has defined bits. The other words are removed from
-    the deliveries in list `raws`.
+    Encoded properties may begin with several words of flags, but only the first word has defined bits. The other words
+    are removed from the deliveries in list `raws`.
 
     Returns:
         the index of each delivery with invalid properties, with the reason.
@@ -150,7 +150,7 @@ def check(raws: list[Raw]) -> list[tuple[int, str]]:
 
 
 def _plain_flags(block: bytes) -> bytes:
-    """Return a block of properties without the words of flags that follow the first one."""
+    """Return encoded properties without the words of flags that follow the first word."""
     at = 1
     while block[at] & MORE_FLAGS:
         at += FLAGS_BYTES

@@ -269,7 +269,7 @@ class Values:
         if code == _LIST0 or (code in _FIXED and not _FIXED[code][0]):
             self._bare_left -= count
             if self._bare_left < 0:
-                raise EncodingError(f"an array at byte {at} has {count} elements without bytes, which are too many")
+                raise EncodingError(f"an array at byte {at} has {count} elements that take no bytes, which is too many")
         items = []
         for _ in range(count):
             item, at = self._of(code, at, end, depth)

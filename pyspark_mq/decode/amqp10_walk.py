@@ -73,7 +73,9 @@ class WalkedPairs(NamedTuple):
 
 
 class Walked(NamedTuple):
-    """The positions of values that a walk has found. All attributes except `rows` are only about the walked messages.
+    """The positions of values that a :class:`Walk` has found.
+
+    All attributes except `rows` are only about the walked messages, that is, those that were not skipped.
 
     Attributes:
         rows: array that tells whether each message was walked.
@@ -109,12 +111,14 @@ def prefix_of(message: bytes, reader: SectionReader) -> tuple[int, Raw, int] | N
 
 
 class Walk:
-    """A walk over messages in one buffer. Messages that do not begin with `prefix` are skipped.
+    """A pass over encoded messages in one buffer, which finds the positions of their values.
+
+    Messages that do not begin with `prefix` are skipped.
 
     Args:
         data: the buffer with the messages, and 16 more bytes as padding.
         begins, ends: the positions at which each message begins and ends.
-        prefix: the beginning that a message must have to be walked.
+        prefix: the bytes with which a message must begin so that it is not skipped.
     """
 
     def __init__(self, data: bytes, begins: Any, ends: Any, prefix: bytes) -> None:

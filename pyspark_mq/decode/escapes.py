@@ -18,7 +18,10 @@ _BEYOND_ASCII = bytes(range(0x80, 0x100))
 
 
 def escapes(value: bytes) -> int:
-    """Return how many bytes of a value become escapes. If the value is not UTF-8, all bytes beyond ASCII count."""
+    """Return how many bytes of a value become several characters, such as ``\\xff``, when the value is shown as text.
+
+    If the value is not UTF-8, all bytes beyond ASCII count.
+    """
     found = len(value) - len(value.translate(None, _CONTROLS))
     if not value.isascii():
         try:
@@ -29,5 +32,5 @@ def escapes(value: bytes) -> int:
 
 
 def escapes_too_much(value: bytes) -> bool:
-    """Whether more than :data:`ESCAPES_MAX` bytes of a value become escapes."""
+    """Whether more than :data:`ESCAPES_MAX` bytes of a value count in :func:`escapes`."""
     return len(value) > ESCAPES_MAX and escapes(value) > ESCAPES_MAX

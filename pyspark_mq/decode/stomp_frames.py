@@ -261,7 +261,11 @@ class _Finder:
         return tuple(name.decode() for name in names)
 
     def _like(self, layout: tuple[str, ...], rows: Any) -> tuple[Any, Any]:
-        """Compare the frames with indices `rows` with a layout.
+        """Find the frames whose header names are those of a layout, in the same order.
+
+        Args:
+            layout: the header names.
+            rows: the indices of the frames to compare with the layout.
 
         Returns:
             the positions at which the lines of each frame end, from the first line to the empty line; and an array that

@@ -31,10 +31,10 @@ class UnreadableHeaders(bytes):
 
 
 def parse(block: bytes, last: str = "", *, escaped: bool = True) -> dict[str, str]:
-    """Parse a header block.
+    """Parse the header block of a frame.
 
     Args:
-        block: the header lines, in the form that the module's docstring describes.
+        block: the header lines, each between two line feeds, without the command.
         last: name of the header whose last entry is used if the header is repeated; empty if there is no such header.
         escaped: whether headers have escapes, as in all frames except CONNECTED (section "Value Encoding").
 
@@ -61,7 +61,7 @@ def value(block: bytes, name: str, last: str = "") -> bytes | None:
     """Return the value of one header, with its escapes, or None if the header is missing.
 
     Args:
-        block: the header lines, in the form that the module's docstring describes.
+        block: the header lines, each between two line feeds, without the command.
         name: the header's name, which must not have characters that are escaped.
         last: name of the header whose last entry is used if the header is repeated; empty if there is no such header.
     """

@@ -296,7 +296,10 @@ def _check_numbers(row: Mapping[str, Any]) -> None:
     for name, most in (("priority", 255), ("groupSequence", _INT64_MAX), ("timestamp", _INT64_MAX)):
         value = row.get(name)
         if value is not None and not 0 <= value <= most:
-            raise RowError(f"a row has {value} in column '{name}', but only 0 (for a time: 1970) to {most} is allowed")
+            raise RowError(
+                f"a row has {value} in column '{name}', but only 0 to {most} is allowed (a time: microseconds since "
+                "1970)"
+            )
 
 
 @lru_cache(maxsize=1_000)

@@ -137,7 +137,7 @@ class SinkSettings:
         write_id: value of option `writeId`: a rerun of a write with the same name gives rows the same IDs. None to
             give each write a random name.
         on_unwritable: what happens to rows that the protocol cannot carry, or whose destination does not exist.
-        broker_properties: properties that make the broker act, and that are written nevertheless.
+        broker_properties: properties that are written although the broker acts on them (option `brokerProperties`).
     """
 
     endpoint: Endpoint

@@ -72,7 +72,7 @@ class StreamConnection:
     Args:
         access: login, virtual host, TLS settings and time limits.
         member: the node to connect to.
-        url: the URL among the user's URLs that errors mention.
+        url: the URL from option `url` that errors mention.
 
     Raises:
         StreamLost: the node does not answer, or does not speak the stream protocol.
@@ -283,7 +283,7 @@ class StreamConnection:
             StreamLost: the connection ended.
         """
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{self.place} did not answer in time: it sent only frames about other things")
+            raise TimeoutError(f"{self.place} did not answer in time: it sent only frames that are not the answer")
         size, command, _ = _HEAD.unpack(self._take(_HEAD.size, deadline))
         if not 4 <= size <= (_CHUNK_BYTES_MAX if command == frames.DELIVER else _FRAME_BYTES_MAX):
             raise StreamFrameError(f"{self.place} sent a frame of {size} bytes")

@@ -58,7 +58,7 @@ class _Partition:
     """The planner's knowledge about a partition, which is a stream or one of the streams of a super stream.
 
     Attributes:
-        of: the name that the query reads: of the stream itself or of its super stream.
+        of: the name in the query's options: that of the stream itself, or of its super stream.
         members: the nodes with a copy of the partition, the leader first.
         there: whether the partition existed at the last refresh.
         seen: result of the last comparison since the last refresh: the compared place, the stream's end at that time,
@@ -354,7 +354,7 @@ class Planner:
         """Report a loss at a place, if there is any, and return the offset at which reading continues.
 
         Args:
-            place: the place.
+            place: the start or the end of an epoch in the partition.
             found: the result of the comparison of the place with the stream.
             end: offset at which the epoch ends; None if the end is not planned yet. Messages after the end that
                 retention removed are counted with the next epoch.

@@ -52,7 +52,7 @@ class Range:
 
     Attributes:
         stream: name of the stream, which may be a partition of a super stream.
-        name: the name that the query reads: of the stream itself or of its super stream.
+        name: the name in the query's options: that of the stream itself, or of its super stream.
         proof: identity of the chunk with the last record of the epoch, which may be after this range; None if unknown.
         members: the nodes with a copy of the stream.
         access: login and settings for connections to these nodes.
@@ -237,7 +237,7 @@ class _RangeReader:
         if wanted.fail_on_loss:
             raise loss(wanted.stream, text)
         _log.warning(
-            "stream '%s': %s; %d lost, because 'failOnDataLoss' is false", wanted.stream, text, end - self._next
+            "stream '%s': %s; %d skipped, because 'failOnDataLoss' is false", wanted.stream, text, end - self._next
         )
         self._get_to(end)
         self._proved = self._proved or wanted.proof is None or wanted.proof.chunk < after

@@ -236,7 +236,7 @@ def persistently(
 
 
 def located(connection: StreamConnection, name: str) -> dict[str, list[Member]]:
-    """Find the streams behind a name: the partitions of a super stream, or the stream itself.
+    """Find the streams that a name stands for: the partitions of a super stream, or the stream itself.
 
     Returns:
         for each of these streams, by name, the members of the stream.
