@@ -1,7 +1,7 @@
 """Batches of consecutive deliveries: the interface that the decoders of all protocols implement.
 
-A session only appends received batches and single deliveries to its inbox, a list of deliveries that are not decoded
-yet. Later :meth:`DeliveryBatch.gather` merges the items of the inbox into larger batches. From these batches
+A session only appends received batches and single deliveries to its inbox (:attr:`.ReceiveBuffer.inbox`). Later,
+on another thread, :meth:`DeliveryBatch.gather` merges the items of the inbox into larger batches. From these batches
 :func:`.make_block` takes IDs, bodies and the query's columns.
 
 A batch is immutable, so its methods may be called on any thread, any number of times. The methods do not block. The
