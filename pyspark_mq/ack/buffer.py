@@ -21,8 +21,8 @@ __all__ = ["RUN_MIN", "SPREAD_MAX", "Buffer", "MessageRun", "Parts", "joined", "
 
 #: Minimum number of messages in a run, unless many messages are buffered.
 RUN_MIN = 64
-#: If fewer messages than `RUN_MIN` arrive together, they become single messages, and all runs are spread. But if
-#: `SPREAD_MAX * RUN_MIN` messages or more are buffered, they become a run, because spreading would take longer.
+#: If fewer messages than `RUN_MIN` arrive together, they become single messages, and all runs are spread. Spreading
+#: takes long if many messages are buffered: from `SPREAD_MAX * RUN_MIN` on, the few messages become a run instead.
 SPREAD_MAX = 16
 
 P = TypeVar("P")  #: payload: the object that the caller gets back when the message is emitted
@@ -70,7 +70,7 @@ class MessageRun(Generic[P]):
 
 
 def places_of(parts: Parts) -> Iterator[tuple[int, Sequence[int], int, int]]:
-    """Yield session and tags of each part, the index of its first delivery among all, and the index after its last."""
+    """Yield for each part its session, its tags, and the start and end (exclusive) of its indexes in all deliveries."""
     end = 0
     for session, tags in parts:
         begin, end = end, end + len(tags)
@@ -88,7 +88,10 @@ def keys_of(parts: Parts, keys: Sequence[Key]) -> Iterator[tuple[int, Sequence[i
 
 
 def joined(parts: Sequence[Sequence[Key]]) -> Sequence[Key]:
-    """Join sequences of keys into one sequence. If they have a common class with a method `joined`, use this method."""
+    """Join sequences of keys into one sequence.
+
+    If all sequences are of one class, and this class has a method `joined`, the method joins them.
+    """
     kinds = {*map(type, parts)}
     how = getattr(type(parts[0]), "joined", None) if len(kinds) == 1 else None
     joined_: Sequence[Key] = list(chain.from_iterable(parts)) if how is None else how(parts)
@@ -96,7 +99,7 @@ def joined(parts: Sequence[Sequence[Key]]) -> Sequence[Key]:
 
 
 def lowest_tags(runs: Iterable[MessageRun[Any]]) -> dict[int, int]:
-    """Return number of each session -> the lowest tag that the session has in these runs."""
+    """Return a dict: number of a session -> the lowest tag that the session has in these runs."""
     lowest: dict[int, int] = {}
     for run in runs:
         for session, tags in run.parts:
@@ -108,7 +111,7 @@ class Buffer(Generic[P]):
     """The messages that were received but not planned yet, in order of arrival: first single messages, then runs.
 
     Args:
-        size_of: returns the size in bytes of payloads.
+        size_of: function that returns the total size of payloads, in bytes.
 
     Attributes:
         size_bytes: size of all payloads.
@@ -163,9 +166,9 @@ class Buffer(Generic[P]):
         self.runs = joined_
 
     def front(self, count: int) -> list[MessageRun[P]]:
-        """Return runs that consist of exactly the `count` oldest messages. If necessary, split a run for this.
+        """Return runs that consist of exactly the `count` oldest messages. If necessary, split a run.
 
-        Called if there are no single messages. The runs stay in the buffer.
+        The buffer must not have single messages. The runs stay in the buffer.
         """
         runs: list[MessageRun[P]] = []
         for run in self.runs:
@@ -198,7 +201,7 @@ class Buffer(Generic[P]):
         self._payloads[key] = payload
 
     def put(self, keys: Collection[Key], payloads: Sequence[P], run: MessageRun[P] | None = None) -> None:
-        """Add new messages: as a run if `run` is given, which then has these messages; otherwise as single messages."""
+        """Add new messages as single messages; or as `run`, if a run that consists of these messages is given."""
         if run is not None:
             self.runs.append(run)
             self._in_runs += len(run)
@@ -209,7 +212,7 @@ class Buffer(Generic[P]):
         self.order.extend(keys)
 
     def take(self, keys: Collection[Key]) -> tuple[list[P], int]:
-        """Remove single messages. Return their payloads, and the size of these payloads together."""
+        """Remove single messages. Return their payloads, and the total size of the payloads in bytes."""
         first = all(map(eq, keys, self.order))
         if first and len(keys) == len(self._payloads):
             held = list(self._payloads.values())

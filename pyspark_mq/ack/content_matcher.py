@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ContentMatcher"]
 
-#: :meth:`ContentMatcher.sweep` does nothing unless there are more notes than this.
+#: :meth:`ContentMatcher.sweep` does nothing if the matcher has at most so many notes (entries of its dicts and sets).
 _NOTED_MIN = 4_096
 
 
@@ -55,7 +55,8 @@ class ContentMatcher:
 
     Args:
         memory: the committed messages of this queue.
-        proves: whether a delivery without the flag `redelivered` is proved to be a new message (RabbitMQ).
+        proves: whether the broker (RabbitMQ) proves that a message is new by delivering it without the flag
+            `redelivered`.
 
     Attributes:
         ambiguous: number of deliveries that were taken for new messages although they may be redeliveries.
@@ -69,11 +70,11 @@ class ContentMatcher:
         self._waiting: dict[bytes, dict[bytes, None]] = {}
         #: Digest -> number of messages that were committed without a handle, and that the broker will redeliver.
         self._coming: Counter[Any] = Counter()
-        #: Digest of a redelivered message -> the sessions that received a redelivery.
+        #: Digest of a redelivered message -> the sessions that received its redelivery.
         self._again: dict[bytes, set[int]] = {}
         #: Keys of messages that were not proved new.
         self._unproved: set[bytes] = set()
-        #: Key of an echo that was received or planned -> whether rule 3 has matched it.
+        #: Key of an echo that was received or planned -> whether rule 3 of the module's docstring has matched it.
         self._echoes: dict[Any, bool] = {}
         self._noted_max = _NOTED_MIN
         self.ambiguous = 0
@@ -133,9 +134,9 @@ class ContentMatcher:
         return names
 
     def _is_expected(self, digest: bytes) -> bool:
-        """Whether the broker will redeliver a message with this content that was committed without a handle (rule 3).
+        """Whether a message with this content was committed without a handle, so that its redelivery is expected.
 
-        If so, this delivery is the redelivery, so one message fewer is expected.
+        If so, this delivery is the redelivery (rule 3 of the module), and one redelivery fewer is expected from now on.
         """
         if not self._coming.get(digest):
             return False
@@ -160,13 +161,13 @@ class ContentMatcher:
     def _is_there(
         self, session: int, digest: bytes, key: bytes, repeats: Collection[Any], elsewhere: Collection[Any]
     ) -> bool:
-        """Whether a delivery is a redelivery of a message that another session holds or is acknowledging (rule 5)."""
+        """Whether a delivery repeats a message that another session holds or acknowledges (rule 5 of the module)."""
         return key in elsewhere and self._is_proved(key) and self._may_be(session, digest, key, repeats)
 
     def _may_be(self, session: int, digest: bytes, key: bytes, repeats: Collection[Any]) -> bool:
         """Whether a delivery may be a redelivery of the only known message with this content.
 
-        It cannot be if several messages have this content, or if this session has already redelivered that message.
+        False if several known messages have this content, or if the session has received that redelivery already.
         """
         return key not in repeats and session not in self._again.get(digest, ())
 
@@ -271,7 +272,11 @@ class ContentMatcher:
                 del self._again[digest]
 
     def sweep(self, in_flight: InFlightTable[Any]) -> None:
-        """If there are many notes about contents, drop those about messages that the in-flight table no longer has."""
+        """If there are many notes about contents, drop those that are no longer needed.
+
+        These are notes about messages that are neither held nor remembered, and waiting messages that are no longer
+        planned.
+        """
         noted = (self._unproved, self._again, self._waiting, self._coming)
         if sum(map(len, noted)) <= self._noted_max:
             return

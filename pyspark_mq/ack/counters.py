@@ -17,10 +17,10 @@ def _count(*, done: bool = False, alarm: bool = False, said: str = "") -> int:
     """Return a counter, and record what it means.
 
     Args:
-        done: whether a delivery that this counter counts needs no more work. A bounded run does not wait for it any
-            longer.
+        done: whether this counter counts deliveries that need no more work. A bounded run (trigger `availableNow`) no
+            longer waits for these deliveries.
         alarm: whether the listener warns when the counter rises.
-        said: the words for the counter in the listener's line; empty if the line does not have the counter.
+        said: the words for the counter in the line that the listener logs; empty if the counter is not in the line.
     """
     found: int = field(default=0, metadata={"done": done, "alarm": alarm, "said": said})
     return found
@@ -36,14 +36,14 @@ def _gauge() -> int:
 class Counters:
     """Counts since the source's process started, and five gauges with current values.
 
-    A delivery is counted at most once by the counters with `done`.
+    A delivery is counted by at most one of the counters that are declared with `done=True`, and only once.
 
     Attributes:
         received: deliveries received. First deliveries and redeliveries count, but rejected messages do not.
         redelivered: deliveries that the broker flagged as redelivered.
         duplicates_dropped: redeliveries and producers' duplicates that were dropped: their ID or content was known.
         reused_ids: dropped duplicates that were not flagged as redelivered, which means that a producer reused an ID.
-        rebound: planned messages for which a replay waited, and which the broker then redelivered.
+        rebound: planned messages that the broker redelivered to a replay that waited for them.
         planned: messages that this process has assigned to epochs.
         settled: deliveries whose acknowledgement was confirmed, even if `settleGrace` has not passed yet.
         returned: buffered deliveries returned to the broker when a session ended.
@@ -52,9 +52,9 @@ class Counters:
         rejected: messages rejected because they have no ID or cannot be decoded.
         reconnects: sessions that ended.
         replays: epochs that an earlier process planned and that Spark requested again.
-        lost: planned messages without which an epoch was emitted (`failOnDataLoss=false`, or a release).
+        lost: planned messages that their epoch was emitted without (`failOnDataLoss=false`, or a release).
         forgotten: IDs forgotten because more than two million messages were left; these messages may be redelivered.
-        unacked: now: deliveries that the source has not acknowledged yet, as their epoch is not committed.
+        unacked: now: deliveries that the source has not acknowledged yet, because their epoch is not committed.
         buffered: now: messages received but not planned.
         carried: now: messages that are planned, or acknowledged but not settled; a new session may receive them again.
         remembered: now: remembered IDs of committed messages, whether settled or not.
@@ -91,7 +91,7 @@ class Counters:
 
     @property
     def done(self) -> int:
-        """Number of deliveries that a bounded run has finished with."""
+        """Number of deliveries that need no more work, so that a bounded run need not wait for them."""
         return sum(_done(self))
 
     def totals(self) -> Counters:
@@ -122,7 +122,7 @@ _COUNTS = [field for field in fields(Counters) if field.name != "backlog"]
 _done = attrgetter(*_names("done"))
 #: Names of the counters that are gauges.
 GAUGES = _names("gauge")
-#: Documented names of the counters that are alarms.
+#: Documented names of the counters that make the listener warn when they rise.
 ALARMS = tuple(map(_documented, _names("alarm")))
 #: Documented name -> the words for the counter in the listener's line.
 SAID = {_documented(field.name): field.metadata["said"] for field in fields(Counters) if field.metadata.get("said")}

@@ -1,6 +1,6 @@
-"""Groups of messages that are in the same state, and to which the in-flight table applies an event together.
+"""Groups of messages in the same state. The in-flight table applies an event to a whole group.
 
-There is a class for each kind of data that comes with an event.
+Events come with different data, so there is a class of groups for each kind of data.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Ended(Group):
 
 @dataclass(slots=True)
 class Assigned(Group, Generic[P]):
-    """A group of messages that are assigned to an epoch, with the runs that they form, if any."""
+    """A group of messages that are assigned to an epoch, with the runs (:mod:`.buffer`) that they form, if any."""
 
     epoch: Epoch[P]
     runs: Sequence[MessageRun[P]] = field(default=())

@@ -28,10 +28,10 @@ class SessionAcks:
 
     Attributes:
         session: number of the session. In any other session the same tags mean other messages (rule 10).
-        upto: all deliveries of the session up to this tag are to be acknowledged, so one cumulative acknowledgement is
-            enough for them; 0 if there are none.
+        upto: tag for one cumulative acknowledgement, which acknowledges every delivery of the session up to this tag; 0
+            if no cumulative acknowledgement is due.
         singles: tags above `upto`, in ascending order, each of which needs an acknowledgement of its own.
-        deliveries: number of deliveries that are acknowledged in all.
+        deliveries: total number of deliveries to acknowledge, those up to `upto` and those in `singles`.
     """
 
     session: int
@@ -56,12 +56,12 @@ class Acknowledgements:
 class Handles:
     """The open deliveries of one session, in the order of their tags.
 
-    Tags and keys are two parallel lists with a start index instead of a dict. Epochs take deliveries from the front.
-    After entries were removed from the front of a dict, Python would search all removed entries again for each epoch.
+    Tags and keys are two parallel lists with a start index. A dict would be slower: each epoch removes deliveries from
+    the front, and to find the first remaining entry of a dict, Python steps over all entries that were removed.
 
     Attributes:
-        cumulative_below: only tags below this tag may be acknowledged cumulatively, because some deliveries with higher
-            tags were skipped and must stay open. None if there is no bound.
+        cumulative_below: lowest tag of the deliveries that were skipped and must stay unacknowledged. A cumulative
+            acknowledgement may cover only tags below it. None if no delivery was skipped.
     """
 
     __slots__ = ("_keys", "_start", "_tags", "cumulative_below")
@@ -80,12 +80,15 @@ class Handles:
 
     @property
     def bound(self) -> float:
-        """The lowest tag that a cumulative acknowledgement must not include; infinity if there is none."""
+        """The lowest tag that a cumulative acknowledgement must not include; infinity if there is no such tag."""
         held = self._tags[self._start] if len(self) else math.inf
         return held if self.cumulative_below is None else min(held, self.cumulative_below)
 
     def hold(self, tags: Sequence[int], keys: Iterable[Key]) -> None:
-        """Add deliveries, in ascending order of tags. A few deliveries that were added before may have higher tags."""
+        """Add deliveries, given in ascending order of tags.
+
+        A few deliveries with higher tags may have been added before. The new deliveries are sorted in before them.
+        """
         at = bisect_left(self._tags, tags[0], self._start)
         if at == len(self._tags):
             self._tags.extend(tags)
@@ -97,16 +100,16 @@ class Handles:
         self._keys[at:] = [key for _, key in late]
 
     def take_front(self, wanted: Collection[Key], below: float) -> tuple[Sequence[Key], int]:
-        """Remove deliveries from the front, which one cumulative acknowledgement can cover.
+        """Remove the deliveries with the lowest tags, as far as one cumulative acknowledgement can cover them.
 
-        Stop at the first delivery whose message is not wanted, or whose tag is `cumulative_below` or higher.
+        Stop at the first delivery whose message is not in `wanted`, or whose tag is `cumulative_below` or higher.
 
         Args:
             wanted: the messages whose deliveries are to be removed.
             below: stop at a delivery with this tag or a higher one.
 
         Returns:
-            the messages of the removed deliveries, and the highest of their tags; 0 if there are none.
+            the messages of the removed deliveries, and the highest of their tags (0 if no delivery was removed).
         """
         end = self._start + len(wanted)
         if self._keys[self._start : end] != list(wanted):  # nearly always equal
@@ -127,7 +130,7 @@ class Handles:
         return taken, last
 
     def take(self, wanted: Collection[Key]) -> tuple[list[Key], tuple[int, ...]]:
-        """Remove all deliveries of these messages. Return the messages that had a delivery, and the tags."""
+        """Remove all deliveries of these messages. Return the messages that had a delivery here, and their tags."""
         tags, keys = self._tags[self._start :], self._keys[self._start :]
         stay = [key not in wanted for key in keys]
         if all(stay):
@@ -157,8 +160,8 @@ class OpenDeliveries:
 
     def __init__(self) -> None:
         self._sessions: dict[int, Handles] = {}
-        #: Message -> upper bound on its handles after the first one. With this bound a commit can stop searching for
-        #: handles early.
+        #: Message -> upper bound on the number of its handles beyond the first one. With the bound, a commit knows when
+        #: it has found all handles, and stops searching.
         self._more: Counter[Key] = Counter()
 
     def __len__(self) -> int:
@@ -191,12 +194,13 @@ class OpenDeliveries:
     def take(self, keys: dict[Key, object], below: Mapping[int, int]) -> list[tuple[SessionAcks, Collection[Key]]]:
         """Remove every handle of these messages, and return the acknowledgements that are due for them.
 
-        Each session acknowledges cumulatively as far as rule 3 allows.
+        Each session acknowledges cumulatively up to its first delivery that must stay open (rule 3), and the rest one
+        by one.
 
         Args:
             keys: the messages; the values do not matter.
-            below: session -> the lowest tag of its open deliveries in runs, which a cumulative acknowledgement must not
-                reach.
+            below: session -> the lowest tag of its open deliveries whose handles are not in this object but in a
+                :class:`MessageRun`. A cumulative acknowledgement must not reach this tag.
 
         Returns:
             the acknowledgements that are due in each session, with the messages that they acknowledge.
@@ -223,7 +227,8 @@ class OpenDeliveries:
         The handles of runs are not in this object, but in the runs. Each message of a run has one handle.
 
         Args:
-            below: session -> the lowest tag of its other runs, which a cumulative acknowledgement must not reach.
+            below: session -> the lowest tag that the session has in other runs. A cumulative acknowledgement must not
+                reach this tag.
         """
         by_session: dict[int, list[tuple[Sequence[int], Sequence[Key]]]] = {}
         for run in runs:

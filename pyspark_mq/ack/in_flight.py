@@ -48,19 +48,21 @@ class InFlightTable(Generic[P]):
         grace_s: value of option `settleGrace`, see :mod:`.settling`; None if a confirmation settles acknowledgements.
         memory: the committed messages of the queue. With :class:`~pyspark_mq.dedup.NoMemory` (guarantees
             `at-least-once` and `none`) keys are serial numbers of deliveries, and no message is remembered.
-        proves: whether a delivery without the flag `redelivered` is proved to be a new message (RabbitMQ).
-        size_of: returns the size in bytes of payloads.
-        run_min: number of new messages that become a run if they arrive together. Fewer messages become a run only if
-            many messages are buffered; otherwise single messages cost less.
+        proves: whether the broker (RabbitMQ) proves that a message is new by delivering it without the flag
+            `redelivered`.
+        size_of: function that returns the total size of payloads, in bytes.
+        run_min: minimum number of new messages that are kept together as a run (:mod:`.buffer`) if they arrive
+            together. Fewer messages become a run only if many messages are buffered; otherwise single messages cost
+            less.
 
     Attributes:
-        received: messages that are not planned yet, oldest first. Other code must not change this or the next
-            attributes.
-        planned: epochs that are planned but not committed.
+        received: messages that are not planned yet, oldest first. Read-only for other code.
+        planned: epochs that are planned but not committed. Read-only for other code.
         matcher: identifies messages without an ID.
-        settling: acknowledgements that are not settled. The caller reports requests to the broker here.
-        recalled: number of messages whose acknowledgements the end of the former process may have cut off; 0 from the
-            first commit on.
+        settling: acknowledgements that are not settled. The caller reports here the requests that it sends to the
+            broker.
+        recalled: number of messages that the former process committed but may not have acknowledged before it ended; 0
+            from the first commit on. The caller sets it when it restores the memory.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class InFlightTable(Generic[P]):
     # -- queries ---------------------------------------------------------------------------
 
     def states(self, keys: Collection[Key]) -> Callable[[Key], State]:
-        """Return a function that returns the state of any of these keys. The table's next change makes it invalid."""
+        """Return a function that returns the state of any of these keys. It is valid until the table changes."""
         self._spread()
         known = self._memory.among(keys)
 
@@ -134,26 +136,30 @@ class InFlightTable(Generic[P]):
         return len(self._open[session]) + sum(in_runs)
 
     def not_here(self, keys: Collection[Key]) -> Iterator[Key]:
-        """Yield the keys of unknown messages. An echo that arrives counts as unknown (:mod:`.content_matcher`)."""
+        """Yield those of these keys whose messages are unknown, in order.
+
+        The key of an echo (a redelivery without an ID, see :mod:`.content_matcher`) is unknown when the echo arrives.
+        """
         state_of = self.states(keys)
         yield from (key for key in keys if state_of(key) is State.UNSEEN)
 
     def none_here(self, keys: set[Key]) -> bool:
         """Whether all of these keys are unknown.
 
-        Runs are not searched. The callers have spread them before, or ask about contents, which are never in runs.
+        Runs (:mod:`.buffer`) are not searched. Callers have turned them into single messages before, or ask about
+        messages without an ID, which are never in runs.
         """
         here = self.received.knows_none_of(keys) and self.planned.knows_none_of(keys)
         return here and not self._memory.among(keys)
 
     def left_among(self, keys: Collection[Key]) -> set[Key]:
-        """Return those of these IDs whose messages were left open."""
+        """Return those of these IDs whose messages were left: their session ended before they were settled."""
         return self._memory.left_among(keys)
 
     def in_other_sessions(self, session: int, keys: Collection[Key]) -> set[Key]:
         """Return the keys for which another session has an open delivery, or an acknowledgement that is not settled.
 
-        A key for which `session` itself has one of these is left out.
+        A key is left out if `session` itself has an open delivery or an unsettled acknowledgement for it.
         """
         others = self._open.held(except_session=session).intersection(keys)
         others |= self.settling.among(keys, lambda number: number != session)
@@ -169,7 +175,7 @@ class InFlightTable(Generic[P]):
 
     @property
     def settles_contents(self) -> bool:
-        """Whether messages without an ID are acknowledged but not settled."""
+        """Whether any messages without an ID are acknowledged but not settled."""
         return self._memory.has_contents(self.settling.epochs)
 
     # -- receiving -------------------------------------------------------------------------
@@ -234,7 +240,12 @@ class InFlightTable(Generic[P]):
         return True
 
     def held(self, keys: Sequence[Key], payloads: Sequence[P]) -> list[int]:
-        """Return the indexes of the payloads that the last :meth:`deliver` kept, which were not duplicates."""
+        """Return the indexes of those payloads that the last :meth:`deliver` kept. It dropped the others as duplicates.
+
+        Args:
+            keys: the keys that were passed to :meth:`deliver`.
+            payloads: the payloads that were passed to :meth:`deliver`.
+        """
         return [place for place, key in enumerate(keys) if self._payload(key) == payloads[place]]
 
     def exchange(self, keys: Iterable[Key], payloads: Iterable[P]) -> None:
@@ -293,7 +304,7 @@ class InFlightTable(Generic[P]):
     def plan(self, epoch: int, count: int) -> Sequence[Key]:
         """Assign the `count` oldest buffered messages to a new epoch. Return the keys of those that it emits, in order.
 
-        The epoch does not emit echoes (:mod:`.content_matcher`).
+        The epoch does not emit echoes, which are redeliveries of emitted messages (:mod:`.content_matcher`).
 
         Args:
             epoch: number of the epoch, higher than all earlier numbers.
@@ -320,7 +331,8 @@ class InFlightTable(Generic[P]):
     def begin(self, epoch: int) -> Acknowledgements | None:
         """Process the beginning of an epoch: Spark's log now names the epoch's file, which records its echoes.
 
-        So the echoes (:mod:`.content_matcher`) can be acknowledged. They no longer belong to the epoch.
+        The echoes, which the epoch does not emit (:mod:`.content_matcher`), can now be acknowledged. They no longer
+        belong to the epoch.
 
         Returns:
             the acknowledgements of the echoes; None if the epoch has no echoes.
@@ -338,7 +350,7 @@ class InFlightTable(Generic[P]):
 
         Args:
             epoch: number of the epoch.
-            keys: the keys of its messages, as the epoch's file has them.
+            keys: the keys of its messages, as they are in the epoch's file.
         """
         planned: Epoch[P] = Epoch(epoch)
         keys = self.matcher.restore(keys, self)
@@ -348,7 +360,7 @@ class InFlightTable(Generic[P]):
         self.matcher.wait(self.planned.missing(epoch))
 
     def abandon(self, epoch: int) -> None:
-        """Give up the messages of an epoch that were not redelivered (rule 9), so that it is emitted without them."""
+        """Give up those messages of an epoch that were not redelivered. The epoch is emitted without them (rule 9)."""
         abandoned = self.planned.missing(epoch)
         self._meet(Event.ABANDON, {State.PLANNED: Group(abandoned)})
         self._count["lost"] += len(abandoned)
@@ -366,7 +378,7 @@ class InFlightTable(Generic[P]):
         if ready is None:
             return None
         keys = joined([run.keys for run in ready.runs]) if ready.runs else ready.payloads
-        # Do this first, because the next step records messages without a handle there.
+        # Tell the memory first, because the next step records in it which messages have no handle.
         self._memory.committed(epoch, keys, [run.digests for run in ready.runs])
         due = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, epoch)
         if ready.runs:
@@ -374,11 +386,12 @@ class InFlightTable(Generic[P]):
         return due
 
     def confirm(self, number: int, session: int, now_s: float) -> None:
-        """Process a session's answer to a request, and so the confirmation of acknowledgements with this number.
+        """Process a session's answer to a request. It confirms the acknowledgements that were sent with the request.
 
         Args:
-            number: number of the request, which is that of the acknowledgements if it was sent with them.
-            now_s: time of the answer.
+            number: number of the request. Acknowledgements that were sent with it have the same number.
+            session: number of the session.
+            now_s: time of the answer, in seconds.
         """
         self._count["settled"] += self.settling.confirm(number, session, now_s)
 
@@ -389,7 +402,7 @@ class InFlightTable(Generic[P]):
         return [*self.planned.runs, *self.received.runs]
 
     def _as_run(self, parts: Parts, keys: Sequence[Key], payloads: Sequence[P]) -> MessageRun[P] | None:
-        """Make a run of deliveries; None if some may not be new messages, or if there are too few for a run."""
+        """Make a run of deliveries. Return None if there are too few, or if some of them may not be new messages."""
         if len(keys) < self._run_min and len(self.received) < SPREAD_MAX * self._run_min:
             return None
         if self.received.order or self.planned.has_single:
@@ -404,7 +417,7 @@ class InFlightTable(Generic[P]):
         self._by_themselves(self.planned.spread() + self.received.spread(len(self.received)))
 
     def _by_themselves(self, spread: Sequence[MessageRun[P]]) -> None:
-        """Add the handles of runs to the open deliveries. The runs were spread, so their messages are single now."""
+        """Add the handles of runs to the open deliveries, after the runs were spread into single messages."""
         for run in spread:
             self._hold_parts(run.parts, run.keys)
         if spread:
@@ -479,7 +492,8 @@ class InFlightTable(Generic[P]):
     def _acknowledge(self, due: Sequence[tuple[Group, Taken[P]]], epoch: int | None) -> Acknowledgements | None:
         """Return the acknowledgements for every handle of these messages, and record them as unsettled.
 
-        Handles are acknowledged cumulatively as far as rule 3 allows, and otherwise one by one.
+        Handles are acknowledged cumulatively up to the first delivery that must stay open (rule 3), and after that one
+        by one.
         """
         group = due[0][0]
         keys: Collection[Key]
@@ -504,7 +518,7 @@ class InFlightTable(Generic[P]):
     ) -> tuple[Collection[Key], list[tuple[SessionAcks, Collection[Key]]]]:
         """Remove every handle of these messages, and return the acknowledgements for them.
 
-        Messages without a handle cannot be acknowledged now. Record that the broker will redeliver them.
+        Messages without a handle cannot be acknowledged now. They are recorded, because the broker will redeliver them.
         """
         group = due[0][0]
         if isinstance(group, Whole) and group.epoch.runs:

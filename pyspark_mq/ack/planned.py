@@ -25,7 +25,7 @@ class Epoch(Generic[P]):
         missing: number of messages without a payload.
         size_bytes: size of the payloads that were received so far.
         unbound: whether some messages have lost a handle because its session ended.
-        runs: the runs, in planned order.
+        runs: the runs (messages that are kept together, :mod:`.buffer`), in planned order.
         echoes: messages that the epoch does not emit: they are acknowledged when it begins (:mod:`.content_matcher`).
     """
 
@@ -95,7 +95,10 @@ class Planned(Generic[P]):
         return () if found is None else found.echoes
 
     def parts(self, epoch: int) -> list[Sequence[P]]:
-        """Return the payloads that an epoch emits, in planned order. There is a part for each run, or else one part."""
+        """Return the payloads that an epoch emits, in planned order: one sequence for each run, or one if it has none.
+
+        Payloads that were not received yet are left out.
+        """
         found = self.epochs[epoch]
         if found.runs:
             return [run.payloads for run in found.runs]
@@ -103,7 +106,7 @@ class Planned(Generic[P]):
 
     @property
     def has_single(self) -> bool:
-        """Whether an epoch has single messages, which are not in runs."""
+        """Whether any epoch has single messages, which are not in runs (:mod:`.buffer`)."""
         return bool(self._epoch_of)
 
     def spread(self) -> list[MessageRun[P]]:

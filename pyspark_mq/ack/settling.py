@@ -2,9 +2,9 @@
 
 An acknowledgement is *settled* if the broker has confirmed it, and has then answered a request that was sent in the
 same session at least `settleGrace` after the confirmation. A broker that is killed may forget acknowledgements that it
-has confirmed shortly before. But if the broker answers a later request, it was not killed in this time. Waiting without
-a request would not be enough: after this process was paused, it may read bytes that the broker sent before it was
-killed.
+has confirmed shortly before. The answer to a later request proves that the broker was not killed in between. Waiting
+without a request would prove nothing: if this process was paused meanwhile, the bytes that it reads afterwards may be
+from before the broker was killed.
 
 If a session ends before an acknowledgement is settled, its message may be redelivered at any later time. Such a message
 is called *left open*.
@@ -30,8 +30,8 @@ class _Batch:
         keys: the messages.
         deliveries: number of their deliveries that were acknowledged.
         epoch: the committed epoch to which the messages belong; None if duplicates are acknowledged.
-        answer_s: the messages are settled by an answer to a request that was sent at this time or later; infinity
-            until the broker has confirmed the acknowledgements.
+        answer_s: earliest time at which a request can be sent whose answer settles the messages; infinity until the
+            broker has confirmed the acknowledgements.
     """
 
     keys: Collection[Key]
@@ -60,7 +60,7 @@ class Settling:
     # -- queries
 
     def unconfirmed(self, number: int | None = None) -> bool:
-        """Whether the broker has not confirmed acknowledgements with this number yet, or with any number if None."""
+        """Whether the broker still has to confirm acknowledgements with this number (None: with any number)."""
         return any(
             batch.answer_s == math.inf
             for (asked, _), batch in self._batches.items()
@@ -69,11 +69,11 @@ class Settling:
 
     @property
     def epochs(self) -> set[int]:
-        """The numbers of the epochs that have acknowledgements which are not settled."""
+        """The numbers of the epochs with unsettled acknowledgements."""
         return {batch.epoch for batch in self._batches.values() if batch.epoch is not None}
 
     def among(self, keys: Collection[Key], sessions: Callable[[int], bool]) -> set[Key]:
-        """Return those of these messages that are acknowledged but not settled in a session that `sessions` accepts."""
+        """Return the messages of `keys` that are acknowledged but not settled in a session that `sessions` accepts."""
         wanted = set(keys)
         return {
             key
@@ -83,7 +83,10 @@ class Settling:
         }
 
     def asks(self, now_s: float) -> bool:
-        """Whether to send the broker a request only for its answer, which settles acknowledgements."""
+        """Whether it is time to send the broker a request whose answer settles acknowledgements.
+
+        False if a request that was sent already is late enough to settle them.
+        """
         asked_s: dict[int, float] = {}
         for (_, session), at_s in self._asked.items():
             asked_s[session] = max(at_s, asked_s.get(session, at_s))

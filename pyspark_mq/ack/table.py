@@ -1,7 +1,7 @@
 """The life of a message: a table that says what each event does to a message in each state.
 
-Two rules apply to this file. Only ``TRANSITIONS`` decides what an event does to a message. And the file does not know
-about brokers, Spark, threads or time.
+Two rules apply to this file. Only ``TRANSITIONS`` decides what an event does to a message, and nothing in the file
+depends on brokers, Spark, threads or time.
 
 The in-flight table (:mod:`.in_flight`) applies this table. It keeps the messages of one state in one container. For an
 event, it looks up the transition once for each container with messages to which the event applies, performs the
@@ -20,16 +20,16 @@ The coordinator of the two-phase commit is Spark's checkpoint:
 * phase one is PLAN. The message's ID is now in a file that Spark's offset log names, so from now on the message belongs
   to exactly one epoch, forever;
 * COMMIT means that Spark has proved that the epoch is in its commit log. Only now may the broker forget the message;
-* phase two is the acknowledgement that follows COMMIT. The broker may not receive the acknowledgement, or may forget
-  that it has processed it. So every later delivery with the ID of a committed message is acknowledged again.
+* phase two is the acknowledgement that follows COMMIT. The acknowledgement may be lost on the way to the broker, or the
+  broker may lose it in a crash. So every later delivery with the ID of a committed message is acknowledged again.
 
 A crash of the process is not an event. The next process reads the IDs from files: messages of committed epochs are
 COMMITTED from the beginning, and RESTORE_PLANNED is applied to messages of the epoch that is not committed. The end of
 a session (LOSE) makes handles invalid, but does not change PLANNED and COMMITTED messages. A message that is only
 RECEIVED is forgotten, because the broker redelivers it, perhaps to another consumer.
 
-How long the ID of a COMMITTED message is remembered is not decided by events of single messages, but by the memory,
-for many IDs at once (:mod:`pyspark_mq.dedup.memory`).
+The memory (:mod:`pyspark_mq.dedup.memory`) decides how long the ID of a COMMITTED message is remembered. It decides for
+many IDs at once, so this table has no event for it.
 
 Only the action ACKNOWLEDGE acknowledges messages, and every row with this action leads to the state COMMITTED (rule 1).
 ``tests/unit/test_table.py`` checks this for every row of the table, and the in-flight table refuses a row that breaks
@@ -65,7 +65,7 @@ class Event(Enum):
     PLAN = "plan"  #: the message is assigned to an epoch
     BEGIN = "begin"  #: Spark has logged the epoch. Applies only to an echo, a redelivery that the epoch does not emit
     COMMIT = "commit"  #: Spark has proved that the message's epoch is committed
-    LOSE = "lose"  #: a handle's session has ended; applied to a received message only if this was its last handle
+    LOSE = "lose"  #: the session of a handle has ended; applied to a received message only if no handle is left
     ABANDON = "abandon"  #: the message was not redelivered for a replay (rule 9); the query continues without it
     RESTORE_PLANNED = "restore planned"  #: the file of an open epoch names the message as planned
 
@@ -75,15 +75,15 @@ class Action(Enum):
 
     NOTHING = "nothing"
     KEEP = "keep"  #: record the payload and the handle
-    BIND = "bind"  #: record another handle, and the payload if there is none yet
+    BIND = "bind"  #: record another handle of the message, and its payload if there is none yet
     ACKNOWLEDGE = "acknowledge"  #: acknowledge every handle of the message
-    UNBIND = "unbind"  #: drop the handle; keep the rest
-    LEAVE = "leave"  #: record that the end of the session cut off the acknowledgement; the message may be redelivered
+    UNBIND = "unbind"  #: drop the handle; keep the message, its payload and its other handles
+    LEAVE = "leave"  #: record that the session ended before the acknowledgement was settled; expect a redelivery
     FORGET = "forget"  #: drop everything known about the message
 
 
 class IllegalEventError(InternalError):
-    """The table has no row for this event in this state. The in-flight table is unchanged."""
+    """An event that the transition table does not allow in the message's state. The in-flight table is unchanged."""
 
     def __init__(self, state: State, event: Event) -> None:
         self.state = state
