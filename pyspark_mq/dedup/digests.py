@@ -1,11 +1,11 @@
-"""Digests: the form in which the memory keeps the IDs of committed messages. An array has 16 bytes for each ID.
+"""Digests of 16 bytes: the form in which the memory keeps the IDs of committed messages.
 
 A digest depends on the queue, on the kind of the key, and on the key itself, so the same ID in two queues has two
-digests. The digest of an ID is the same in every process of a query, because files, too, keep IDs as digests.
+digests. Files keep digests too, so the digest of an ID is the same in every process of a query.
 
-Digests are in numbered *batches*: for example, an epoch's digests are a batch. A batch is a sorted array. A
-Bloom filter is asked first: it rules out most digests that are in no batch, so the batches need not be searched for
-them (Bloom, 1970; here with two places for each digest, and one byte for each place).
+Digests are in numbered *batches*: for example, an epoch's digests are a batch. A batch is a sorted array. A search asks
+a Bloom filter first, which rules out most digests that are not in any batch, and then searches the batches for the rest
+(Bloom, 1970; here with two places for each digest, and one byte for each place).
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ DIGEST_BYTES = 16
 _HALF, _WORD = np.dtype("<u8"), np.dtype("<u4")
 _SUMS, _UPPER = 4, np.uint64(32)
 #: Number of words (four bytes each) that stand for a queue's name, and maximum number of words that are hashed for a
-#: key. These are the words for the queue, one word for the key's kind and length, and the key itself, with at most one
-#: word for each character.
+#: key: the words for the queue, one word for the key's kind and length, and at most one word for each of the key's
+#: characters.
 _QUEUE_WORDS = 4
 _WORDS_MAX = _QUEUE_WORDS + 1 + ID_CHARS_MAX
 _TEXT, _BYTES = 0, 1
 #: Minimum number of places in the Bloom filter for each digest. The filter grows by doubling, so there are 8 to 16
-#: places. Then 2 to 6 % of the unknown digests pass the filter, and have to be searched for in the batches.
+#: places for each digest. With this size, 2 to 6 % of the unknown digests pass the filter, and batches are searched for
+#: them.
 _PLACES = 8
-#: The second place of a digest in the filter depends on the bits of the digest from this one on.
+#: Number of the bit from which on the digest's bits decide its second place in the filter.
 _SHIFT = np.uint64(31)
 
 
 class Digester:
     """Computes the digests of keys with a secret of the query. A digest consists of four multilinear hashes.
 
-    Each hash is the upper half of `c + sum(m[i] * word[i])` modulo 2**64, over 32-bit words of the queue, of the kind
-    and length of the key, and of the key. The constant and the multipliers are derived from the secret. So two
+    Each hash is the upper half of `c + sum(m[i] * word[i])` modulo 2**64. The 32-bit words encode the queue, the kind
+    and length of the key, and the key. The constant `c` and the multipliers `m[i]` are derived from the secret. Two
     different keys have the same hash with a probability of 2**-32, even if a producer chooses them (D. Lemire and O.
-    Kaser, "Strongly universal string hashing is fast", The Computer Journal 57, 2014), and the same digest with a
+    Kaser, "Strongly universal string hashing is fast", The Computer Journal 57, 2014). They have the same digest with a
     probability of 2**-128. A producer who knows the secret could construct keys with the same digest. But the secret is
     in the checkpoint, to which producers do not need access.
 
     Args:
-        secret: random bytes. Every file of the journal has the secret, so that digests are the same in every process.
+        secret: random bytes. Every epoch's file has the secret, so that digests are the same in every process.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -60,15 +61,16 @@ class Digester:
         self._constants, self._multipliers = table[0], table[1:]
 
     def begin(self, queue: str) -> Any:
-        """Return the part of the four sums that depends only on the queue. All keys of the queue share it."""
+        """Return an array with the part of the four sums that depends only on the queue, not on the key."""
         name = blake2b(queue.encode("utf-8", "surrogatepass"), digest_size=_WORD.itemsize * _QUEUE_WORDS).digest()
         return self._constants + np.frombuffer(name, _WORD).astype(_HALF) @ self._multipliers[:_QUEUE_WORDS]
 
     def digests(self, begin: Any, keys: Collection[Key]) -> Any:
-        """Return an array with a row for each key, in order. A row has the two halves of the key's digest.
+        """Return an array with a row for each key, in order. A row has the two 64-bit halves of the key's digest.
 
         Args:
             begin: the result of :meth:`begin` for the queue.
+            keys: the keys.
         """
         texts = as_text_keys(keys)
         if texts is not None:
@@ -85,7 +87,7 @@ class Digester:
 
         Args:
             begin: the result of :meth:`begin` for the queue.
-            kind: whether the keys are text or bytes.
+            kind: `_TEXT` or `_BYTES`, the type of the keys.
             array: the keys, as an Arrow array of strings or bytes.
         """
         found = np.empty((len(array), 2), _HALF)
@@ -112,21 +114,21 @@ class Digester:
 
 
 def from_bytes(data: bytes) -> Any:
-    """Return an array of digests from their bytes, one digest after the other."""
+    """Return an array of digests, a row for each, from bytes in which the digests follow one another."""
     return np.frombuffer(data, _HALF).reshape(-1, 2)
 
 
 class Batches:
-    """Numbered batches of digests, and a filter for all of them. A batch that does not exist counts as empty."""
+    """Numbered batches of digests, and a Bloom filter for all digests. A batch that does not exist counts as empty."""
 
     def __init__(self) -> None:
         #: Number -> batch, sorted by the first halves of the digests.
         self._sorted: dict[int, Any] = {}
-        #: Number of a batch -> digests that were added but are not sorted into the batch yet. (The digests of an epoch
-        #: are added for one queue after the other.)
+        #: Number of a batch -> arrays of digests that were added but are not sorted into the batch yet. An epoch with
+        #: several queues adds an array for each queue.
         self._added: dict[int, list[Any]] = {}
         self._filter: Any = np.zeros(1, bool)
-        #: Number of digests for which the filter has places.
+        #: Number of digests that are marked in the filter, including digests that were forgotten since.
         self._marked = 0
 
     def __len__(self) -> int:
@@ -137,14 +139,15 @@ class Batches:
         return len(self._batches.get(number, ()))
 
     def put(self, number: int, digests: Any) -> None:
-        """Add digests to a batch, which may be new. No digest may occur twice."""
+        """Add digests to a batch, which may be new. The batch must not have the same digest twice."""
         if len(digests):
             self._added.setdefault(number, []).append(digests)
 
     def pile(self, digests: Any) -> None:
         """Add digests as a new batch, and join batches so that each one is at least twice as large as the next.
 
-        So the number of batches stays small. Only for an object in which this is the only method that adds digests.
+        This keeps the number of batches small. The method chooses the numbers of batches, so use it only on an object
+        to which no other method adds digests.
         """
         top = len(self._batches)
         self.put(top, digests)
@@ -202,7 +205,7 @@ class Batches:
 
     @property
     def _batches(self) -> dict[int, Any]:
-        """Number of each batch -> its digests, sorted. Digests that were added before are sorted in first."""
+        """Number of each batch -> its sorted digests. A look-up first sorts in digests that were added before."""
         if self._added:
             added, self._added = self._added, {}
             for number, parts in added.items():

@@ -1,6 +1,6 @@
 """The content of an epoch's file in the ID log. The file is written before the epoch's offset is returned to Spark.
 
-:mod:`pyspark_mq.spark_source.id_file` encodes this content as bytes. :mod:`.memory` says what is remembered and why.
+:mod:`pyspark_mq.spark_source.id_file` encodes the content as bytes. :mod:`.memory` says what is remembered and why.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ ByQueue: TypeAlias = "Mapping[str, Sequence[Key]]"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The messages of an epoch that is committed but not settled, or messages that were left open at the same time.
+    """The messages of an epoch that is committed but not settled; or messages that were left open at the same time.
 
-    A message is *left open* if the end of a session or a process has cut off its acknowledgement.
+    A message is *left open* if its session or process ended before its acknowledgement was settled.
 
     Attributes:
-        number: number of the epoch; for messages left open, the value of `connected_s` at that time.
+        number: number of the epoch; for messages left open, the value of :attr:`EpochFile.connected_s` when they were
+            left open.
         contents: digests of the contents of messages without an ID.
         digests: digests of the IDs of the other messages.
         queues: name of a queue -> number of its messages in the epoch.
@@ -44,7 +45,7 @@ class EpochFile:
     """The content of an epoch's file: the epoch's messages, and what the memory must know after a restart.
 
     The memory is spread over several files (:mod:`.memory`), which refer to each other by name. A file refers to itself
-    by an empty name. A message is *left open* if the end of a session or a process has cut off its acknowledgement. A
+    by an empty name. A message is *left open* if its session or process ended before its acknowledgement was settled. A
     content *repeats* if two messages have had it.
 
     Attributes:
@@ -59,18 +60,18 @@ class EpochFile:
         left: digests of the IDs that were left open since the previous file was written.
         left_contents: digests of the contents that were left open since the previous file was written.
         repeating: digests of the contents that were found to repeat since the previous file was written.
-        base: name of the newest file that has `unsettled` and `contents`, the *base*.
+        base: name of the *base*, the newest file that has `unsettled` and `contents`; None if there is no base yet.
         after: names of the files that were written after the base, oldest first.
         left_after: names of the files with IDs in `left` that were written after the newest of `left_parts`.
-        window_parts, left_parts: names of the files that have a part of the window, and of the files that have a part
-            of the IDs left open, oldest first.
-        window_part, left_part: the part of the window, and the part of the IDs left open, that this file has; empty if
-            it has none.
+        window_parts: names of the files that have a part of the *window* (IDs of settled epochs), oldest first.
+        left_parts: names of the files that have a part of the IDs left open, oldest first.
+        window_part: digests of the part of the window that is in this file; empty if the file has no such part.
+        left_part: digests of the part of the IDs left open that is in this file; empty if the file has no such part.
         unsettled: if this file is a base, the epochs that were not settled when it was written, oldest first.
         contents: if this file is a base, the contents that counted as left open when it was written.
         repeats: if this file is a base, the contents that were known to repeat when it was written.
         gone: names of files that no longer belong to the memory, grouped by the epoch that dropped them, oldest first.
-        state: state of Spark's log when the file was written, if it is the first file of a process; otherwise empty.
+        state: if this file is the first of a process, the state of Spark's log when it was written; otherwise empty.
         secret: secret of all digests (:class:`.Digester`), in hexadecimal. Files that refer to each other have the same
             secret.
         start: number of the epoch after which this epoch was planned; -1 if that number is unknown.

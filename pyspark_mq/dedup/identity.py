@@ -43,15 +43,17 @@ __all__ = [
 
 Key: TypeAlias = "str | bytes"
 
-#: Longer IDs are replaced by digests. AMQP 0-9-1 allows 255 bytes in `message_id` (section 4.2.5.3, short strings), and
-#: the IDs of JMS providers have 40 to 120 characters, so only IDs that are taken from properties can be longer.
+#: Maximum length of an ID, in characters. Longer IDs are replaced by digests. AMQP 0-9-1 allows 255 bytes in
+#: `message_id` (section 4.2.5.3, short strings), and the IDs of JMS providers have 40 to 120 characters, so only IDs
+#: that are taken from properties can be longer.
 ID_CHARS_MAX = 255
 
 #: Number of bytes in the digest of an ID. With 160 bits, the probability that two of 10**12 messages have the same
 #: digest is below 10**-24.
 LONG_ID_BYTES = 20
 
-#: Number of bytes in the digest of a content, in the ordinal that follows it within a process, and in both.
+#: Number of bytes in the digest of a content; in the ordinal that follows the digest within a process; and in both
+#: together.
 CONTENT_DIGEST_BYTES, _ORDINAL_BYTES = 16, 8
 _NUMBERED_BYTES = CONTENT_DIGEST_BYTES + _ORDINAL_BYTES
 #: Takes the place of the digest in the keys of messages that have no identity (`onMissingMessageId=row`).
@@ -162,7 +164,7 @@ def as_text_keys(keys: Iterable[Any]) -> TextKeys | None:
 
 
 def id_keys(values: Sequence[object] | TextKeys) -> Sequence[Key | None]:
-    """Return the key for each ID, as it was delivered; None for an ID that is missing or empty.
+    """Return the key for each ID of a delivery; None for an ID that is missing or empty.
 
     The key of a text is the text itself, including newlines and NUL, or a digest if the text is longer than
     :data:`ID_CHARS_MAX`. The key of bytes is a digest. The key of a number is its decimal text. If all keys are text,
@@ -215,12 +217,12 @@ def content_of(key: bytes) -> bytes:
 
 
 def numbered(digest: bytes, ordinal: int) -> bytes:
-    """Return the key of a message without an ID within a process. Messages with equal contents have other ordinals."""
+    """Return the key that a message without an ID has within a process. The ordinal tells equal contents apart."""
     return digest + ordinal.to_bytes(_ORDINAL_BYTES, "big")
 
 
 def filed(keys: Collection[Key]) -> Sequence[Key]:
-    """Return keys in the form in which files have them: keys that were made from contents lose their ordinals."""
+    """Return keys in the form that files use: keys that were made from contents lose their ordinals."""
     if isinstance(keys, TextKeys):
         return keys
     if bytes not in set(map(type, keys)):  # the usual case: this check takes a tenth of the time of the last line
@@ -229,9 +231,10 @@ def filed(keys: Collection[Key]) -> Sequence[Key]:
 
 
 def parted(keys: Collection[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
-    """Split keys into those of messages with an ID, and those of messages without one.
+    """Split keys into those of messages with an ID, and those of messages without an ID.
 
-    The latter are digests of contents, which are returned without ordinals, as files have them.
+    Keys of messages without an ID are returned as digests of contents, without ordinals, as in files. Keys that stand
+    for no content (:data:`NAMELESS`) are left out.
     """
     if isinstance(keys, TextKeys):  # the usual case
         return keys, ()
@@ -248,5 +251,5 @@ def _digest(data: bytes, person: bytes) -> bytes:
 
 
 def key_text(key: Key) -> str:
-    """Return a key as people can read it: a text, or the bytes of a digest in hexadecimal."""
+    """Return a key in readable form: a text as it is, the bytes of a digest in hexadecimal."""
     return key if isinstance(key, str) else key.hex()

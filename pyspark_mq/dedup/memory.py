@@ -1,8 +1,8 @@
 """The memory of a query: IDs and contents of committed messages, and which of these messages may be redelivered.
 
 An acknowledgement is *settled* if the broker cannot redeliver its message any more (:mod:`pyspark_mq.ack.settling`). A
-message is *left open*, or *left* for short, if the end of a session or a process has cut off its acknowledgement. The
-memory has five sections. In each of them the oldest entries are forgotten first, and only contents expire by time:
+message is *left open*, or *left* for short, if its session or process ended before its acknowledgement was settled. The
+memory has five sections. In each section the oldest entries are forgotten first, and only contents expire by time:
 
 =============  =======================================================================================================
 *unsettled*    committed epochs with an acknowledgement that is not settled
@@ -11,28 +11,28 @@ memory has five sections. In each of them the oldest entries are forgotten first
                first left open. If a message is left open again, its ID keeps its place
 *contents*     digests of the contents of messages without an ID that were left open. A content is removed if an epoch
                with this content is settled. Otherwise it is removed after half a million other messages were left open,
-               or after an hour of being connected: the broker may have processed the acknowledgement, and in that case
-               an equal message must not be dropped for ever. Contents that are settled are in the window
+               or after an hour of being connected: if the broker has processed the acknowledgement after all, equal
+               messages must not be dropped for ever. Contents that are settled are in the window
 *repeats*      the newest contents that two messages have had. A message with such a content is never taken for the
                redelivery of a message that was left open
 =============  =======================================================================================================
 
-The memory is stored in the files of epochs. A file has the changes since the previous file, and the names of the files
-that a restart has to read besides it. These are *parts* of the window and of the left IDs, a *base* with the unsettled
-epochs and all contents (at most 8 MB), and the files that were written after the base. After :data:`FOLLOWING_MAX`
-such files, the next file is a new base and has a new part. A new part replaces older parts that are not much larger, as
-long as it has at most an eighth of the IDs. So a file names a limited number of other files, and the file of an epoch
-is small, however many IDs are remembered. (If all of two million IDs were in each base, a query with few messages would
-write half a megabyte for each epoch.)
+The memory is stored in the files of epochs. A file has the changes since the previous file, and the names of the other
+files that a restart has to read. The other files are *parts* of the window and of the left IDs, a *base* with the
+unsettled epochs and all contents (at most 8 MB), and the files that were written after the base. After
+:data:`FOLLOWING_MAX` files without a new base, the next file is a base and has a new part. A new part replaces older
+parts that are not much larger, as long as the new part has at most an eighth of the IDs. So a file names a limited
+number of other files, and the file of an epoch is small, however many IDs are remembered. (If each base had all of two
+million IDs, a query with few messages would write half a megabyte for each epoch.)
 
-When a process ends, the messages of its unsettled epochs are left open, in order. The next process records this in its
-first file.
+When a process ends, the messages of its unsettled epochs are left open, in order. The next process records in its first
+file which messages these are.
 
-What is guaranteed: the ID of a message that was left open is recognised until `remember_left` different IDs were left
-open after it was *first* left open. A settled ID is recognised until `dedupWindow` newer IDs are settled. (The first
-guarantee cannot count from when a message was *last* left open: if a process is killed while it acknowledges a
-redelivery, no file records this.) IDs are forgotten in batches, such as all IDs of a plan, so they may be remembered
-for longer.
+There are two guarantees. The ID of a message that was left open is recognised until `remember_left` different IDs were
+left open after the message was *first* left open. A settled ID is recognised until `dedupWindow` newer IDs are settled.
+(The first guarantee cannot count from when a message was *last* left open: if a process is killed while it acknowledges
+a redelivery, no file records this.) IDs are forgotten in batches, such as all IDs of an epoch, so an ID may be
+remembered for longer.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ from pyspark_mq.dedup.shelf import Shelf
 
 __all__ = ["KEPT_EPOCHS", "Memory"]
 
-#: A file is kept until this number of epochs was planned without it. Spark keeps the offsets of a hundred batches by
-#: default (`spark.sql.streaming.minBatchesToRetain`), so the file of each of these offsets still exists.
+#: A file is kept until this number of epochs was planned after newer files stopped naming it. Spark keeps the offsets
+#: of a hundred batches by default (`spark.sql.streaming.minBatchesToRetain`), so the file of each of these offsets
+#: still exists.
 KEPT_EPOCHS = 120
-#: Maximum number of files that are written after a base or a part before the next one, and maximum number of messages
-#: in the files after a base.
+#: Maximum number of files that are written between two bases or between two parts, and maximum number of messages in
+#: the files after a base.
 FOLLOWING_MAX, _FOLLOWING_MESSAGES_MAX = 32, 500_000
 #: A content that was left open is forgotten after this many seconds of being connected, or after this number of other
 #: messages were left open.
@@ -73,7 +74,8 @@ class _Unsettled:
     """An epoch that is committed but not settled.
 
     Attributes:
-        ids, contents: numbers of the batches of digests that have the epoch's IDs and contents.
+        ids: number of the batch with the digests of the epoch's IDs.
+        contents: number of the batch with the digests of the epoch's contents.
         queues: name of a queue -> number of its messages in the epoch.
     """
 
@@ -87,17 +89,17 @@ class Memory:
 
     Args:
         window: value of option `dedupWindow`.
-        most_left: `remember_left` of :class:`.Settings`.
+        most_left: maximum number of IDs of messages that were left open (`remember_left` of :class:`.Settings`).
         secret: random bytes for digests, see :class:`.Digester`. :meth:`load` replaces them by the secret in the files.
 
     Attributes:
         digester: computes the digests of keys. :meth:`load` replaces it, because the secret changes.
         ids: all digests, in numbered batches.
-        window, left: which batches are in the sections *window* and *left*.
+        window, left: the batches in the sections *window* (settled IDs) and *left* (IDs left open), in order.
         connected_s: seconds for which every connection of the query was up, over all its processes.
         forgotten: number of IDs that were forgotten although their messages may be redelivered.
-        contents: number of a batch of contents that were left open -> the value of `connected_s` at that time, and the
-            number of messages that had been left open before.
+        contents: number of a batch of contents that were left open together -> the value of `connected_s` at that time,
+            and the number of messages that had been left open before.
         repeats: digest of a content that repeats -> number of messages with this content that were left open and not
             redelivered since.
     """
@@ -117,8 +119,8 @@ class Memory:
         self._new: list[int] = []
         self._new_contents: Any = _NOTHING
         self._new_repeats: list[bytes] = []
-        #: Numbers of the epochs that were settled by notes (:meth:`note`) since the last file; and how many entries of
-        #: `_new`, `_new_contents` and `_new_repeats` are already in a note.
+        #: Numbers of the epochs that :meth:`note` has settled since the last file was written.
+        #: `_noted`: how many entries of `_new`, `_new_contents` and `_new_repeats` a note already has.
         self._settled: list[int] = []
         self._noted = (0, 0, 0)
         #: Contents that were found to repeat, and messages that were left open, before the first file was written. They
@@ -130,7 +132,7 @@ class Memory:
         self._after: dict[str, int] = {}
         self._left_after: list[str] = []
         self._gone: deque[Sequence[str]] = deque()
-        #: Whether the next file has to be a base, because the unsettled epochs of the former process are left open now.
+        #: Whether the next file must be a base, because the unsettled epochs of the former process count as left open.
         self._loaded = False
         self.connected_s = 0.0
         self.forgotten = 0
@@ -151,6 +153,9 @@ class Memory:
         """Record that messages of an epoch are committed.
 
         Args:
+            epoch: number of the epoch.
+            queue: name of the queue of these messages.
+            keys: the messages' keys.
             digests: the digests of all keys, in any order, if all keys are IDs and the caller has computed their
                 digests before; otherwise None.
         """
@@ -186,7 +191,11 @@ class Memory:
         return settled
 
     def leave(self, keys: Mapping[str, Collection[Key]]) -> None:
-        """Record that committed messages were left open. If a message was left open before, it keeps its place."""
+        """Record that committed messages were left open. An ID that was left open before keeps its place in the order.
+
+        Args:
+            keys: name of a queue -> keys of its messages.
+        """
         for queue, some in keys.items():
             if self._left is not None:
                 self._left.setdefault(queue, {}).update(dict.fromkeys(some))
@@ -231,7 +240,7 @@ class Memory:
         return any(its is not None and self.ids.size(its.contents) for its in unsettled)
 
     def holds(self, epoch: int, keys: ByQueue) -> bool:
-        """Whether an epoch is unsettled and has all of these contents, so that none of these messages was left open."""
+        """Whether an epoch is unsettled and still has all contents in `keys`, because none of them was left open."""
         its = self._unsettled.get(epoch)
         if its is None:
             return False
@@ -239,15 +248,16 @@ class Memory:
         return all(len({*self.ids.find(some, [its.contents])}) == len(some) for some in contents)
 
     def note(self, held: Collection[int]) -> EpochFile | None:
-        """Settle epochs, and return a note of what has changed since the last file or note.
+        """Settle epochs, and return a note with the changes since the last file or note.
 
-        :meth:`load` needs the note if no further file is written.
+        :meth:`load` needs the note if no further file is written. If no contents were settled or found to repeat since
+        the last file, there is no note, and no epoch is settled.
 
         Args:
-            held: numbers of the epochs that have an acknowledgement which is not settled.
+            held: numbers of the epochs that have an unsettled acknowledgement. All other epochs are settled.
 
         Returns:
-            the note. None, and nothing is settled, if no contents were settled or found to repeat since the last file.
+            the note, or None if there is none.
         """
         settled = [epoch for epoch in self._unsettled if epoch not in held]
         left, contents, repeats = self._noted
@@ -294,7 +304,7 @@ class Memory:
             self.ids.forget(oldest)
 
     def _join_contents(self) -> None:
-        """Join contents that were left open since the last base into one batch, so that few batches are searched."""
+        """Join the batches of contents left open since the last base into one, so that fewer batches are searched."""
         fresh = [number for number in self.contents if number > self._joined]
         self._joined = next(self._numbers)
         if fresh:
@@ -320,7 +330,7 @@ class Memory:
             epoch: number of the new epoch.
             queues: names of the queues that the query reads.
             planned: keys of the messages that the epoch emits.
-            held: numbers of the epochs that have an acknowledgement which is not settled.
+            held: numbers of the epochs that have an unsettled acknowledgement. All other epochs are settled.
             echoes: keys of messages that belong to the epoch but are not emitted, because they are redeliveries
                 (:mod:`pyspark_mq.ack.content_matcher`).
         """
@@ -396,7 +406,7 @@ class Memory:
         return sum(over.values())
 
     def written(self, name: str, file: EpochFile) -> None:
-        """Record that the file which :meth:`compose` has returned was written under this name."""
+        """Record that the content which :meth:`compose` returned was written as a file with this name."""
         self._base = name if self._base == "" else self._base
         for shelf in (self.window, self.left):
             shelf.parts = [(part or name, number) for part, number in shelf.parts]
@@ -406,11 +416,11 @@ class Memory:
             self._left_after.append(name)
 
     def forget_files(self, before: Iterable[str], kept: Collection[str]) -> tuple[list[str], list[list[str]]]:
-        """Record which files the newest epoch's file names, and return the files that are no longer needed.
+        """Record which files are dropped with the newest epoch, and return the files that are no longer needed.
 
         Args:
             before: names of the files that earlier files named, and that were not removed yet.
-            kept: names of the files that are needed from now on.
+            kept: names of the files that are needed from now on. The others in `before` are dropped.
 
         Returns:
             the names of the files to remove now; and the names of the files to remove later, grouped by the epoch that
@@ -437,11 +447,13 @@ class Memory:
             name: name of the newest file.
             read: returns the content of the file with a name, without messages that its epoch has abandoned.
             committed: whether the epoch of the newest file is committed.
-            notes: the notes that :meth:`note` returned after that commit, oldest first; empty if it is not committed.
-            begun: whether the echoes of that epoch are settled, although the epoch may not be committed.
+            notes: the notes that :meth:`note` returned after that commit, oldest first; empty if the epoch is not
+                committed.
+            begun: whether the epoch's echoes (messages that it acknowledges but does not emit) are settled already. The
+                epoch itself may not be committed yet.
 
         Returns:
-            name of each queue -> number of its messages that the end of the former process has left open.
+            name of each queue -> number of its messages that are left open now, because the former process has ended.
         """
         own, repeated, left = read(name), self._repeated or {}, self._left or {}
         self.digester, self.repeats = Digester(bytes.fromhex(own.secret)), {}
@@ -511,8 +523,8 @@ class Memory:
             self._left_so_far = one.so_far
             self._leave_contents(one.contents, one.number)
         self._joined = next(self._numbers)
-        # Do this after the contents that were left open, because that removes contents from unsettled epochs. If a
-        # message was left open and redelivered since, its content belongs to both.
+        # Add the unsettled epochs last, because `_leave_contents` removes contents from unsettled epochs. If a message
+        # was left open and redelivered since, its content belongs to both.
         for one in file.unsettled:
             its = self._unsettled[one.number] = _Unsettled(
                 next(self._numbers), next(self._numbers), Counter(one.queues)

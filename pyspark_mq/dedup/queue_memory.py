@@ -15,7 +15,12 @@ __all__ = ["NoMemory", "QueueMemory"]
 
 
 class QueueMemory:
-    """Lets the in-flight table of one queue use the query's memory. The methods take and return keys."""
+    """The view of one queue's in-flight table on the query's memory. Methods take keys, and convert them to digests.
+
+    Args:
+        memory: the memory of the query.
+        queue: name of the queue.
+    """
 
     def __init__(self, memory: Memory, queue: str) -> None:
         self._memory = memory
@@ -31,14 +36,15 @@ class QueueMemory:
     def left_among(self, keys: Collection[Key]) -> set[Key]:
         """Return the IDs among `keys` whose messages were left open.
 
-        That is, a session ended before the broker had settled their acknowledgement.
+        A message is left open if its session or process ended before its acknowledgement was settled.
         """
         return self._found(keys, lambda digests: self._memory.ids.find(digests, self._memory.left.sizes.keys()))
 
     def contents_among(self, keys: Collection[Key]) -> tuple[set[Key], set[Key], set[Key]]:
-        """Return three sets of keys, by what is known about their contents.
+        """Return three sets: the keys whose content is known, was left open, or repeats.
 
-        A message with the content is committed; such a message was left open; two messages have had the content.
+        A content is known if a message with this content is committed, was left open if one of these messages was left
+        open, and repeats if two messages have had it.
         """
         memory, every = self._memory, [*keys]
         if not every or not (len(memory) or memory.repeats):
@@ -49,7 +55,7 @@ class QueueMemory:
         return known, left, {*self._repeating(every, digests)}
 
     def repeating(self, keys: Sequence[Key], but: Collection[bytes]) -> list[Key]:
-        """Return those of these contents that are known to repeat, except contents whose digest is in `but`."""
+        """Return those of these contents that two messages have had, except contents whose digest is in `but`."""
         return self._repeating(keys, self._digests(keys), but)
 
     def _repeating(self, keys: Sequence[Key], digests: Any, but: Collection[bytes] = ()) -> list[Key]:
@@ -65,7 +71,8 @@ class QueueMemory:
         """Record that a message is emitted, although it may be the redelivery of a message that was left open.
 
         Returns:
-            whether there was a message with this content that was left open and not redelivered since.
+            whether a message with this content was left open and not redelivered since, so the new row may be a
+            duplicate.
         """
         (text,) = map(bytes, self._digests([key]))
         repeats = self._memory.repeats
@@ -81,9 +88,10 @@ class QueueMemory:
     def hold(self, keys: Collection[Key]) -> Any:
         """Note the IDs of the messages in a run, so that a later delivery with one of these IDs is noticed.
 
+        Nothing is noted if a key is known or noted already, is not an ID, or occurs twice.
+
         Returns:
-            the digests of the IDs. None, and no ID is noted, if a key is known or noted already, is not an ID, or
-            occurs twice.
+            the digests of the IDs, or None if nothing was noted.
         """
         if parted(keys)[1]:
             return None
@@ -104,12 +112,14 @@ class QueueMemory:
         """Record that messages of an epoch are committed.
 
         Args:
-            digests: arrays with the digests of all keys, if :meth:`hold` has returned them; otherwise empty.
+            epoch: number of the epoch.
+            keys: the messages' keys.
+            digests: the arrays that :meth:`hold` returned, if they have the digests of all keys; otherwise empty.
         """
         self._memory.commit(epoch, self._queue, keys, np.concatenate(digests) if digests else None)
 
     def leave(self, keys: Collection[Key]) -> None:
-        """Record that the end of a session has cut off the acknowledgements of these committed messages."""
+        """Record that a session ended before the acknowledgements of these committed messages were settled."""
         self._memory.leave({self._queue: keys})
 
     def _digests(self, keys: Collection[Key]) -> Any:
@@ -134,7 +144,7 @@ class NoMemory(QueueMemory):
         super().__init__(self._empty, queue)
 
     def hold(self, keys: Collection[Key]) -> Any:
-        """Return no digests. Return None unless the keys are a range, whose serial numbers are certainly new."""
+        """Return an empty array if the keys are a range, whose serial numbers are certainly new; otherwise None."""
         return from_bytes(b"") if isinstance(keys, range) else None
 
     def hold_only(self, digests: Sequence[Any]) -> None:
@@ -144,4 +154,4 @@ class NoMemory(QueueMemory):
         """Do nothing."""
 
     def leave(self, keys: Collection[Key]) -> None:
-        """Do nothing, because a redelivery is emitted again."""
+        """Do nothing, because with these guarantees a redelivery is emitted again."""

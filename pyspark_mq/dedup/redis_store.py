@@ -1,9 +1,9 @@
-"""The store of committed IDs in Redis (option `dedupStore`), which queries can share, and which outlives a checkpoint.
+"""The store of committed IDs in Redis (option `dedupStore`). Queries can share it, and it outlives a checkpoint.
 
-Each queue or topic has a sorted set. Its members are the keys of committed messages, and their scores are the times of
-the commits. The set keeps the newest `window` members. The keys of an epoch are processed in chunks: a look-up takes
-one round trip for each chunk, and a write takes two. A member consists of a type byte and the key, so that a key that
-is text never equals a key that is a digest.
+Each queue or topic has a sorted set. Its members are the keys of committed messages. The score of a member is the time
+at which it was added. The set keeps the newest `window` members. The keys of an epoch are processed in chunks: a
+look-up takes one round trip for each chunk, and a write takes two. A member consists of a type byte and the key, so
+that a key that is text never equals a key that is a digest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 _TIMEOUT_S = 5.0
 _RETRIES = 3
-#: Maximum number of members in one command. So a request has at most a few hundred kilobytes.
+#: Maximum number of members in one command. It limits a request to a few hundred kilobytes.
 _CHUNK = 10_000
 
 
@@ -44,8 +44,8 @@ class RedisStore(SeenStore):
         url: ``redis://user:password@host:port/db`` or ``rediss://…``.
         source: identifies the queue or topic. Stores with the same `source` share one set.
         window: number of members that are kept (option `dedupWindow`), at least one.
-        hide: takes a message of the server, and returns it without the password.
-        secret: returns the password; called for each connection. None if the URL has the login.
+        hide: function that takes an error text of the server, and returns the text without the password.
+        secret: function that returns the password; called for each connection. None if the login is in the URL.
 
     Raises:
         BrokerUnavailableError: from any method, if Redis does not answer. No message is lost, because unacknowledged

@@ -1,6 +1,7 @@
-"""The order of the batches in one section of the memory, and the rules by which they are forgotten and joined.
+"""The batches of digests in one section of the memory: their order, and the rules for forgetting and joining them.
 
-A section is the *window* or the *left* IDs (:mod:`.memory`). A *part* is a batch that is stored in a file.
+The section is either the *window* (IDs of settled epochs) or the *left* IDs (IDs whose messages may be redelivered),
+see :mod:`.memory`. A *part* is a batch that is stored in a file.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from collections.abc import Iterable
 
 __all__ = ["Shelf"]
 
-#: A new part replaces earlier parts as long as it then has at most an eighth of the section's maximum, and at most
-#: `_PART_MAX` digests. Its size is limited because the file of a single epoch contains it.
+#: A new part replaces earlier parts as long as it then has at most `1 / _SHARE` of the section's maximum, and at most
+#: `_PART_MAX` digests. The size of a part is limited because it is written with the file of a single epoch.
 _SHARE, _PART_MAX = 8, 262_144
 
 
 class Shelf:
-    """The batches of one section of the memory, in order of arrival, and the files that have them.
+    """The batches of one section of the memory (:mod:`.memory`), in order of arrival, and the files that contain them.
 
     Attributes:
         maximum: a batch is forgotten if the newer batches have more digests than this.
@@ -45,7 +46,7 @@ class Shelf:
         return size
 
     def take_over(self) -> dict[int, int]:
-        """Remove the oldest batches, as long as the remaining ones have more than `maximum` digests.
+        """Remove the oldest batches. Stop before the remaining batches would have fewer than `maximum` digests.
 
         Returns:
             number of each removed batch -> number of its digests.
@@ -60,9 +61,10 @@ class Shelf:
         return over
 
     def to_join(self) -> list[int]:
-        """Return the numbers of the batches to join into a new part. Remove those that are parts from `parts`.
+        """Return the numbers of the batches to join into a new part, oldest first.
 
-        These are all batches that are not a part yet, and the newest parts that are not much larger than the new part.
+        They are all batches that are not a part yet, and the newest parts that are not much larger than the new part.
+        These parts are removed from `parts`.
         """
         there = {number for _, number in self.parts}
         joined = [number for number in self.sizes if number not in there]
