@@ -1,16 +1,16 @@
 """Batch sizing: decides how long to wait for messages, and how many messages the next epoch takes.
 
-The *window* is the number of unacknowledged messages that the broker may have delivered. An epoch takes the messages
-that arrived while the epoch before ran, as with Spark's Kafka source. But each trigger has a fixed cost. So while a
-backlog arrives at full speed, the source waits until the epoch has up to half of the window. If messages arrive slowly,
-they are not delayed.
+The *window* is the number of unacknowledged messages that the broker may have delivered (the prefetch). An epoch takes
+the messages that arrived while the previous epoch ran, as with Spark's Kafka source. But each trigger has a fixed cost.
+So while a backlog arrives at full speed, the source waits until the epoch has up to half of the window. If messages
+arrive slowly, they are not delayed.
 
 * After a short silence the epoch is planned as it is. Brokers pause while they process the acknowledgement of an epoch,
   and waiting longer for half of the window cost 20 % of throughput on quorum queues.
 * The first epoch of a process always waits. If processes kept dying after a small first epoch, the broker would return
   the many other messages of the window each time, and count each return as a delivery.
-* In a bounded run (`Trigger.AvailableNow`) each queue has an end. The source does not report that there are no new
-  messages before all queues have reached their ends, because Spark would then end the query.
+* In a bounded run (`Trigger.AvailableNow`) each queue has an end. Until all queues have reached their ends, the source
+  waits for messages. If it reported that there are none, Spark would end the query.
 
 A window is divided into epochs of equal size. Alternating large and small epochs cost 10 % of throughput, because the
 broker is still processing the acknowledgement of the large epoch while the small epoch runs. Several queues share an
@@ -56,7 +56,7 @@ class BatchSizing:
         self._turn = 0
 
     def planned(self) -> None:
-        """Record that an epoch was planned, so that Spark runs it now."""
+        """Record that an epoch was planned, and that Spark runs it now."""
         self._turn += 1
         self._planned_s = self._runtime.monotonic_s()
 
@@ -99,9 +99,10 @@ class BatchSizing:
         self._wait_while(lambda: not self._queues.complete, math.inf)
 
     def await_first_messages(self) -> None:
-        """Wait a moment for the first messages, because Spark runs the first batch of a new query even if it is empty.
+        """Wait a moment for the first messages. Only the first call waits.
 
-        Waiting also shows whether the broker accepts the login and the queue. Only the first call waits.
+        Without the wait, the first batch of a new query would often be empty, and Spark runs it even then. The wait
+        also shows whether the broker accepts the login and the queue.
         """
         if self._awaited:
             return
@@ -243,7 +244,10 @@ class BatchSizing:
     # -- how many
 
     def _equal(self, limit: int) -> int:
-        """Return the size of epochs if the window is divided into equal epochs, as few as `limit` allows."""
+        """Return the size of an epoch if the window is divided into as few equal epochs as `limit` allows.
+
+        The size is raised to `minMessagesPerTrigger` if `limit` allows. With guarantee `none` it is `limit`.
+        """
         if self._settings.guarantee.acknowledges_first:
             return limit
         window = sum(queue.settings.window for queue in self._queues)
@@ -316,11 +320,11 @@ def _fitting(queue: QueueReader, maximum: int, max_bytes: int) -> int:
 
 
 def fair_shares(total: int, wants: Sequence[int]) -> list[int]:
-    """Divide `total` fairly, where `wants` has the amount that each party wants. Return the shares.
+    """Divide `total` fairly among parties, and return their shares. `wants` has the amount that each party wants.
 
-    No share is larger than its want. A share that is smaller than its want is not smaller than any other share, except
-    by a remainder, which goes to the first of these shares. (Max-min fairness: Bertsekas and Gallager, Data Networks,
-    section 6.5.2.)
+    No party gets more than it wants. Parties that get less than they want get equal shares, and no other share is
+    larger. If these shares leave a remainder, the first of these parties get one more each. (Max-min fairness:
+    Bertsekas and Gallager, Data Networks, section 6.5.2.)
     """
     shares = [0] * len(wants)
     left = max(0, total)

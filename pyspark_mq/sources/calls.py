@@ -9,10 +9,10 @@ Theory
 Spark never reports what it has done, but its calls prove it. The source keeps track of two things, and there is a table
 for each of them.
 
-*The committed offset.* When a process starts, it does not know which offset is committed. The first call that has a
-position as its argument shows this. The source then learns which messages a former process had committed but not
-settled. A bounded run reads only the queues that exist when it begins. ``SHOWING`` has the steps that a call takes
-first.
+*The committed offset.* When a process starts, it does not know which offset is committed. The first call with a
+position as its argument shows the committed offset. The source then learns which messages a former process had
+committed but not settled. A bounded run reads only the queues that exist when it begins. ``SHOWING`` has the steps that
+a call takes first.
 
 *The place of the call's epoch.* A PAYLOAD or COMMIT call concerns the epoch that ends at the call's position. Any other
 call concerns the last epoch that this process knows. ``EPOCHS`` says what a call does with its epoch. If another
@@ -143,11 +143,16 @@ EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
 
 
 class IllegalCallError(InternalError):
-    """``EPOCHS`` has no entry for a call whose epoch is in this place."""
+    """A call that is impossible in the present place of its epoch, because ``EPOCHS`` has no entry for it."""
 
 
 def latest_at(start: int, last: int) -> Call:
-    """Return the kind of a LATEST call that continues from epoch `start`. `last` is the last known epoch."""
+    """Return the kind of a LATEST call.
+
+    Args:
+        start: number of the epoch from which the call continues.
+        last: number of the last epoch that this process knows.
+    """
     return Call.LATEST if start == last else Call.BEHIND if start < last else Call.BEYOND
 
 

@@ -66,9 +66,10 @@ class _EpochRecord:
 
     Attributes:
         end: the position at which the epoch ends.
-        repeats: whether it has contents that were known to repeat when it was planned (:meth:`.Journal.begin_commit`).
-        rows: name of each of its queues, in order -> the rows that it emits. They are kept until Spark has committed
-            the epoch, because Spark may ask for them again. None until Spark asks for the first time.
+        repeats: whether the epoch has messages without an ID whose content was known, when it was planned, to occur
+            twice (:meth:`.Journal.begin_commit`).
+        rows: name of each queue of the epoch, in order -> the rows that the epoch emits. They are kept until Spark has
+            committed the epoch, because Spark may ask for them again. None until Spark asks for the first time.
     """
 
     end: Position
@@ -84,9 +85,9 @@ class EpochSource:
         worker: runs the query's connections.
         make_store: creates the store for committed IDs of a queue (option `dedupStore`).
         runtime: clock and threads; None for those of the machine.
-        list_queues: returns the names of the broker's queues, for option `queuePattern`.
-        ask_depth: returns how many messages wait in a queue, for queues whose sessions do not report this; None without
-            `managementUrl`.
+        list_queues: returns the names of the broker's queues; required with option `queuePattern`.
+        ask_depth: returns the number of messages that wait in a queue. Used for queues whose sessions do not report
+            this number. None without `managementUrl`.
         files: the files of the journal; required with guarantee `exactly-once`.
         check: returns warnings about the settings of a queue, for the log.
     """
@@ -131,9 +132,9 @@ class EpochSource:
         self._highest = 0
         #: Number of an epoch that this process has planned or replayed, and not acknowledged -> what is known of it.
         self._epochs: dict[int, _EpochRecord] = {}
-        #: Whether the planned epoch may be the only one of the run.
+        #: Whether the epoch that was planned last may be the only epoch of the run.
         self._alone = False
-        #: The newest epoch noted as synced.
+        #: Number of the last epoch for which a note says that its data is on disk; None if this process wrote no note.
         self._synced: int | None = None
         self._act: Mapping[Act, Callable[[_Asked], None]] = {
             Act.NOTHING: lambda _: None,
@@ -165,7 +166,7 @@ class EpochSource:
         Args:
             start: the last committed position.
             limit: maximum number of messages in the epoch; None for all that are available now.
-            alone: whether this may be the only epoch of the run, as before Spark 4.2 with `Trigger.AvailableNow`.
+            alone: whether this may be the only epoch of the run, as with `Trigger.AvailableNow` before Spark 4.2.
 
         Returns:
             the end of the new epoch, or the last position if there are no new messages.
@@ -209,10 +210,11 @@ class EpochSource:
     # -- first steps ----------------------------------------------------------------------
 
     def _show(self, call: Call, *known: Position, open_: Position | None = None) -> None:
-        """Take the first steps of a call, which shows positions of the checkpoint.
+        """Take the first steps of a call, as the table ``SHOWING`` of :mod:`.calls` says.
 
         Args:
-            known: the positions. The first of them is committed.
+            call: the call.
+            known: positions of the checkpoint that the call's arguments show. The first of them is committed.
             open_: the end of an epoch that a former process planned, and that is not committed; None if there is none.
         """
         first, shown = show(call, self._committed_offset)
@@ -240,9 +242,9 @@ class EpochSource:
         self._queues.adopt(self._memory.adopt(start, open_), start.broker_id)
 
     def _check_power(self, newest: Position) -> None:
-        """Raise an error if the machine may have lost power, with option `settleAfter=synced`.
+        """With option `settleAfter=synced`, raise an error if the machine may have lost power.
 
-        After that, Spark's log may lack the entry of a batch although it has the entry of a later batch.
+        After a loss of power, Spark's log may lack the entry of a batch although it has the entry of a later batch.
 
         Args:
             newest: the last position in Spark's commit log or offset log.
@@ -260,7 +262,7 @@ class EpochSource:
             )
 
     def _sync(self, committed: Position) -> None:
-        """Write everything to the disks (option `settleAfter=synced`), before a step that relies on it.
+        """With option `settleAfter=synced`, write everything to disk before a step that relies on the data.
 
         Args:
             committed: the newest position for which Spark has written the commit, and the sink its output.
@@ -281,10 +283,10 @@ class EpochSource:
         return EpochPlace.PLANNED if record.rows is None else EpochPlace.BEGUN
 
     def _do(self, call: Call, asked: _Asked) -> None:
-        """Do what the table ``EPOCHS`` says for a call and its epoch.
+        """Do what the table ``EPOCHS`` of :mod:`.calls` says for a call and the place of its epoch.
 
         Raises:
-            InternalError: the table has no entry for them.
+            InternalError: the table has no entry for this call and place.
         """
         try:
             act = step(call, self._where(asked.end))
@@ -365,8 +367,8 @@ class EpochSource:
     def _acknowledge(self, asked: _Asked) -> None:
         """Acknowledge an epoch and all epochs before it (phase two).
 
-        The order of the steps matters: everything that another process has to know about a message is recorded before
-        its acknowledgement is sent, because then the broker may forget the message.
+        The order of the steps matters. The broker may delete a message as soon as its acknowledgement is sent, so
+        everything that another process has to know about the message is recorded before.
         """
         self._sync(asked.end)  # now Spark's commit and the sink's data are on disk
         for epoch in sorted(epoch for epoch in self._epochs if epoch <= asked.end.epoch):

@@ -3,8 +3,9 @@
 :class:`.EpochFile` describes the content of a file. The file of an epoch is written once, and is durable before the
 epoch's offset, which has the file's name, is returned to Spark.
 
-A message is *left open* if the end of a session or a process has cut off its acknowledgement. An *echo* is a redelivery
-of a message without an ID, which an epoch acknowledges but does not emit (:mod:`pyspark_mq.ack.content_matcher`).
+A message is *left open* if its session or process ended before its acknowledgement was settled. An *echo* is a
+redelivery of a message without an ID, which an epoch acknowledges but does not emit
+(:mod:`pyspark_mq.ack.content_matcher`).
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: Number of bytes in the secret for digests.
 _SECRET_BYTES = 32
-#: Names of the *notes* of an epoch: small files next to the epoch's file. In this order they record that its process is
-#: about to acknowledge the epoch; that another process expects redeliveries of its messages; that a process plans an
-#: epoch after this one that may be the only epoch of its run; that the epoch's echoes are settled; that another process
-#: replays the epoch without its echoes; which messages are abandoned; and what was settled after the epoch. The last
-#: two may exist several times, with a number after the name.
+#: Names of the *notes* of an epoch: small files next to the epoch's file. They record facts about the epoch:
+#:
+#: * `acknowledged`: the process that ran the epoch is about to acknowledge it
+#: * `expected`: another process expects redeliveries of the epoch's messages
+#: * `alone`: a process plans the next epoch, which may be the only epoch of its run
+#: * `begun`: the epoch's echoes are settled
+#: * `replayed`: another process replays the epoch without its echoes
+#: * `abandoned`: the messages that are abandoned. There may be several of these notes, with a number after the name
+#: * `settled`: the changes of the memory after the epoch. Also with a number
 _ACKNOWLEDGED, _EXPECTED, _ALONE, _BEGUN, _REPLAYED, _ABANDONED, _SETTLED = (
     "acknowledged", "expected", "alone", "begun", "replayed", "abandoned", "settled",
 )  # fmt: skip
@@ -41,12 +46,12 @@ _TOKEN_BYTES = 4
 
 
 class LeftOpen(NamedTuple):
-    """The facts that a new process needs about messages that the end of the former process has left open.
+    """Messages that were left open, because the former process ended before their acknowledgements were settled.
 
     Attributes:
         counts: name of a queue -> number of its messages that were left open.
         keys: name of a queue -> keys of its messages in the last committed epoch. The former process may have ended
-            before it added them to the store of IDs (`dedupStore`).
+            before it added these keys to the store of IDs (`dedupStore`).
         coming: name of a queue -> contents of messages that will certainly be redelivered, because the former process
             has not acknowledged them.
     """
@@ -57,9 +62,10 @@ class LeftOpen(NamedTuple):
 
 
 def file_of(files: JournalFiles, name: str) -> EpochFile:
-    """Read the file of an epoch. Leave out its abandoned messages, and its echoes if the epoch was replayed.
+    """Read the file of an epoch. Leave out abandoned messages, and also the echoes if the epoch was replayed.
 
     Args:
+        files: the files of the journal.
         name: name of the file.
 
     Raises:
@@ -152,7 +158,7 @@ class Journal:
         self._token = secrets.token_hex(_TOKEN_BYTES)
 
     def known(self, queue: str) -> QueueMemory:
-        """Return the part of the memory that belongs to a queue. The query does not have to read this queue now."""
+        """Return the part of the memory that belongs to a queue, even if the query does not read this queue now."""
         return QueueMemory(self.memory, queue)
 
     @property
@@ -200,13 +206,14 @@ class Journal:
         return name
 
     def note_settled(self, start: Position, in_flight_tables: Mapping[str, InFlightTable[Any]]) -> None:
-        """Write a note of changes about messages without an ID that no file has yet: what is settled, and what repeats.
+        """Write a note if messages without an ID were settled, or contents found to repeat, since the last record.
 
-        Called if no epoch is planned now. Without the note, the next process would take a new message with equal
-        contents for a redelivery, and drop it.
+        Called if no epoch is planned now, so that no new file records these changes. Without the note, the next process
+        would take a new message with equal contents for a redelivery, and drop it.
 
         Args:
-            start: the last committed position, to whose file the note belongs.
+            start: the last committed position. The note belongs to the file of this position.
+            in_flight_tables: name of each queue -> its in-flight table.
 
         Raises:
             CheckpointError: the note cannot be written.
@@ -217,7 +224,7 @@ class Journal:
             self._files.put(note, start.file, f"{_SETTLED}-{number:06d}-{self._token}")
 
     def note_begun(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Any]]) -> None:
-        """Write a note that the echoes of an epoch are settled, if they are. Needed if the run ends after this epoch.
+        """If the echoes of an epoch are settled, write a note of this. It is needed if the run ends after this epoch.
 
         Raises:
             CheckpointError: the note cannot be written.
@@ -230,9 +237,9 @@ class Journal:
         """Record that this process plans an epoch that may be the only epoch of its run.
 
         Returns:
-            whether the prefetch windows may be wide for this epoch. They must stay small if a former process has made
-            the same record at this position: it has ended before Spark logged an epoch. Otherwise a job that crashes
-            again and again would use up the delivery limit of all messages in the queue.
+            whether the prefetch windows may be wide for this epoch. False if a former process has made the same record
+            at this position, because that process ended before Spark logged an epoch. With wide windows, a job that
+            crashes again and again would use up the delivery limit of all messages in the queue.
         """
         if not start.file:
             return True
@@ -263,7 +270,7 @@ class Journal:
             )
 
     def repeats(self, planned: ByQueue) -> bool:
-        """Whether one of these messages has a content that is known to repeat.
+        """Whether one of these messages has a content that is known to repeat: two messages have had it.
 
         Args:
             planned: name of each queue -> keys of messages that an epoch plans.
@@ -271,7 +278,7 @@ class Journal:
         return bool(self._repeating(planned))
 
     def _repeating(self, planned: ByQueue, but: Collection[bytes] = ()) -> dict[str, list[Key]]:
-        """Return name of each queue -> those of its keys that were made from contents which are known to repeat."""
+        """Return a dict: name of each queue -> those of its keys whose contents are known to repeat."""
         found = {}
         for queue, keys in planned.items() if self.memory.repeats else ():
             contents = [key for key in filed(keys) if is_content(key)]
@@ -292,9 +299,9 @@ class Journal:
         file = memory.compose(epoch, queues, planned, _held(in_flight_tables), echoes)
         if self.forgotten > forgotten:
             _LOG.warning(
-                "%s: the IDs of %d messages are forgotten. Ends of connections cut off the acknowledgements of these "
-                "messages, and later those of %s more messages. If the forgotten messages are redelivered, they count "
-                "as new",
+                "%s: the IDs of %d messages are forgotten. The source remembers only the newest %s messages whose "
+                "connection ended before their acknowledgement was complete. If the forgotten messages are "
+                "redelivered, they count as new",
                 self._destination, self.forgotten - forgotten, f"{memory.left.maximum:,}",
             )  # fmt: skip
         gone, going = memory.forget_files({*self._named, *self._files.left_by_crashes()}, file.names)
@@ -308,7 +315,8 @@ class Journal:
 
         Args:
             end: the end of the epoch.
-            repeats: what :meth:`repeats` has returned for the epoch's messages. If False, no record is needed.
+            repeats: the result of :meth:`repeats` for the epoch's messages when the epoch was planned. If False, no
+                record is needed.
 
         Raises:
             CheckpointError: another process of the query has taken over, and expects redeliveries of these messages.
@@ -345,7 +353,7 @@ class Journal:
         return planned_in(self._files, end.file)
 
     def queues(self, position: Position) -> list[str]:
-        """Return the names of the queues that the query read when it planned the epoch that ends here."""
+        """Return the names of the queues that the query read when it planned the epoch that ends at `position`."""
         return list(self._files.read(position.file).queues) if position.file else []
 
     def adopt(self, start: Position, open_: Position | None) -> LeftOpen:
@@ -369,7 +377,10 @@ class Journal:
         Args:
             name: name of the file; empty if there is none.
             start: the last committed position.
-            committed: whether that epoch is committed. The memory then includes its messages.
+            committed: whether the epoch of this file is committed. If so, the memory includes its messages.
+
+        Returns:
+            the messages that were left open when the former process ended.
         """
         if not name:
             return LeftOpen({}, {}, {})
@@ -454,10 +465,10 @@ class NoJournal:
         """Do nothing, because there are no echoes."""
 
     def begin_alone(self, start: Position) -> bool:  # noqa: ARG002
-        """Return whether the prefetch windows may be wide, which is so only for guarantee `none`.
+        """Return whether the prefetch windows may be wide: True only for guarantee `none`.
 
-        For other guarantees a wide window could use up delivery limits if the job crashes again and again, and without
-        files the source cannot recognise this.
+        With guarantee `at-least-once`, wide windows could use up delivery limits if the job crashes again and again.
+        Without files, the source cannot recognise such crashes.
         """
         return self._settings.guarantee.acknowledges_first
 
@@ -477,8 +488,8 @@ class NoJournal:
     def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:
         """Return no keys, so that the epoch is replayed without messages. Later epochs emit its messages.
 
-        If the epoch has a file, because the query had guarantee `exactly-once` before, record all its messages as
-        abandoned. Otherwise, if the query is set to `exactly-once` again, it would take these messages for committed.
+        If the query had guarantee `exactly-once` before, the epoch has a file. Then record all its messages as
+        abandoned: if the query is set to `exactly-once` again, it would otherwise take these messages for committed.
 
         Raises:
             CheckpointError: no option names a folder for the record.

@@ -1,4 +1,4 @@
-"""The position at which an epoch ends, which Spark's offset stores, and the interface of the journal's files."""
+"""The position at which an epoch ends (Spark's offset stores it), and the interface for the journal's files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class JournalFiles(Protocol):
 
         Args:
             content: the content to write.
-            of: name of the file of the epoch to which the note belongs.
+            of: for a note, the name of the epoch's file; otherwise empty.
             note: name of the note; empty to write the file of an epoch. If the note exists already, it stays unchanged.
         """
 
@@ -72,16 +72,16 @@ class JournalFiles(Protocol):
         """
 
     def left_by_crashes(self) -> list[str]:
-        """Return the names of files without an offset, which crashed processes have left. Return each name once."""
+        """Return the names of files that crashed processes wrote, and that no offset names. Return each name once."""
 
     def note_synced(self, epoch: int) -> None:
         """Durably write a note that everything up to the commit of an epoch is on this machine's disks."""
 
     def forget_synced(self) -> None:
-        """Remove the note of :meth:`note_synced`. Called if the query no longer syncs before it acknowledges epochs."""
+        """Remove the note of :meth:`note_synced`, because the query no longer syncs before it acknowledges epochs."""
 
     def lost_power(self, epoch: int) -> bool:
-        """Whether the machine was restarted since the note was written, and the note is for another epoch than this."""
+        """Whether the machine was restarted after :meth:`note_synced` wrote a note, and the note is not for `epoch`."""
 
 
 def shortened(text: str, maximum: int = _TEXT_MAX) -> str:

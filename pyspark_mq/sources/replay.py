@@ -1,9 +1,9 @@
 """The replay of an epoch that a former process planned and Spark did not commit.
 
-The steps are, in this order: check that the query reads the epoch's queues, tell their readers to expect its messages,
-wait until all of them are redelivered, and handle messages that are not redelivered (rule 9). Guarantee: the epoch is
-emitted with exactly the planned messages in their order, except messages that are recorded as abandoned before that
-(rule 15).
+The steps are, in this order: check that the query reads the epoch's queues, tell the readers of these queues to expect
+the epoch's messages, wait until all messages are redelivered, and handle messages that are not redelivered (rule 9).
+Guarantee: the epoch is emitted with exactly the planned messages in their order. The only exception are messages that
+were recorded as abandoned before the epoch is emitted (rule 15).
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class Replay:
         self._memory = memory
 
     def run(self, start: Position, end: Position) -> Mapping[str, Sequence[Key]]:
-        """Wait until the messages of the epoch between two positions are redelivered, and are planned again.
+        """Wait until the messages that the epoch from `start` to `end` planned are redelivered into it.
 
         Returns:
-            name of each queue -> keys of its messages that the epoch's file has, in order.
+            name of each queue -> keys of its messages in the epoch's file, in order.
 
         Raises:
             CheckpointError: the epoch has messages of a queue that the query does not read.
@@ -191,14 +191,14 @@ class Replay:
             )
             where = ", ".join(one.queue.destination for one in awaited)
             raise DataLossError(where, epoch, [key for keys in texts.values() for key in keys], text + advice)
-        # Record this before the epoch is emitted. From now on these messages count as new (rule 15).
+        # Record the abandoned messages before the epoch is emitted. From now on they count as new (rule 15).
         self._memory.abandon(end, {one.queue.name: keys for one, keys in missing.items()})
         for one in awaited:
             one.queue.in_flight.abandon(epoch)
         _LOG.error("%sContinuing without them, because %s", text, why)
 
     def _may_go_on(self, end: Position) -> str | None:
-        """Return why the epoch may run without its missing messages, for the log; None if it may not."""
+        """Return the reason, for the log, why the epoch may run without its missing messages; None if it may not."""
         if end.released:
             return "the epoch was released"
         return None if self._settings.fail_on_data_loss else "'failOnDataLoss' is 'false'"

@@ -1,8 +1,9 @@
 """Clock, waiting and threads: what the source needs from the machine on which it runs.
 
-Epochs, queues, supervisors and workers use a :class:`Runtime` for these. So tests can run a whole source through hours
-of faults in a moment, on one thread and in a repeatable order. Only code that talks to the operating system uses the
-machine's own clock and threads: sessions, which wait for sockets, and the watch on the parent process.
+Epochs, queues, supervisors and workers use a :class:`Runtime` for all three. Tests replace it, and can then run a whole
+source through hours of faults in a moment, on one thread and in a repeatable order. Only code that talks to the
+operating system uses the machine's own clock and threads: sessions, which wait for sockets, and the watch on the parent
+process.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ __all__ = ["Runtime", "Task", "Threads", "begin_thread"]
 def begin_thread(name: str, work: Callable[[], None], died: Callable[[BaseException], None]) -> threading.Thread:
     """Run a function on a new thread, which does not keep the process from ending.
 
-    Every thread of this package is started here, so that no thread fails unnoticed: `died` receives the thread's error,
-    so that the query can raise it.
+    Every thread of this package is started here, so that no thread fails unnoticed: `died` receives the error that
+    ended the thread, and the query can raise it.
 
     Args:
         name: name of the thread.
@@ -126,7 +127,8 @@ class Runtime(ABC):
 
 
 #: Interval at which the process's clock is read, and maximum time that is counted between two readings. A longer time
-#: means that the process was stopped. If a busy machine only delayed a reading, waits become longer, which is harmless.
+#: means that the process was stopped, so the rest is not counted. If the machine was only busy, the clock now falls
+#: behind, and waits become longer, which is harmless.
 _LOOK_S = 0.25
 _LOOK_MAX_S = 1.0
 

@@ -67,12 +67,13 @@ class Settings:
     fail_on_data_loss: bool
     replay_timeout_s: float
     on_unreadable: OnUnreadable = OnUnreadable.FAIL
-    #: Maximum number of remembered IDs of messages whose acknowledgements were cut off by the end of a connection.
+    #: Maximum number of remembered IDs of messages that were left: their session or process ended before their
+    #: acknowledgements were settled.
     remember_left: int = 2_000_000
     #: Maximum size of all rows in one task (option `maxPartitionBytes`).
     max_partition_bytes: int = 120 << 20
-    #: Names of the queues if option `queue` names several; otherwise empty. The endpoint then has the option's text in
-    #: place of a queue's name.
+    #: Names of the queues if option `queue` names several; otherwise empty. If there are several, `endpoint.queue` is
+    #: the whole text of the option.
     queues: tuple[str, ...] = ()
     #: Regular expression that the names of the queues match (option `queuePattern`); None if not set.
     pattern: str | None = None
@@ -80,14 +81,14 @@ class Settings:
     pattern_interval_s: float = 60.0
     #: Interval at which the management interface is asked how many messages wait in the queues.
     management_interval_s: float = 5.0
-    #: Whether logs and output are on disk before messages are acknowledged (option `settleAfter=synced`).
+    #: Whether logs and output are synced to disk before messages are acknowledged (option `settleAfter=synced`).
     syncs: bool = False
     #: Whether several queues share the prefetch, because option `prefetch` is not set.
     prefetch_is_shared: bool = False
 
     @property
     def destination(self) -> str:
-        """The queues or the topic of the query, as errors name them."""
+        """The queues or the topic of the query, in the words of error messages."""
         if self.pattern is not None:
             return f"queues matching '{self.pattern}'"
         if self.queues:
@@ -100,13 +101,18 @@ class Settings:
         return self.prefetch * self.consumers
 
     def by_queue(self) -> tuple[Settings, ...]:
-        """Return the settings for each queue that option `queue` names, or for the topic; none for a pattern."""
+        """Return the settings for each queue that option `queue` names, or for the topic; empty for a pattern."""
         if self.queues:
             return tuple(self.of_queue(name, len(self.queues)) for name in self.queues)
         return (self,) if self.pattern is None else ()
 
     def of_queue(self, name: str, among: int) -> Settings:
-        """Return the settings for the queue `name` of a query that reads `among` queues in all."""
+        """Return the settings for one queue of the query.
+
+        Args:
+            name: name of the queue.
+            among: number of queues that the query reads. They share the default of option `prefetch`.
+        """
         shared = max(min(self.prefetch, PREFETCH_MIN), self.prefetch // among)
         return replace(
             self,

@@ -27,13 +27,13 @@ def warn_of_unconfirmed(destination: str) -> None:
 class EndOfRun:
     """The end of a bounded run in one queue. The run takes the messages that were in the queue when the run began.
 
-    If the broker reports how many messages wait (the *depth*), the run takes this number of messages. If other
-    consumers return messages meanwhile, the run takes these in addition.
+    If the broker reports how many messages wait (the *depth*), the run takes this number of messages. Messages that
+    other consumers return meanwhile are taken in addition.
 
     If the broker does not report the depth, the run ends before the first message whose timestamp is between the start
-    of the run and now, or after three seconds without a message. For any other message it is unknown whether it was in
-    the queue when the run began, because producers may write any timestamp or none. Such messages are taken as long as
-    they arrive as fast as a backlog, for at most ten minutes; or six hours if their timestamp is older than the run.
+    of the run and now, or after three seconds without a message. Any other message may have been in the queue when the
+    run began or not, because producers may write any timestamp or none. Such messages are taken as long as they arrive
+    as fast as a backlog, but for at most ten minutes, or six hours if their timestamps are older than the run.
 
     Args:
         queue: a queue whose connections are all open.
@@ -90,7 +90,7 @@ class EndOfRun:
         return self._queue.counters().done
 
     def awaits_confirmation(self) -> bool:
-        """Whether to wait until the broker has confirmed acknowledgements; for messages without an ID, until settled.
+        """Whether to wait longer for the confirmation of acknowledgements, or the settlement of messages without an ID.
 
         The wait is limited, because the confirmation may be queued behind messages that do not fit into the window.
         After the limit, the run continues without the confirmation.

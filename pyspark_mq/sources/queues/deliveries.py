@@ -45,12 +45,13 @@ _NOTES = {
 
 @dataclass(frozen=True, slots=True)
 class _Arrivals:
-    """Deliveries of one session on their way into the in-flight table, by place.
+    """Deliveries of one session on their way into the in-flight table, as parallel sequences.
 
-    A reason not to take some deliveries is one step of :meth:`Deliveries.enter` that returns the others
-    (:meth:`without`). A reason that needs only the delivery belongs in :meth:`Deliveries._wanted`. A reason that must
-    not apply to known messages comes after they are identified. Small blocks for which `Metadata.is_plain` is true skip
-    these steps (:meth:`Deliveries._enter_new`), so a new reason has to be part of this property, too.
+    :meth:`Deliveries.enter` can drop deliveries for several reasons. Each reason is one step, which returns the
+    deliveries that remain (:meth:`without`). A reason that needs only the delivery itself belongs in
+    :meth:`Deliveries._wanted`. A reason that must not apply to known messages comes after messages are identified.
+    Small blocks for which `Metadata.is_plain` is true skip these steps (:meth:`Deliveries._enter_new`), so this
+    property must be false for blocks to which a new reason may apply.
 
     Attributes:
         session: number of the session.
@@ -82,17 +83,17 @@ class _Arrivals:
 
     @property
     def lack_keys(self) -> bool:
-        """Whether a message has no key."""
+        """Whether any message has no key."""
         return not isinstance(self.keys, range | TextKeys) and None in self.keys
 
     @property
     def need_names(self) -> bool:
-        """Whether a message is identified by its content, or has no key."""
+        """Whether any message is identified by its content or has no key. Then :meth:`Deliveries._named` is needed."""
         return bool(self.not_redelivered) or self.lack_keys
 
 
 class Deliveries:
-    """Takes the deliveries of one queue's sessions, identifies each message, and enters it into the in-flight table.
+    """Identifies the messages that the sessions of one queue deliver, and enters them into the in-flight table.
 
     Args:
         settings: the query's settings, with this queue as the endpoint.
@@ -100,7 +101,7 @@ class Deliveries:
         connections: the connections of the queue.
         store: committed IDs in addition to the checkpoint (option `dedupStore`).
         acknowledge: sends acknowledgements to the broker.
-        take_back_s: how long to wait for confirmations before skipped deliveries are requested again.
+        take_back_s: seconds to wait for confirmations before deliveries that a replay skipped are requested again.
 
     Attributes:
         counted: name of a counter of :class:`.Counters` that this object maintains -> its value.
@@ -176,7 +177,8 @@ class Deliveries:
         """Enter deliveries of one session.
 
         Args:
-            over_limit: whether to skip new messages, because a replay already holds too many bytes of others.
+            over_limit: whether to skip new messages, because a replay already holds too many bytes of messages that it
+                does not need.
 
         Raises:
             MissingMessageIdError: a message has no ID, and `onMissingMessageId` is `fail`.
@@ -256,7 +258,7 @@ class Deliveries:
         self.counted["reused_ids"] += len(ids)
 
     def _named(self, arrivals: _Arrivals) -> _Arrivals:
-        """Return the deliveries, in which each message without an ID has a key that identifies it."""
+        """Return the deliveries with a key for each message, also for messages without an ID."""
         in_flight, keys = self._in_flight, arrivals.keys
         matcher = in_flight.matcher
         if not self._noted:
@@ -402,7 +404,7 @@ def _joined(runs: Sequence[MessageRun[Row]]) -> MessageRun[Row]:
 
 
 def _together(ranges: Sequence[RowRange]) -> RowRange:
-    """Return these rows as consecutive rows of one block. Copy them, unless they are such rows already."""
+    """Return these rows as consecutive rows of one block. If they are not consecutive already, copy them."""
     first = ranges[0]
     ends = [first.numbers.start, *(rows.numbers.stop for rows in ranges)]
     if all(rows.block is first.block and rows.numbers.start == end for rows, end in zip(ranges, ends, strict=False)):

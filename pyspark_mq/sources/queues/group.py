@@ -1,6 +1,6 @@
-"""All queues of a query together: the limits that they share, and the signal that one of them has received something.
+"""All queues of a query together: the limits that they share, and the signal that a connection has an event.
 
-The limit on bytes applies to all queues together. The bytes that are not used at a moment are divided equally among the
+The limit on bytes applies to all queues together. Bytes that are free at the moment are divided equally among the
 queues. So a queue with many messages cannot take the memory that the others need.
 """
 
@@ -44,7 +44,7 @@ class QueueGroup:
         self._runtime = runtime
         self._memory = memory
         self._check = check
-        #: Whether the readers know which messages former processes have committed.
+        #: Whether the readers know which messages the former process has committed (:meth:`adopt`).
         self._shown = False
         self._arrived = threading.Event()
         self._queues: dict[str, QueueReader] = {}
@@ -187,7 +187,7 @@ class QueueGroup:
 
     @property
     def buffered_bytes(self) -> int:
-        """Size of these messages in bytes."""
+        """Size in bytes of the messages that were received but not planned yet."""
         return sum(queue.in_flight.received.size_bytes for queue in self)
 
     @property

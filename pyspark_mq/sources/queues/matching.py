@@ -79,7 +79,8 @@ class MatchingQueues(QueueGroup):
     def _may_end(self, queue: QueueReader, error: BrokerError) -> bool:
         """Whether the query continues without a queue.
 
-        This is so if the queue was deleted, or if it appeared while the query ran and this user may not read it.
+        True if the queue was deleted. Also True if the user may not read the queue: it was never opened, although
+        another queue was, and the query has no open messages of it.
         """
         try:
             listed = queue.name in self._watch.poll()

@@ -57,15 +57,17 @@ class QueueReader:
         memory: the committed messages of this queue.
 
     Attributes:
-        in_flight, connections, connected, windows: the queue's messages, its connections, what is known about its
-            broker, and its prefetch windows. Only this object processes events of the connections. Other code on the
-            query's thread may query these objects at any time. It also uses them to plan and abandon messages, to
-            change the windows, and to open and close the connections.
+        in_flight: the queue's messages. Other code on the query's thread may query this and the next three objects at
+            any time. It also plans and abandons messages, changes windows, and opens and closes connections. Only this
+            object processes events of the connections.
+        connections: the queue's connections.
+        connected: the facts that are known about the queue's broker, and the time for which it was connected.
+        windows: the queue's prefetch windows.
         ended: whether the queue no longer exists.
         taking: whether deliveries are processed. They have to wait until the committed offset is known, because before
             that, the reader cannot tell new messages from committed ones.
-        last_activity_s: time of the last delivery or confirmation. Answers to requests that were sent only for the
-            answer do not count.
+        last_activity_s: time of the last delivery, or of the last confirmation of acknowledgements. The answer to a
+            request without acknowledgements does not count.
         coming_again: number of planned and committed messages that sessions held when they ended, so that they may be
             redelivered.
     """
@@ -111,7 +113,7 @@ class QueueReader:
 
     @property
     def destination(self) -> str:
-        """The queue or topic, as errors name it."""
+        """The queue or topic, in the words of error messages."""
         return self.settings.endpoint.destination
 
     # -- its life
@@ -181,7 +183,7 @@ class QueueReader:
 
     @property
     def is_up(self) -> bool:
-        """Whether deliveries are processed, and receiving has not stopped for a while before the last events."""
+        """Whether deliveries are processed, and receiving was not interrupted before the last events."""
         return self.taking and not self.connections.broke_off
 
     # -- bytes and depth
@@ -196,7 +198,7 @@ class QueueReader:
 
         Args:
             most: maximum number of bytes, including those of deliveries that are not processed yet.
-            resumes: whether a session that was paused because of its bytes may resume.
+            resumes: whether a session may resume that was paused because too many bytes were buffered.
         """
         self._bytes_max = most
         each = flow.allowed(most, self.held_bytes, self.settings.consumers, replaying=self._replaying)
@@ -254,8 +256,8 @@ class QueueReader:
         From now on deliveries are processed.
 
         Args:
-            recent: the messages whose acknowledgements the end of that process may have cut off. The memory already has
-                them.
+            recent: the messages that the former process committed but may not have acknowledged before it ended. The
+                memory already has them.
             broker_id: the name of the broker with which the checkpoint was written.
         """
         self.connected.expect_broker(broker_id)

@@ -56,12 +56,13 @@ class Timings:
 
         Args:
             epoch: number of the epoch.
-            under_way: for each queue a function that tells whether the broker has not confirmed them yet.
+            under_way: for each queue, a function that returns True until the broker has confirmed the queue's
+                acknowledgements.
         """
         self._committed.append((epoch, self._runtime.monotonic_s(), under_way))
 
     def report(self) -> dict[str, dict[str, int] | None]:
-        """Return the times of both epochs under their documented names."""
+        """Return the times of the last planned and the last confirmed epoch by their documented names; None if none."""
         return {"lastPlanned": self._epoch, "lastConfirmed": self._confirmed}
 
 

@@ -71,7 +71,8 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
         size: which of the sizes of a window to compute.
         settings: the query's settings, with this queue as the endpoint.
         planned: number of messages in epochs that are planned but not committed, over all sessions.
-        expected: the same number plus the number of messages that are acknowledged but not settled.
+        expected: `planned` plus the number of messages that are acknowledged but not settled, including those of the
+            former process.
         replays: whether an epoch that a former process planned is not committed yet. Until its commit, the window has
             the size of this epoch or of a slow window, whichever is larger, but not the sum of both. So repeated
             failures count as deliveries of only a few messages besides those of the epoch.
@@ -142,7 +143,7 @@ class Windows:
         return self._in_flight.unacked_in(session) + self._connections.live[session].skipped
 
     def _taken(self) -> dict[int, int]:
-        """Return number of each session whose window is full -> its window."""
+        """Return a dict: number of each session whose window is full -> its window."""
         windows = self._connections.windows
         return {session: window for session, window in windows.items() if self.unacked_in(session) >= window}
 
@@ -150,8 +151,8 @@ class Windows:
     def blocked(self) -> bool:
         """Whether the broker cannot deliver more messages until some are acknowledged.
 
-        This is so if the windows of all sessions are full. It is also so if some windows are full, messages may wait,
-        and the other sessions have never received a message: the queue then delivers only to a single active consumer.
+        True if the windows of all sessions are full. Also True if some windows are full, messages may wait, and the
+        other sessions have never received a message: such a queue delivers only to a single active consumer.
         """
         taken = self._taken()
         others = self._connections.windows.keys() - taken
@@ -162,7 +163,8 @@ class Windows:
     def double_taken(self, missing: int) -> bool:
         """Double the windows that are full, because the missing messages are not in them.
 
-        Return whether any was full.
+        Returns:
+            whether any window was full.
         """
         taken = self._taken()
         for session, window in taken.items():
