@@ -5,9 +5,9 @@
 RabbitMQ does not answer acknowledgements. So the session sends a *flush marker* after them on the same channel: a
 passive queue.declare. A channel processes its methods in order, so the answer proves that the acknowledgements were
 processed. (This was tested on classic and quorum queues. A classic queue may write them to disk half a second later,
-for which `settleGrace` is long enough.) The answer also has the depth of the queue. There is at most one unanswered
-flush marker, because pika sends a declare only when the one before is answered; on a slow network, the answer arrives
-after a whole window of messages. The next flush marker confirms everything that was sent meanwhile.
+for which `settleGrace` is long enough.) The answer also has the depth of the queue. At most one flush marker is
+unanswered, because pika sends a declare only when the previous one is answered. On a slow network, the answer arrives
+after a whole prefetch window of messages. The next flush marker confirms everything that was sent meanwhile.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Amqp091Session(Session):
         self._started = 0
         # The current window; the sum of the prefetches of all consumers that were started; the newest delivery tag.
         self._window = self._granted = self._last_tag = 0
-        #: Whether any delivery was acknowledged or rejected.
+        #: Whether any delivery was acknowledged or rejected; and whether a paused session is reading one delivery.
         self._acknowledged = self._reading_one = False
-        #: Numbers of requests that a later flush marker will confirm; and numbers of those that the unanswered flush
-        #: marker will confirm, None if there is no unanswered one.
+        #: Numbers of requests that a later flush marker will confirm. `_confirming`: numbers of requests that the
+        #: unanswered flush marker will confirm; None if no flush marker is unanswered.
         self._unconfirmed: list[int] = []
         self._confirming: list[int] | None = None
         self._url: BrokerUrl | None = None
@@ -135,12 +135,12 @@ class Amqp091Session(Session):
     def consume(self, window: int) -> None:
         """Start a consumer, or another one to widen the window.
 
-        The prefetch of a consumer cannot be changed. If a consumer is cancelled, messages that are on their way to it
-        are returned to the queue, by pika (Channel._on_deliver, 1.3.2 and 1.4.4) and by quorum queues (RabbitMQ 3.10),
-        which count each of them as a delivery. So to widen the window, another consumer is added for the difference. A
-        quorum queue alternates between its consumers, so messages then arrive slightly out of order. But if the window
-        is full, no message is on its way. Then the consumer is replaced by a new one, for which held messages do not
-        count.
+        The prefetch of a consumer cannot be changed. If a consumer is cancelled, pika (Channel._on_deliver, 1.3.2 and
+        1.4.4) and quorum queues (RabbitMQ 3.10) return messages that are on their way to it, and each return counts as
+        a delivery. So to widen the window, another consumer is added for the difference. A quorum queue alternates
+        between its consumers, so messages then arrive slightly out of order. But if the window is full and nothing was
+        acknowledged yet, no message is on its way. Then a new consumer with the whole window replaces the others, and
+        held messages do not count towards its window.
 
         The names of the consumers are in ascending order. When a session ends, a quorum queue requeues messages in the
         order of these names (RabbitMQ 3.10). So the messages of the first consumer are redelivered first, and a replay
@@ -174,7 +174,7 @@ class Amqp091Session(Session):
         self.consuming = True
 
     def _deliver(self, raws: list[Raw] | Amqp091Batch) -> None:
-        """Put deliveries into the inbox. If one of them ends the session, leave it and the following ones out."""
+        """Put deliveries into the inbox. If a delivery ends the session, leave out this delivery and all later ones."""
         if self._connection.end is not None:
             return
         tags = np.array([raw[0] for raw in raws], np.uint64).astype(np.int64) if isinstance(raws, list) else raws.tags

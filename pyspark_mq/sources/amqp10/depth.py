@@ -1,7 +1,8 @@
 """Queries about a queue to RabbitMQ 4.0 or later over AMQP 1.0, through a pair of links to its management address.
 
-A request is a message whose subject is the method, and whose address is the path. The answer has the status as its
-subject (RabbitMQ's documentation, "AMQP 1.0", "Management"). Each user who may read the queue may send such requests.
+A request is like one of HTTP: the message's subject is the method, and its address is the path. The answer has the
+status as its subject (RabbitMQ's documentation, "AMQP 1.0", "Management"). Each user who may read the queue may send
+such requests.
 """
 
 from __future__ import annotations

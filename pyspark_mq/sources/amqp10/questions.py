@@ -32,7 +32,7 @@ _CREDIT = 10
 
 
 def ask_queue(endpoint: Endpoint, url: BrokerUrl) -> QueueFacts:
-    """Return facts about the queue and its address. No fact is known if the user lacks the permissions."""
+    """Return facts about the queue and its address. A fact is unknown if the user lacks permissions to ask for it."""
     asker = _Asker(replace(endpoint, selector=None, subscription=None), 1, ReceiveBuffer())
     facts = NOTHING_KNOWN
     try:

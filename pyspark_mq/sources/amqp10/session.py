@@ -85,8 +85,8 @@ class Amqp10Session(Session):
         #: Requests that the broker confirms by settling deliveries: number, time, and deliveries that are not settled.
         self._requests: deque[tuple[int, float, deque[Handle]]] = deque()
         self._closing: deque[Link] = deque()
-        #: Accepted deliveries that a later flush marker will confirm; and the flush marker that is not answered yet,
-        #: with the accepted deliveries that it will confirm.
+        #: Number of each request that a later flush marker will confirm, and the deliveries that it accepted.
+        #: `_flush_marker`: the flush marker that is not answered yet, and the requests that it will confirm.
         self._unconfirmed: list[tuple[int, list[Handle]]] = []
         self._flush_marker: tuple[Link, list[tuple[int, list[Handle]]]] | None = None
         #: Time of the request that the broker has not settled for long, and for which the flush marker was opened; None
@@ -224,7 +224,7 @@ class Amqp10Session(Session):
     # -- receiving
 
     def consume(self, window: int) -> None:
-        """Start to consume, or change the window, in which all held deliveries count."""
+        """Start to consume, or change the window. All held deliveries count towards the window."""
         self.consuming = True  # the link is attached
         self._window = window
         self._top_up()
@@ -374,7 +374,8 @@ class Amqp10Session(Session):
     def _settle(self, accepted: Sequence[Handle]) -> bool:
         """Settle accepted deliveries.
 
-        If the broker has set another outcome for one, end the session and return False.
+        Returns:
+            False if the broker has set another outcome for one of them. The session then ends, and none is settled.
         """
         deliveries = self._deliveries
         if any(map(deliveries.taken_back, accepted)):

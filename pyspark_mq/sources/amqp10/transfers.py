@@ -27,8 +27,8 @@ _ATTACH, _TRANSFER = 0x12, 0x14
 _UINT = b"\x40\x43\x52\x70"
 #: Fields of a transfer, by their numbers.
 _NUMBER, _TAG, _MORE, _ABORTED = 1, 2, 5, 9
-#: Minimum number of frames that are compared with a known frame at once. The next comparison is for twice as many
-#: frames as have matched before. After a mismatch, this number of frames is examined one by one.
+#: Minimum number of frames that are compared with a known frame at once. Each comparison takes twice as many frames as
+#: matched in the last one. After a mismatch, `_ALIKE_MIN` frames are examined one by one.
 _ALIKE_MIN = 8
 #: An empty frame (2.4.5).
 _EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"
@@ -88,7 +88,8 @@ class Transfers:
 
     def __init__(self, link: str, frame_bytes_max: int) -> None:
         self.taken: deque[bytes | None] = deque()
-        #: Delivery tags of the entries of `taken`, and the numbers of entries before the first group, and of all.
+        #: Delivery tags of the entries of `taken`, in groups. `_entries` counts all entries so far, and `_before` those
+        #: before the first group.
         self._tags: deque[_Tags] = deque()
         self._before = self._entries = 0
         self._link, self._frame_bytes_max = link, frame_bytes_max
@@ -107,11 +108,12 @@ class Transfers:
     def cut(self, data: bytes, *, take: bool) -> bytes:
         """Process bytes that were read from the socket, and return the bytes that proton gets.
 
-        These are whole frames, as long as all frames have the expected encoding.
+        As long as all frames have the expected encoding, the result consists of whole frames.
 
         Args:
-            data: the bytes.
-            take: whether to cut payloads out. A payload that proton gets counts in the incoming window of its session.
+            data: the bytes that were read.
+            take: whether to cut payloads out. A payload that is not cut out counts in the incoming window of proton's
+                session.
         """
         if self._rest is None:
             self._knows = _PROTOCOL.startswith(data[: len(_PROTOCOL)])
@@ -188,7 +190,7 @@ class Transfers:
         self._entries += tags.messages
 
     def newest_tag(self) -> bytes | None:
-        """Return the delivery tag (2.7.5) of the entry that was last removed from `taken`; None if it was None."""
+        """Return the delivery tag (2.7.5) of the entry last removed from `taken`; None if proton has its payload."""
         last = self._entries - len(self.taken) - 1
         while self._tags and last >= self._before + self._tags[0].messages:
             self._before += self._tags.popleft().messages

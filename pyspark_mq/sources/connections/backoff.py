@@ -21,7 +21,8 @@ _BACKOFF_LAST_S = 5.0
 #: Pause after a session in which the broker confirmed something. It only has to be long enough to avoid a busy loop,
 #: because on an unstable network it is added to each reconnect.
 _GOOD_REST_S = 0.02
-#: If this number of idle sessions ended, each before this time, a proxy or a load balancer probably ended them.
+#: If `_IDLE_ENDS` idle sessions have ended, each after less than `_IDLE_LIMIT_S`, a proxy or a load balancer probably
+#: ended them.
 _IDLE_ENDS, _IDLE_LIMIT_S = 3, 3_600.0
 
 
@@ -30,9 +31,9 @@ class Backoff:
 
     By rule 13 a session was successful if the broker has confirmed something in it. Each other session that ends after
     it has received messages adds one to their delivery counts, which may reach a delivery limit. So the pause before
-    the next session doubles each time, and if the broker ends many sessions in a row, the query fails. The broker's
-    reasons do not have to be equal, because they contain names of connections and processes, so the same cause has
-    different texts.
+    the next session doubles each time, and if the broker ends many sessions in a row, the query fails. All reasons that
+    the broker states count, even if their texts differ: they contain names of connections and processes, so the texts
+    for one cause differ, too.
 
     Attributes:
         first: whether no session has been opened yet.
@@ -142,5 +143,5 @@ class Backoff:
 
 
 def _error_text(problem: Exception) -> str:
-    """Return the text of an error for quoting it in another error: without its short name in brackets."""
+    """Return the text of an error, without its short name in brackets, so that another error can quote it."""
     return problem.text if isinstance(problem, MqError) else str(problem)

@@ -64,9 +64,9 @@ class Metadata:
             has an ID that is text, this is a :class:`.TextKeys`. Empty for the guarantees `at-least-once` and `none`.
         not_redelivered: for each delivery, whether it is neither flagged as redelivered nor a dead letter. Empty if
             `keys` has no digests of contents.
-        redelivered: an array that tells for each delivery whether the broker flagged it as redelivered.
-        hidden: values of a property `message-id` by which messages without an ID hide the ID that the broker has given
-            them (ActiveMQ Classic over STOMP).
+        redelivered: boolean array: for each delivery, whether the broker flagged it as redelivered.
+        hidden: values of properties `message-id` that hide the IDs given by the broker, so that these messages count as
+            messages without an ID (ActiveMQ Classic over STOMP).
         unreadable: index of a row -> the delivery that could not be decoded.
     """
 
@@ -91,8 +91,8 @@ class Block:
     """Consecutive deliveries of one session, or a few deliveries of several sessions, as rows.
 
     Attributes:
-        batch: the columns, see :func:`block_schema`. When the rows are in the partitions of an epoch, the columns are
-            in the partitions' memory.
+        batch: the columns, see :func:`block_schema`. :meth:`BlockRows.move_to` replaces them by copies in the memory of
+            an epoch's partitions.
         sizes: number of bytes for which each row counts in all limits, including its headers and a fixed overhead.
     """
 
@@ -310,10 +310,11 @@ class BlockRows:
     def move_to(self, written: Iterator[pa.RecordBatch]) -> None:
         """Let blocks refer to a copy of their rows, so that the memory with the original rows is freed.
 
-        Only blocks are changed whose rows all are in this object.
+        A block is changed only if this object has all of its rows.
 
         Args:
-            written: the batches that :meth:`batches` has yielded, in other memory. Columns that they lack are copied.
+            written: copies, in other memory, of the batches that :meth:`batches` has yielded. If a column is missing in
+                a copy, it is copied from the block.
         """
         at, batch = 0, None
         for block, numbers in self.stretches:

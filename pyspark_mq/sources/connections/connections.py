@@ -70,8 +70,8 @@ class LiveSession:
         paused: whether it does not read from its socket now, because too many bytes are buffered.
         deliveries: number of its deliveries that were processed.
         skipped: number of its deliveries that a replay has skipped, and that stay unacknowledged.
-        silent_since_s: time since when it has received nothing, although the broker reports messages; None if the
-            broker reports none, or delivers them.
+        silent_since_s: time from which on it has received nothing although the broker reports waiting messages; None if
+            the broker reports none, or delivers them.
     """
 
     key: int
@@ -94,12 +94,12 @@ class Connections:
         events: where the supervisors put the events of this queue.
 
     Attributes:
-        live: number of each open session -> the session. A session that is lost stays here until the event that reports
-            this was processed.
+        live: number of each open session -> the session. A session that has ended stays here until the event that
+            reports its end was processed.
         first_window: the window with which the next session begins.
         broke_off: whether the worker or a supervisor was stopped for a moment between the last two calls of
             :meth:`news`, so that messages may not have been received in time.
-        progress_s: everything that arrived until this time was reported by the last call of :meth:`news`.
+        progress_s: time up to which the last call of :meth:`news` has reported everything that arrived.
     """
 
     def __init__(self, settings: Settings, worker: Worker, runtime: Runtime, events: EventQueue) -> None:
@@ -192,7 +192,7 @@ class Connections:
 
     @property
     def untaken(self) -> int:
-        """Number of deliveries that are kept until a call of :meth:`news` may yield them."""
+        """Number of deliveries that :meth:`news` has kept, because its caller did not take deliveries yet."""
         return sum(len(event.rows) for event in self._waiting)
 
     def _open(self, event: Opened) -> None:
@@ -311,14 +311,14 @@ class Connections:
                 self._ask(number, "ask_depth")
 
     def depths(self) -> list[int]:
-        """Return the numbers of waiting messages that the broker last reported to each connection; empty if none."""
+        """Return the number of waiting messages in the broker's last report to each connection; empty if no reports."""
         return [depth.ready for depth in self._reported()]
 
     def _reported(self) -> list[QueueDepth]:
         return [supervisor.depth for supervisor in self._supervisors.values() if supervisor.depth is not None]
 
     def depth_in(self, session: int) -> QueueDepth | None:
-        """Return the broker's last report of the queue's depth to the connection of this open session."""
+        """Return the last report of the queue's depth to the connection of this open session; None if no report."""
         return self._supervisors[self.live[session].key].depth
 
     @property

@@ -1,4 +1,4 @@
-"""Flow control: when a session pauses because of its bytes, and when it resumes. Pure functions on numbers.
+"""Flow control: when a session stops reading because too many bytes are buffered, and when it resumes. Pure functions.
 
 Every decision about bytes is here. The counts stay with the threads that make them, so none of them has two writers:
 
@@ -31,8 +31,8 @@ Q = TypeVar("Q")
 
 #: Bytes that a query may hold, and bytes below which its paused sessions resume, as multiples of `maxBytesPerTrigger`.
 _HELD, _RESUMED = 2, 1.5
-#: The part of its bytes that a session may receive before the worker has made blocks of them, because a delivery may be
-#: six times as large in its block. The bytes of one block may always wait.
+#: Only one part in `_UNMADE_PARTS` of a session's bytes may wait until the worker makes blocks of them, because a
+#: delivery may be six times as large in its block. The bytes of one block (`_BLOCK_BYTES`) may always wait.
 _UNMADE_PARTS, _BLOCK_BYTES = 4, 4 << 20
 
 
@@ -60,19 +60,24 @@ def allowed(most: float, held: int, sessions: int, *, replaying: bool) -> float:
 
 
 def skips(most: float, held: int) -> bool:
-    """Whether a replay skips messages that it does not wait for."""
+    """Whether a replay skips messages that it does not wait for, because the queue holds as many bytes as it may.
+
+    Args:
+        most: how many bytes the queue may hold.
+        held: how many bytes it holds.
+    """
     return held >= most
 
 
 def is_full(arrived: int, made: int, grown: int, taken: int, most: float) -> bool:
-    """Whether a session has too many bytes.
+    """Whether a session has to pause, because too many bytes have arrived that the query has not taken yet.
 
     Args:
-        arrived: bytes that have arrived in the session.
-        made: how many of them have become blocks.
-        grown: by how many bytes deliveries are larger in blocks than on arrival.
-        taken: bytes that the query has taken out of blocks.
-        most: how many bytes the session may buffer.
+        arrived: number of bytes that have arrived in the session.
+        made: how many of these bytes have become blocks.
+        grown: number of bytes by which deliveries are larger in blocks than on arrival.
+        taken: number of bytes that the query has taken out of blocks.
+        most: number of bytes that the session may buffer.
     """
     unmade = arrived - made
     return arrived + grown - taken > most or (unmade > _BLOCK_BYTES and unmade * _UNMADE_PARTS > most)

@@ -44,7 +44,7 @@ class MessageIds:
         return cls(settings.id_source, settings.on_missing, exact, settings.on_unreadable is OnUnreadable.ROW)
 
     def values(self, batch: DeliveryBatch) -> Sequence[Any]:
-        """Return for each delivery the value that `messageIdFrom` names. :meth:`keys` and :meth:`texts` need these."""
+        """Return for each delivery the value that `messageIdFrom` names, for :meth:`keys` and :meth:`texts`."""
         if self.source.kind == "content":
             return [None] * len(batch)
         if self.source.kind == "json":
@@ -58,11 +58,12 @@ class MessageIds:
         """Return the keys that identify the messages of these deliveries.
 
         Args:
+            batch: the deliveries.
             values: the result of :meth:`values`.
 
         Returns:
             a key for each delivery, and whether any key is the digest of a content. The key of a message is its ID. If
-            a message has no ID, the options decide whether its key is the digest of its content, or None.
+            a message has no ID, its key is the digest of its content or None, depending on the options.
         """
         if self.source.kind == "content":
             return [*batch.digests()], True
@@ -84,7 +85,7 @@ class MessageIds:
         return keys, bool(places)
 
     def hidden(self, batch: DeliveryBatch) -> list[str]:
-        """Return the values of a property `message-id` by which messages hide the ID that the broker has given them."""
+        """Return the values of properties `message-id` that hide the IDs given by the broker; usually none."""
         return batch.hidden() if self.source == MESSAGE_ID else []
 
     def texts(self, values: Sequence[Any]) -> Any:
@@ -103,7 +104,7 @@ class MessageIds:
         """Raise an error if there are messages without an ID, and `onMissingMessageId` is `fail`.
 
         Args:
-            destination: the queue or topic, as errors name it.
+            destination: the queue or topic, in the words of error messages.
             missing: number of messages without an ID.
             first: delivery tag of the first of them.
             hidden: the result of :meth:`hidden` for these messages.

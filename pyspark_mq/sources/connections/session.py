@@ -125,7 +125,7 @@ class ReceiveBuffer:
         inbox: deliveries in order, single or in batches. The other thread takes them from the left.
         deliveries: number of deliveries that were added so far.
         bytes_arrived: number of bytes that were added so far, see :attr:`.DeliveryBatch.size_bytes`.
-        bytes_made: how many of these bytes have become blocks.
+        bytes_made: how many of the bytes that arrived have become blocks.
         bytes_grown: number of bytes by which deliveries are larger in blocks than as they arrived.
         bytes_taken: number of bytes that the query has processed so far.
         bytes_allowed: number of bytes that may be unprocessed before the session pauses, see :mod:`.flow`.
@@ -156,7 +156,12 @@ class ReceiveBuffer:
         self.wake()
 
     def made(self, arrived: int, size: int) -> None:
-        """Count deliveries that became a block: their bytes on arrival, and in the block. For the other thread."""
+        """Count deliveries that became a block. Called by the thread that makes blocks.
+
+        Args:
+            arrived: number of bytes of these deliveries when they arrived.
+            size: number of bytes that they take in the block.
+        """
         self.bytes_grown += size - arrived
         self.bytes_made += arrived
 
@@ -165,9 +170,10 @@ class ReceiveBuffer:
             self.arrived.set()
 
     def take(self, maximum: float = math.inf) -> list[Any]:
-        """Remove up to `maximum` deliveries from the inbox, and return them.
+        """Remove the oldest deliveries from the inbox, and return them, single or in batches.
 
-        It may be more, as batches are not split.
+        Args:
+            maximum: number of deliveries to return. Batches are not split, so the last batch may exceed this number.
         """
         items: list[Any] = []
         with suppress(IndexError):  # the inbox is empty, perhaps because its session has just ended
@@ -271,9 +277,9 @@ class Session(ABC):
         """
 
     def extend(self, window: int) -> None:
-        """Widen the window like :meth:`consume`, but so that the broker never exceeds it.
+        """Widen the window like :meth:`consume`, but never let the broker exceed it.
 
-        It may need another consumer.
+        With some protocols, this needs another consumer.
         """
         self.consume(window)
 

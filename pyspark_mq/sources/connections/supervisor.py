@@ -1,8 +1,8 @@
 """Keeps one connection to the broker: a supervisor opens one session after the other, on a thread of its own.
 
-So heartbeats continue while Spark is busy for minutes. When a session ends, the supervisor opens another one after the
-pause that :mod:`.backoff` computes. It carries out requests of the query's thread in order, each in the session for
-which it was made. A request for a session that has ended is dropped, because its handles are no longer valid.
+On this thread, heartbeats continue while Spark is busy for minutes. When a session ends, the supervisor opens another
+one after the pause that :mod:`.backoff` computes. It carries out requests of the query's thread in order. A request
+belongs to one session, and is dropped if that session has ended, because its handles are no longer valid.
 
 Order of calls: `start` once; `ask` and `limit` from any thread, at any time; `stop` last. None of these waits.
 
@@ -46,8 +46,8 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: Longest run of the I/O loop without a wake-up.
 _TURN_S = 0.5
-#: If a supervisor does not attend to its socket for longer than such a run plus a broker's delivery time, it counts as
-#: interrupted: its thread was not scheduled, or is blocked.
+#: If a supervisor does not attend to its socket for longer than this, it counts as interrupted: its thread was not
+#: scheduled, or is blocked. The time is the longest run of the I/O loop plus a broker's delivery time.
 STILL_S = _TURN_S + TRANSIT_S
 #: If a session has lasted this long, the shortest pause before the next session is enough.
 _LONG_SESSION_S = 10.0

@@ -4,7 +4,7 @@ Each connection has a supervisor with its own thread. The worker goes through th
 it makes blocks of the deliveries in the sessions' buffers, and puts blocks and other events into the event queue of
 each queue. The supervisors' threads could make the blocks instead. But then a message took 4.8 to 6.2 µs of CPU time,
 against 4.4 µs with the worker; with four connections 5.5 to 6.1 µs against 5.5 µs, and with eight 5.6 to 6.9 µs against
-6.5 µs. Also, a thread that makes a block cannot attend to its socket, where heartbeats are due.
+6.5 µs. Also, a supervisor's thread cannot send or answer heartbeats while it makes a block.
 
 **Order** (rules 6 and 10). One thread passes on all events. So a session's deliveries come before a confirmation or a
 depth report that arrived later, and no event of a session comes after its end.
@@ -14,9 +14,9 @@ worker may be slow, or the process stopped. So ten times a second the worker's *
 everything that has arrived was passed on. If the worker or a supervisor was interrupted for longer than a broker's
 delivery time, the mark records this, and the time does not count.
 
-**Bytes.** A session counts the bytes that arrive. The worker tells the session how large these are in blocks, and
-:class:`.Limits` tell it how many bytes the query has processed. The difference decides whether the session pauses:
-these are the bytes in its buffer, in blocks that are being made, and in blocks that are not processed yet.
+**Bytes.** A session counts the bytes that arrive. The worker tells the session how large these bytes are in blocks, and
+:class:`.Limits` tell it how many bytes the query has processed. The difference is the number of bytes in the session's
+buffer, in blocks that are being made, and in blocks that are not processed yet. It decides whether the session pauses.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Mark(NamedTuple):
 
     Attributes:
         breaks: number of times that the worker or one of its supervisors was interrupted.
-        until_s: everything that has arrived until this time was passed on.
+        until_s: time up to which everything that has arrived was passed on.
     """
 
     breaks: int
@@ -95,7 +95,7 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class _Supervised:
-    """A supervisor, and its state as far as its events were passed on.
+    """A supervisor, and its state according to the events that the worker has passed on.
 
     Attributes:
         ids: finds the IDs of the deliveries.
@@ -318,7 +318,7 @@ class Worker:
             supervised.session = None
 
     def _hand_over_together(self, some: Sequence[tuple[_Supervised, Session]]) -> int:
-        """Pass on the few deliveries of several sessions of one queue, if possible in one block, which takes less time.
+        """Pass on the few deliveries of several sessions of one queue. One block for all of them takes the least time.
 
         Only messages whose metadata are plain (:attr:`.Metadata.is_plain`) share a block. Otherwise each session gets a
         block of its own.

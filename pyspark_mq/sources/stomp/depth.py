@@ -48,7 +48,7 @@ class QueueInfo:
     def at_first(self) -> QueueDepth:
         """Return the queue's depth for a session that has not subscribed yet.
 
-        It includes delivered messages, because those of a former session will return to the queue.
+        The depth includes delivered messages, because messages of a former session will return to the queue.
         """
         return self._depth(self.messages, 0)
 
@@ -120,7 +120,7 @@ class Questions:
     def is_answer(self, block: bytes) -> bool:
         """Return whether a message with these headers is an answer, and not a delivery from the queue.
 
-        This depends on header `subscription`. If it is repeated, its first entry is the broker's.
+        Header `subscription` decides. If this header is repeated, its first entry is the broker's.
         """
         return value(block, "subscription") == self.name.encode()
 

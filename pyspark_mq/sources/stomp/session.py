@@ -64,8 +64,9 @@ _NOTHING = "JMSMessageID='never'"
 _ANSWER_TIMEOUT_S = 5.0
 _ACK = "ack"
 _ACK_LINE, _BARE_ACK_LINE = b"\nack:", b"\nack\n"
-#: The header `ack` of ActiveMQ Classic, the only broker that does not escape names. If it is in a body, the name of a
-#: property ended the headers before it, and a header `ack` that was read is forged.
+#: The beginning of header `ack` on ActiveMQ Classic, the only broker that does not escape names. If a body has these
+#: bytes, the name of a property contained an empty line, which ended the headers early: the broker's header `ack` is in
+#: the body, and any header `ack` before it is forged.
 _BROKERS_ACK = b"\nack:ID"
 _SHOWN_BYTES = 60
 #: Header of the frame without a message that ends a browsing subscription (ActiveMQ Classic).
@@ -93,7 +94,7 @@ class StompSession(Session):
         #: The text with which the names of this session's subscriptions and receipts end, so that frames of the broker
         #: can be told from frames within a text, see :mod:`pyspark_mq.wire.stomp.frames`.
         self._own = f"-{secrets.token_urlsafe(_OWN_BYTES)}"
-        #: Header prefix of messages that may have an ID not set by the broker; empty if there are none.
+        #: Prefix of the headers of messages that may have an ID of their producer; empty if the broker sets all IDs.
         self._foreign = f"\n{self._dialect.foreign_prefix}".encode() if self._dialect.foreign_prefix else b""
         #: The beginning of each header that every message has, on a broker that does not escape names.
         self._always = tuple(f"\n{name}:".encode() for name in self._dialect.always)
@@ -150,7 +151,7 @@ class StompSession(Session):
         self._connection.open(self._url, deadline, self.options.attempt, headers)
 
     def _depth_at_first(self, deadline: float) -> tuple[QueueDepth | None, QueueFacts]:
-        """Query the queue's depth over a separate connection, as the broker closes it if the user lacks permission."""
+        """Query the queue's depth over a separate connection: the broker closes it if the user lacks permission."""
         address = self._dialect.management
         # With a selector the depth would be misleading, because it includes messages that do not match the selector.
         if not address or self.endpoint.topic is not None or self.endpoint.selector is not None:
@@ -180,8 +181,8 @@ class StompSession(Session):
             deadline: time until which to wait for answers.
 
         Returns:
-            the answers about the queue, none if the broker refused or did not answer; and the settings of its address,
-            None if unknown.
+            a list with the answers about the queue (empty if the broker refused or did not answer), and the settings of
+            the queue's address (None if unknown).
         """
         beside = StompSession(self.endpoint, self.number, ReceiveBuffer(), self.options, self.now_s)
         answers: list[QueueInfo | None] = []
@@ -211,7 +212,7 @@ class StompSession(Session):
 
         The window is the number of unsettled deliveries that the broker may send. The window of a subscription cannot
         be changed, and ending the subscription would return its messages to the queue. So a further subscription gets
-        the difference as its window; or the whole window, if as many deliveries as the old window are unsettled.
+        the difference as its window; or the whole new window, if the old window is full of unsettled deliveries.
 
         Raises:
             DestinationError: the queue does not exist, or this user may not read it.
@@ -391,7 +392,7 @@ class StompSession(Session):
     def _have_own_acks(self, batch: FramesBatch) -> bool:
         """Return whether each message of a batch has one header `ack`, with an ID that no unsettled delivery has.
 
-        If so, note these IDs. Nothing is checked if the broker ensures this.
+        If so, note these IDs. If the broker prevents forged headers, return True without a check.
         """
         ids = self._settling.ids
         if ids is None or any(layout.count(_ACK) != 1 for layout in batch.frames.layouts):
@@ -469,8 +470,8 @@ class StompSession(Session):
         return MessageError(
             f"{self.endpoint.destination} has a message that contains a STOMP frame, which begins with "
             f"{headers.strip()[:_SHOWN_BYTES]!r}. The message before the frame is '{self._newest_id()}'. A property of "
-            "one of these messages shows a wrong end of the message. Read the queue with protocol 'amqp-1.0' and a new "
-            "checkpointLocation, or remove the message with the broker's tools"
+            "one of these messages contains text that looks like the end of the message. Read the queue with protocol "
+            "'amqp-1.0' and a new checkpointLocation, or remove the message with the broker's tools"
         )
 
     def _newest_id(self) -> str:
@@ -496,11 +497,11 @@ class StompSession(Session):
         """Return the error for a message whose acknowledgement might settle another message."""
         found = as_text(parse(headers).get("message-id")) or ""
         return MessageError(
-            f"{self.endpoint.destination} holds a message, '{found:.200}', that has several headers named ack, one in "
-            "its body, or the same one as an earlier message. The name of a property of this message, or of the "
-            "earlier one, has line feeds, which the broker does not escape, so an acknowledgement might settle another "
-            "message. Read the queue with protocol 'amqp-1.0' and a new checkpointLocation, or find the message with "
-            "such a property with the broker's tools, and remove it"
+            f"{self.endpoint.destination} holds a message, '{found:.200}', with a doubtful header 'ack': the header is "
+            "repeated, is in the body, or equals that of an earlier message. The name of a property of this message, "
+            "or of the earlier one, has line feeds, which the broker does not escape, so an acknowledgement might "
+            "settle another message. Read the queue with protocol 'amqp-1.0' and a new checkpointLocation, or use the "
+            "broker's tools to find the message with such a property, and remove it"
         )
 
     def _arrived(self, deliveries: int, size: int) -> None:
@@ -519,7 +520,7 @@ class StompSession(Session):
     # -- sending
 
     def _show_life(self) -> None:
-        """Note that the queue is active. If nothing arrives until a later time, it may have stalled."""
+        """Note that the queue is active, and set the time after which it counts as stalled if nothing arrives."""
         if self._dialect.window_bytes or (self._dialect.stalls and self.endpoint.topic is None):
             self._quiet_s = _QUIET_FIRST_S
             self._wake_s = self.now_s() + self._quiet_s
