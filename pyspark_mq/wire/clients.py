@@ -1,4 +1,4 @@
-"""Imports the classes of a protocol, which need its client library."""
+"""Imports classes that need the client library of a protocol."""
 
 from __future__ import annotations
 

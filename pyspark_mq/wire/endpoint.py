@@ -181,7 +181,7 @@ class Endpoint:
 
     @property
     def destination(self) -> str:
-        """The queue or topic, as errors name it."""
+        """The queue or topic, in the words of error messages."""
         if self.queue is not None:
             return f"queue '{self.queue}'"
         if self.topic is None:
@@ -217,7 +217,7 @@ def secret_in(file: str, option: str) -> str:
 
 
 def exclusive_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> DestinationError | None:
-    """Return the error for a queue that another program uses exclusively; None if RabbitMQ's reason is another one.
+    """Return the error for a queue that another program uses exclusively; None if `reason` does not say this.
 
     Sessions of this package are never exclusive, so waiting for the end of another session would not help. RabbitMQ
     states the reason in the same words over each protocol (3.10, 4.3).

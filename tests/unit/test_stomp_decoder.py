@@ -222,7 +222,7 @@ def test_an_error_in_a_text_is_nobodys_if_the_broker_may_have_sent_it() -> None:
             for doubts[0] in (False, True):
                 reader = FrameReader(own=OWN, in_doubt=lambda: doubts[0])
                 if doubtful and doubts[0]:
-                    with pytest.raises(StompFrameError, match="an ERROR frame after a NUL in message 'ID:host-1'"):
+                    with pytest.raises(StompFrameError, match="an ERROR frame follows a NUL in message 'ID:host-1'"):
                         read(reader, *pieces)
                 else:
                     assert [body for _, _, body in read(reader, *pieces)] == [text, b"next"]

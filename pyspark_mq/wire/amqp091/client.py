@@ -82,7 +82,7 @@ class Loop(IOLoop):  # type: ignore[misc]
         super().remove_handler(fd)
 
     def add_callback_threadsafe(self, callback: Callable[[], None]) -> None:
-        """Schedule a callback. With TLS, pika reads further bytes by such a callback, so delay that one if paused."""
+        """Schedule a callback. While reading is paused, delay the callback by which pika reads further bytes of TLS."""
         if self._hung_up is not None and getattr(callback, "__name__", "") == "_on_socket_readable":
             self._late.append(callback)
         else:

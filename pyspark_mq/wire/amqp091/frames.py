@@ -1,7 +1,7 @@
 """Cuts deliveries out of the bytes of an AMQP 0-9-1 connection, before pika gets these. This saves time.
 
-For each delivery pika creates three objects and decodes all properties, which is nine tenths of the time that it takes
-for a message. But at first it is only needed where the parts of a delivery begin and end. So this module cuts the
+For each delivery pika creates three objects and decodes all properties, which takes nine tenths of its time for a
+message. But at first only the places are needed where the parts of a delivery begin and end. So this module cuts the
 deliveries out of the bytes, and passes all other frames to pika, in order. It uses no socket, no clock and no client
 library. AMQP 0-9-1 describes frames in 2.3.5 and 4.2.3, and content in 4.2.6.
 """

@@ -43,7 +43,7 @@ class Amqp10Connection(Connection):
         socket: the socket.
         transport, proton: proton's engine.
         session: the AMQP session; None before it is begun.
-        link: the link with which the connection ends, too; None if there is none.
+        link: the link whose end also ends the connection; None if there is none.
         end: a text, see the base class.
         condition: name and description of the error condition with which the connection has ended; None if none.
         stated: whether the broker has stated a reason for the end, see :class:`.ConnectionLostError`.
@@ -123,6 +123,7 @@ class Amqp10Connection(Connection):
         """Note that the connection has ended, and with which error condition.
 
         Args:
+            words: what has happened. Attribute `end` has these words and the error condition.
             stated: whether the broker has stated a reason even if there is no error condition.
         """
         if self.end is not None:
@@ -208,7 +209,7 @@ def condition_of(part: Any) -> tuple[str, str] | None:
     """Return the name and description of the error condition of a part of the engine; None if it has none.
 
     Args:
-        part: a link, a session or a connection, of which the condition is the broker's; or the transport.
+        part: a link, a session or a connection, whose condition comes from the broker; or the transport.
     """
     try:
         condition = part.condition if isinstance(part, Transport) else part.remote_condition

@@ -29,14 +29,19 @@ _REFUSALS = {
 _IN_USE = ("already connected", "consumer limit", "exclusive")
 
 
-#: Descriptions that are not a reason for the next session to end, too: the broker was stopped, or one side did not hear
-#: from the other for too long. A RabbitMQ that is stopped states `amqp:internal-error`, "Connection forced: …" (4.0,
-#: 4.3), and ActiveMQ Classic states `amqp:decode-error` (6.3).
+#: Words in descriptions of ends after which the next session may well succeed: the broker was stopped, or one side did
+#: not hear from the other for too long. A RabbitMQ that is stopped states `amqp:internal-error`, "Connection forced: …"
+#: (4.0, 4.3), and ActiveMQ Classic states `amqp:decode-error` (6.3).
 _NO_REASON = ("Connection forced", "Could not process AMQP commands", "idle-timeout expired")
 
 
 def is_stated(name: str, description: str) -> bool:
-    """Whether a condition is a reason that may end the next connection, too."""
+    """Whether an error condition is a reason that may end the next connection, too.
+
+    Args:
+        name: name of the condition.
+        description: its description, in the broker's words.
+    """
     return name != "amqp:connection:forced" and not any(words in description for words in _NO_REASON)
 
 

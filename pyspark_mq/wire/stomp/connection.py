@@ -58,8 +58,8 @@ class StompConnection(Connection):
     Args:
         take: called with received frames. It passes each frame that it does not process itself to :meth:`answered`.
         reader: divides received bytes into frames.
-        reading: called with whether the connection is ending. Returns the maximum number of bytes to read from the
-            socket now; 0 to leave them there.
+        reading: returns the maximum number of bytes to read from the socket now; 0 to leave them there. Its argument is
+            True if the connection is ending.
         own: the text with which the names of receipts end, see :mod:`pyspark_mq.wire.stomp.frames`.
 
     Attributes:
@@ -102,7 +102,7 @@ class StompConnection(Connection):
         Raises:
             BrokerUnavailableError: the broker does not answer in time.
             RefusedError: login, virtual host or TLS are wrong.
-            OptionError: it is another broker.
+            OptionError: the broker is not the one that option `broker` names.
             StopRequestedError: the query is being stopped.
         """
         self.socket.dial(url, self.endpoint, deadline, _SPEAKS, attempt)
@@ -220,8 +220,8 @@ class StompConnection(Connection):
         """Process a frame other than MESSAGE. stomp.py cannot be used for this, as it fails if a header is missing.
 
         Returns:
-            the name of the receipt that the broker has sent for a frame of the owner, without the text with which it
-            ends; None for other frames.
+            the name of a receipt that the owner (a session or a publisher) has requested, without the text `own` at its
+            end; None for other frames.
         """
         dialect = self.endpoint.broker.stomp
         headers = parse(block, dialect.last_header if dialect else "", escaped=command != "CONNECTED")
@@ -252,7 +252,11 @@ class StompConnection(Connection):
         self.ended(lost)
 
     def ended(self, error: Exception) -> None:
-        """Note that the connection has ended: a :class:`.ConnectionLostError`, or why it must not be used further."""
+        """Note that the connection has ended.
+
+        Args:
+            error: a :class:`.ConnectionLostError`, or the reason why the connection must not be used any more.
+        """
         self.end = self.end or error
 
     def wake(self) -> None:

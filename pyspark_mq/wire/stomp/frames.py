@@ -90,7 +90,8 @@ class FrameReader:
 
     Args:
         batch_min: minimum number of messages in a read that are found together, as a batch; 0 for no batches.
-        last: name of the header of which the last entry is used if it is repeated; empty if there is no such header.
+        last: name of a header whose last entry is used if the header is repeated; empty if there is no such header. Of
+            all other headers the first entry is used.
         own: the random bytes with which the names of the session's subscriptions and receipts end, see the module's
             docstring. If empty, everything that looks like a frame is a frame.
         in_doubt: returns whether the broker may send an ERROR without `own` and then continue.
@@ -134,8 +135,8 @@ class FrameReader:
             StompFrameError: the bytes are not STOMP.
         """
         if max(_JOINED_MIN, len(self._buffer)) <= len(data) and not self._malformed and not self._skipped:
-            # Try again to find messages together. The search begins at the start of the incomplete frame again, which
-            # takes little time compared with that for so many new bytes.
+            # Try again to find messages together. The search begins at the start of the incomplete frame again. This
+            # takes little time compared with the processing of so many new bytes.
             self._begin()
         self._buffer += data
         return self._cut()
@@ -324,8 +325,9 @@ class FrameReader:
         assert self._headers is not None
         found = id_for_errors(self._headers[1], self._last)
         return (
-            f"an ERROR frame after a NUL in message '{found}' is part of its text or was sent by the broker, which "
-            "cannot be decided. Read the queue with protocol 'amqp-1.0', or remove the message with the broker's tools"
+            f"an ERROR frame follows a NUL in message '{found}'. It is not certain whether the frame is part of the "
+            "message's text or was sent by the broker. Read the queue with protocol 'amqp-1.0', or remove the message "
+            "with the broker's tools"
         )
 
     def _read_headers(self) -> bool:
@@ -395,7 +397,7 @@ def id_for_errors(block: bytes, last: str) -> str:
 
     Args:
         block: the message's headers.
-        last: name of the header of which the last entry is used if it is repeated; empty if there is no such header.
+        last: name of a header whose last entry is used if the header is repeated; empty if there is no such header.
     """
     found = value(block, "message-id", last) or b""
     return shown(found.decode("utf-8", "backslashreplace").replace("\\c", ":"))[:_SHOWN_ID_CHARACTERS]
