@@ -120,7 +120,7 @@ def below(place: str, name: str) -> str:
 
 
 def above(place: str) -> str | None:
-    """Return the place of the checkpoint whose ID folder (:data:`ID_FOLDER`) this is; None for any other folder."""
+    """Return the place of the checkpoint whose ID folder (:data:`ID_FOLDER`) `place` is; None for any other folder."""
     path, parameters = _split(place)
     root = path.removesuffix(f"/{ID_FOLDER}")
     return None if root == path else f"{root}{parameters}"

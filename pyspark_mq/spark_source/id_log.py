@@ -51,8 +51,8 @@ _FILE = re.compile(
 )
 #: Pauses in seconds between attempts to read a file, or to find the first entry of Spark's log.
 _RESTS_S = (0.2, 1.0)
-#: At most once in this time, a file that Spark showed is looked up in Spark's log. With `asyncProgressTrackingEnabled`
-#: the log lacks some batches, or has them too late.
+#: Shortest interval between two look-ups in Spark's log of files that Spark showed. These look-ups are needed because
+#: with `asyncProgressTrackingEnabled` the log lacks some batches, or has them too late.
 _COMPARE_S = 10.0
 _DIGEST_BYTES = 16
 _HEX = 2 * _DIGEST_BYTES
@@ -67,7 +67,7 @@ _READABLE = "Make the folder readable for the driver's user"
 _WRITTEN = {
     "alone": ("the note that a run begins at '{}' cannot be written", f"Nothing was received. {_MAKE_ROOM}"),
     "abandoned": (
-        "the list of messages without which the epoch of '{}' runs cannot be written",
+        "the list of the messages that the epoch of '{}' leaves out cannot be written",
         f"The epoch was neither emitted nor acknowledged. {_MAKE_ROOM}",
     ),
     "expected": (
@@ -100,7 +100,7 @@ class IdLog:
 
     Args:
         place: the folder: an absolute path, or a URI that `pyarrow.fs` opens. It is created with the first file.
-        destination: the queue or topic as errors name it.
+        destination: the queue or topic, in the words of error messages.
 
     Attributes:
         offsets: Spark's log in the same checkpoint; None for a folder outside a checkpoint.
@@ -147,7 +147,7 @@ class IdLog:
             self._left += self._unlogged(file, self.offsets)
 
     def _unlogged(self, file: str, offsets: OffsetLog) -> list[str]:
-        """Return files that no offset names, out of the files written in the same state of Spark's log as `file`.
+        """Return the files that were written in the same state of Spark's log as `file`, but that no offset names.
 
         Crashed processes wrote these files. `file` is the first file of its process.
 

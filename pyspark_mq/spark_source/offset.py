@@ -51,7 +51,7 @@ class OffsetCodec:
 
     Attributes:
         broker, source, ids: values of the offset's fields with these names, before they are shortened to digests.
-        destination: what the query reads, as errors name it.
+        destination: what the query reads, in the words of error messages.
         log: the files of the journal; None if the options name no folder for them.
         queues: the queue names if the query reads several queues; None if the query reads a single queue.
         pattern: the value of `queuePattern`; None if that option is not set.

@@ -47,7 +47,7 @@ class OffsetLog:
         return b""
 
     def state(self) -> str:
-        """Return a digest of the newest entry, which therefore changes with every new entry."""
+        """Return a digest of the newest entry. It changes with every new entry."""
         newest = next((entry for _, entry in self._newest_first()), b"")
         return hashlib.blake2b(newest, digest_size=_STATE_BYTES).hexdigest()
 

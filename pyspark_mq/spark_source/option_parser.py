@@ -185,7 +185,7 @@ class OptionParser:
         return names if broker.virtual_hosts else [of_row(name)[1] for name in names]
 
     def _check_credentials(self, endpoint: Endpoint) -> None:
-        """Check that a user is known for all URLs or for none, the same for passwords, and read the password file."""
+        """Check that either all URLs or none have a user, and either all or none a password. Read the password file."""
         if endpoint.password is not None and endpoint.password_file is not None:
             raise OptionError("passwordFile", "is set as well as 'password': set only one of them")
         secret = "password" if endpoint.password_file is None else "passwordFile"

@@ -18,7 +18,7 @@ class Reading:
 
     Attributes:
         source: index of the source among the query's sources.
-        reads: the queues, the topic or the streams that the source reads, as errors name them.
+        reads: the queues, the topic or the streams that the source reads, in the words of error messages.
         counters: counts since the source's process started. For streams only `planned`, `lost` and `backlog` are set.
         partitions: for each partition of a stream, the number of offsets that are available but not planned; None for
             queues.

@@ -28,7 +28,7 @@ from pyspark_mq.sources.connections.block import BlockRows, block_schema
 
 __all__ = ["ALL_COLUMNS", "SCHEMA", "BatchBuilder", "stream_schema"]
 
-#: Spark's types by Arrow's.
+#: Arrow type of a column -> Spark type.
 _SPARK: Mapping[pa.DataType, DataType] = {
     pa.string(): StringType(), pa.binary(): BinaryType(), pa.bool_(): BooleanType(), pa.int32(): IntegerType(),
     pa.int64(): LongType(), TIMESTAMP: TimestampType(),
@@ -40,6 +40,7 @@ def _columns(where: str, *, asked_for: bool) -> StructType:
     """Return the columns of queues or of streams, in the documented order.
 
     Args:
+        where: `QUEUES` or `STREAMS`.
         asked_for: whether to include columns that are present only if a query asks for them.
     """
     return StructType(

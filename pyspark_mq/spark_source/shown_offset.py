@@ -7,10 +7,11 @@ logged offset to the same offset (``AcceptsLatestSeenOffset``), and replays that
 After that, Spark calls `latestOffset` only when it has written the commit log. If Spark has shown no offset, the query
 is new.
 
-In two cases this does not hold, and the query fails. With `spark.sql.streaming.triggerAvailableNowWrapper.enabled`,
-Spark asks for the end of a run of `Trigger.AvailableNow` before it shows any offset. The epoch that Spark shows
-afterwards is not the planned epoch. And if the optimizer removes the source from the query's plan, for example because
-of `limit(0)`, Spark shows no offset, but still logs and commits the epoch.
+In two cases the end shown last is not the start of the next epoch, and the query fails. First, with
+`spark.sql.streaming.triggerAvailableNowWrapper.enabled`, Spark asks for the end of a run of `Trigger.AvailableNow`
+before it shows any offset. The epoch that Spark shows afterwards is not the planned epoch. Second, if the optimizer
+removes the source from the query's plan, for example because of `limit(0)`, Spark shows no offset, but still logs and
+commits the epoch.
 """
 
 from __future__ import annotations

@@ -57,10 +57,10 @@ _STREAM = (
 
 
 def parse_sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkSettings:
-    """Check and type the options of a write.
+    """Check the options of a write, and parse them into typed values.
 
     Args:
-        given: names in any case, values as text.
+        given: the user's options. Names may be in any case; values are text.
         streaming: whether a streaming query writes (`df.writeStream`), rather than a batch write (`df.write`).
 
     Raises:
@@ -123,8 +123,8 @@ class _SinkOptionParser(OptionParser):
         if unknown:
             raise OptionError(
                 "brokerProperties",
-                f"'{unknown[0]}' does not steer broker '{broker.name}', and needs no permission; accepted are "
-                f"{', '.join(sorted(broker.steering))}",
+                f"'{unknown[0]}' does not steer broker '{broker.name}', so it is sent without this option. Accepted "
+                f"are {', '.join(sorted(broker.steering))}",
             )
         return names
 
