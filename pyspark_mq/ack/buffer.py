@@ -34,7 +34,7 @@ Parts: TypeAlias = Sequence[tuple[int, Sequence[int]]]
 
 @dataclass(eq=False)
 class MessageRun(Generic[P]):
-    """A run: messages that are handled together. Each of them has exactly one delivery.
+    """A run: messages that arrived together and are handled as one object. Each of them has exactly one delivery.
 
     Attributes:
         parts: the deliveries, in the order of the messages.
@@ -70,7 +70,10 @@ class MessageRun(Generic[P]):
 
 
 def places_of(parts: Parts) -> Iterator[tuple[int, Sequence[int], int, int]]:
-    """Yield for each part its session, its tags, and the start and end (exclusive) of its indexes in all deliveries."""
+    """Yield session, tags, start and end of each part (consecutive deliveries of one session).
+
+    Start and end (exclusive) are the indexes of the part's deliveries among all deliveries.
+    """
     end = 0
     for session, tags in parts:
         begin, end = end, end + len(tags)
@@ -78,9 +81,10 @@ def places_of(parts: Parts) -> Iterator[tuple[int, Sequence[int], int, int]]:
 
 
 def keys_of(parts: Parts, keys: Sequence[Key]) -> Iterator[tuple[int, Sequence[int], Sequence[Key]]]:
-    """Yield the session and the tags of each part, together with the keys of its deliveries.
+    """Yield the session, the tags and the keys of each part (consecutive deliveries of one session).
 
     Args:
+        parts: the parts.
         keys: the keys of all deliveries, in order.
     """
     for session, tags, begin, end in places_of(parts):
@@ -152,9 +156,10 @@ class Buffer(Generic[P]):
         return run
 
     def join(self, small: Collection[MessageRun[P]], make: Callable[[Sequence[MessageRun[P]]], Any]) -> None:
-        """Join runs that are in `small` and follow one another.
+        """Join runs that are in `small` and follow one another into one run.
 
         Args:
+            small: the runs that may be joined.
             make: takes several runs, and returns the run that replaces them.
         """
         joined_: deque[MessageRun[P]] = deque()
@@ -184,9 +189,10 @@ class Buffer(Generic[P]):
         return runs
 
     def spread(self, count: int) -> list[MessageRun[P]]:
-        """Spread the oldest runs until there are at least `count` single messages. Return the runs that were spread.
+        """Turn the oldest runs into single messages, until there are at least `count` single messages.
 
-        Each of these runs now has its keys in a list.
+        Returns:
+            the runs whose messages are single now. Each of these runs has its keys in a list.
         """
         spread: list[MessageRun[P]] = []
         while self.runs and len(self.order) < count:

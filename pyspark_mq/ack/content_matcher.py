@@ -91,6 +91,9 @@ class ContentMatcher:
             digests: digest of each delivery's content.
             not_redelivered: for each delivery, whether it is neither flagged as redelivered nor a dead letter.
             in_flight: the in-flight table.
+
+        Returns:
+            the key of each delivery. A redelivery of a planned message has the key of that message.
         """
         first = [numbered(digest, 0) for digest in digests]
         every: set[Key] = set(first)
@@ -134,7 +137,7 @@ class ContentMatcher:
         return names
 
     def _is_expected(self, digest: bytes) -> bool:
-        """Whether a message with this content was committed without a handle, so that its redelivery is expected.
+        """Whether a message with this content was committed but could not be acknowledged, so that it is redelivered.
 
         If so, this delivery is the redelivery (rule 3 of the module), and one redelivery fewer is expected from now on.
         """
@@ -191,9 +194,9 @@ class ContentMatcher:
             self._unproved.update(keys)
 
     def _next_waiting(self, digest: bytes, in_flight: InFlightTable[Any]) -> bytes | None:
-        """Return the key of the oldest planned message with this content and without a handle; None if there is none.
+        """Return the key of the oldest planned message with this content that waits for its redelivery.
 
-        The message no longer counts as one without a handle.
+        From now on, the message does not wait any more. None if there is no such message.
         """
         keys = self._waiting.get(digest)
         while keys:
@@ -208,12 +211,12 @@ class ContentMatcher:
     # -- events of messages ----------------------------------------------------------
 
     def wait(self, keys: Iterable[Any]) -> None:
-        """Record that planned messages have no handle any more, so the broker is going to redeliver them."""
+        """Record that planned messages have no open delivery, so the broker is going to redeliver them."""
         for key in _contents(keys):
             self._waiting.setdefault(content_of(key), {})[key] = None
 
     def expect(self, keys: Iterable[Any]) -> None:
-        """Record that messages were committed while they had no handle, so the broker is going to redeliver them."""
+        """Record that messages were committed without an open delivery, so the broker is going to redeliver them."""
         for key in _contents(keys):
             digest = content_of(key)
             waiting = self._waiting.get(digest, {})
@@ -249,7 +252,7 @@ class ContentMatcher:
         return every
 
     def echoes(self, keys: Collection[Any]) -> list[Any]:
-        """Return the keys of those of these messages that are echoes."""
+        """Return those of these keys that belong to echoes: redeliveries of committed messages, not to be emitted."""
         return [key for key in keys if key in self._echoes] if self._echoes else []
 
     def give_back(self, keys: Iterable[Any]) -> None:
@@ -260,7 +263,7 @@ class ContentMatcher:
                 self._coming[content_of(key)] += 1
 
     def drop(self, echoes: Iterable[Any]) -> None:
-        """Record that echoes are acknowledged, and forget them."""
+        """Record that echoes (redeliveries of committed messages) are acknowledged, and forget them."""
         for key in echoes:
             self._echoes.pop(key, None)
 
@@ -300,5 +303,5 @@ class ContentMatcher:
 
 
 def _contents(keys: Iterable[Any]) -> Iterator[bytes]:
-    """Yield the keys that were made from contents: with an ordinal, as in this process, or without, as in files."""
+    """Yield those of these keys that were made from contents, with an ordinal or, as in files, without one."""
     return (key for key in keys if is_content(key) and not key.startswith(NAMELESS))

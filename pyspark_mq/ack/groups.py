@@ -28,7 +28,7 @@ class Group:
 
 @dataclass(slots=True)
 class DeliveredGroup(Group, Generic[P]):
-    """A group of messages that were delivered, with their handles and payloads, and with their run if they form one."""
+    """A group of delivered messages, with their deliveries, their payloads, and their run (:mod:`.buffer`), if any."""
 
     parts: Parts
     payloads: Sequence[P]
@@ -37,7 +37,7 @@ class DeliveredGroup(Group, Generic[P]):
 
 @dataclass(slots=True)
 class Ended(Group):
-    """A group of messages that lose their handles, because the session of these handles has ended."""
+    """A group of messages whose deliveries in one session are no longer valid, because the session has ended."""
 
     session: int
 

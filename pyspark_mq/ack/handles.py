@@ -54,7 +54,7 @@ class Acknowledgements:
 
 
 class Handles:
-    """The open deliveries of one session, in the order of their tags.
+    """The open deliveries of one session, in the order of their tags. No acknowledgement is due for them yet.
 
     Tags and keys are two parallel lists with a start index. A dict would be slower: each epoch removes deliveries from
     the front, and to find the first remaining entry of a dict, Python steps over all entries that were removed.
@@ -156,7 +156,7 @@ class Handles:
 
 
 class OpenDeliveries:
-    """The open deliveries of all sessions that have not ended."""
+    """The open deliveries of all sessions that have not ended. No acknowledgement is due for them yet."""
 
     def __init__(self) -> None:
         self._sessions: dict[int, Handles] = {}
@@ -181,18 +181,18 @@ class OpenDeliveries:
         self._more.update(keys)
 
     def held(self, except_session: int | None = None) -> set[Key]:
-        """Return the messages that have a handle in a session other than `except_session` (None for any session)."""
+        """Return the messages with an open delivery in a session other than `except_session` (None: in any session)."""
         return {key for number, held in self._sessions.items() if number != except_session for key in held.messages()}
 
     def close(self, session: int) -> int:
-        """Forget a session that has ended. Return the number of handles that it still had."""
+        """Forget a session that has ended. Return the number of open deliveries that it still had."""
         left = len(self._sessions.pop(session))
         counts = Counter(key for held in self._sessions.values() for key in held.messages())
         self._more = Counter({key: count - 1 for key, count in counts.items() if count > 1})
         return left
 
     def take(self, keys: dict[Key, object], below: Mapping[int, int]) -> list[tuple[SessionAcks, Collection[Key]]]:
-        """Remove every handle of these messages, and return the acknowledgements that are due for them.
+        """Remove every open delivery of these messages, and return the acknowledgements that are due for them.
 
         Each session acknowledges cumulatively up to its first delivery that must stay open (rule 3), and the rest one
         by one.
@@ -222,11 +222,12 @@ class OpenDeliveries:
     def take_runs(
         self, runs: Iterable[MessageRun[Any]], below: Mapping[int, int]
     ) -> list[tuple[SessionAcks, Collection[Key]]]:
-        """Return the acknowledgements that are due for all messages of these runs, like :meth:`take`.
+        """Return the acknowledgements that are due for all messages of these runs, as :meth:`take` does for messages.
 
-        The handles of runs are not in this object, but in the runs. Each message of a run has one handle.
+        The deliveries of a run are not in this object, but in the run. Each message of a run has one delivery.
 
         Args:
+            runs: the runs, whose messages are handled together (:mod:`.buffer`).
             below: session -> the lowest tag that the session has in other runs. A cumulative acknowledgement must not
                 reach this tag.
         """

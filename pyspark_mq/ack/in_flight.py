@@ -267,7 +267,7 @@ class InFlightTable(Generic[P]):
         handles.cumulative_below = tag if bound is None else min(tag, bound)
 
     def lose(self, session: int) -> int:
-        """Process the end of a session, after which its handles are no longer valid (rule 6).
+        """Process the end of a session, after which its delivery tags are no longer valid (rule 6).
 
         Returns:
             the number of planned or committed messages that the broker may redeliver because of this end.
@@ -371,7 +371,7 @@ class InFlightTable(Generic[P]):
         """Process the commit of one epoch. The caller must have committed all earlier epochs before.
 
         Returns:
-            the acknowledgements that are due now; None if no message of the epoch has a handle.
+            the acknowledgements that are due now; None if no message of the epoch has an open delivery.
         """
         self.recalled = 0
         ready = self.planned.epochs.pop(epoch, None)
@@ -402,7 +402,7 @@ class InFlightTable(Generic[P]):
         return [*self.planned.runs, *self.received.runs]
 
     def _as_run(self, parts: Parts, keys: Sequence[Key], payloads: Sequence[P]) -> MessageRun[P] | None:
-        """Make a run of deliveries. Return None if there are too few, or if some of them may not be new messages."""
+        """Make a run (:mod:`.buffer`) of deliveries. Return None if they are too few, or if some may not be new."""
         if len(keys) < self._run_min and len(self.received) < SPREAD_MAX * self._run_min:
             return None
         if self.received.order or self.planned.has_single:
@@ -413,11 +413,11 @@ class InFlightTable(Generic[P]):
         return None if digests is None else MessageRun(parts, keys, payloads, self._size_of(payloads), digests)
 
     def _spread(self) -> None:
-        """Turn all runs into single messages."""
+        """Turn all runs (:mod:`.buffer`) into single messages."""
         self._by_themselves(self.planned.spread() + self.received.spread(len(self.received)))
 
     def _by_themselves(self, spread: Sequence[MessageRun[P]]) -> None:
-        """Add the handles of runs to the open deliveries, after the runs were spread into single messages."""
+        """Add the deliveries of runs to the open deliveries, after the runs were turned into single messages."""
         for run in spread:
             self._hold_parts(run.parts, run.keys)
         if spread:
@@ -490,10 +490,10 @@ class InFlightTable(Generic[P]):
         self._memory.leave(group.keys)
 
     def _acknowledge(self, due: Sequence[tuple[Group, Taken[P]]], epoch: int | None) -> Acknowledgements | None:
-        """Return the acknowledgements for every handle of these messages, and record them as unsettled.
+        """Return the acknowledgements for every delivery of these messages, and record them as unsettled.
 
-        Handles are acknowledged cumulatively up to the first delivery that must stay open (rule 3), and after that one
-        by one.
+        Deliveries are acknowledged cumulatively up to the first delivery that must stay open (rule 3), and after that
+        one by one.
         """
         group = due[0][0]
         keys: Collection[Key]
@@ -516,9 +516,10 @@ class InFlightTable(Generic[P]):
     def _take_handles(
         self, due: Sequence[tuple[Group, Taken[P]]]
     ) -> tuple[Collection[Key], list[tuple[SessionAcks, Collection[Key]]]]:
-        """Remove every handle of these messages, and return the acknowledgements for them.
+        """Remove every open delivery of these messages, and return the acknowledgements for them.
 
-        Messages without a handle cannot be acknowledged now. They are recorded, because the broker will redeliver them.
+        Messages without an open delivery cannot be acknowledged now. They are recorded, because the broker will
+        redeliver them.
         """
         group = due[0][0]
         if isinstance(group, Whole) and group.epoch.runs:

@@ -24,7 +24,7 @@ class Epoch(Generic[P]):
             yet. Empty if the messages are in runs.
         missing: number of messages without a payload.
         size_bytes: size of the payloads that were received so far.
-        unbound: whether some messages have lost a handle because its session ended.
+        unbound: whether some messages have lost a delivery because its session ended.
         runs: the runs (messages that are kept together, :mod:`.buffer`), in planned order.
         echoes: messages that the epoch does not emit: they are acknowledged when it begins (:mod:`.content_matcher`).
     """
@@ -49,7 +49,7 @@ class Taken(Generic[P]):
         payloads: the payloads; None for each message whose payload was not received yet.
         size_bytes: size of the payloads that were received.
         missing: number of payloads that were not received yet.
-        unbound: whether some of the messages may have no handle.
+        unbound: whether some of the messages may have no open delivery.
     """
 
     payloads: Sequence[P | None] = ()
@@ -185,6 +185,6 @@ class Planned(Generic[P]):
         self._epoch_of[key].payloads[key] = payload
 
     def unbind(self, keys: Collection[Key]) -> None:
-        """Record that these messages have lost a handle."""
+        """Record that these messages have lost a delivery, because its session ended."""
         for key in self._epoch_of.keys() & keys:
             self._epoch_of[key].unbound = True

@@ -71,7 +71,7 @@ class Event(Enum):
 
 
 class Action(Enum):
-    """What the in-flight table does with a message in a transition."""
+    """An action of the in-flight table on a message in a transition."""
 
     NOTHING = "nothing"
     KEEP = "keep"  #: record the payload and the handle

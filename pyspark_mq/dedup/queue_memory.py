@@ -86,7 +86,7 @@ class QueueMemory:
         return self._memory.has_contents(epochs)
 
     def hold(self, keys: Collection[Key]) -> Any:
-        """Note the IDs of the messages in a run, so that a later delivery with one of these IDs is noticed.
+        """Note the IDs of a run (messages that are handled together), so that later deliveries of them are noticed.
 
         Nothing is noted if a key is known or noted already, is not an ID, or occurs twice.
 
@@ -151,7 +151,7 @@ class NoMemory(QueueMemory):
         """Do nothing, because no ID is noted."""
 
     def committed(self, epoch: int, keys: Collection[Key], digests: Sequence[Any] = ()) -> None:
-        """Do nothing."""
+        """Do nothing, because no message is remembered."""
 
     def leave(self, keys: Collection[Key]) -> None:
         """Do nothing, because with these guarantees a redelivery is emitted again."""

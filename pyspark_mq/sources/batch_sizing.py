@@ -244,7 +244,7 @@ class BatchSizing:
     # -- how many
 
     def _equal(self, limit: int) -> int:
-        """Return the size of an epoch if the window is divided into as few equal epochs as `limit` allows.
+        """Return the size of an epoch if the prefetch window is divided into as few equal epochs as `limit` allows.
 
         The size is raised to `minMessagesPerTrigger` if `limit` allows. With guarantee `none` it is `limit`.
         """

@@ -65,7 +65,7 @@ class Call(Enum):
 
 
 class Committed(Enum):
-    """What this process knows about the committed offset, and whether its run is bounded."""
+    """A state of this process: whether it knows the committed offset, and whether its run is bounded."""
 
     UNKNOWN = "unknown"  #: the committed offset is unknown
     BOUNDED = "bounded"  #: the committed offset is unknown, and the run is bounded
@@ -82,7 +82,7 @@ class First(Flag):
 
 
 class EpochPlace(Enum):
-    """The place of an epoch, as this process knows it."""
+    """The progress of an epoch in this process: planned, begun, or neither."""
 
     ELSEWHERE = "elsewhere"  #: a former process has planned the epoch, or it is acknowledged, or it does not exist
     PLANNED = "planned"  #: this process has planned the epoch, but Spark has not asked for its payload
@@ -90,7 +90,7 @@ class EpochPlace(Enum):
 
 
 class Act(Enum):
-    """What the source does with the epoch that a call concerns."""
+    """An action of the source on the epoch that a call concerns."""
 
     NOTHING = "nothing"  #: repeat the previous answer, because an epoch does not change once its file is written
     PLAN = "plan"  #: plan the next epoch, if there are messages for it

@@ -62,7 +62,9 @@ class LeftOpen(NamedTuple):
 
 
 def file_of(files: JournalFiles, name: str) -> EpochFile:
-    """Read the file of an epoch. Leave out abandoned messages, and also the echoes if the epoch was replayed.
+    """Read the file of an epoch. Leave out abandoned messages, and if the epoch was replayed, also its echoes.
+
+    Echoes are redeliveries of committed messages, which the epoch does not emit.
 
     Args:
         files: the files of the journal.
@@ -84,7 +86,9 @@ def file_of(files: JournalFiles, name: str) -> EpochFile:
 
 
 def _abandoned(files: JournalFiles, name: str, kept: Iterable[str]) -> ByQueue:
-    """Return the keys of an epoch's abandoned messages (rule 15). The last record includes all earlier records.
+    """Return the keys of the messages that an epoch is emitted without (rule 15).
+
+    The last record of these abandoned messages includes all earlier records.
 
     Args:
         kept: names of the epoch's notes.
@@ -206,10 +210,11 @@ class Journal:
         return name
 
     def note_settled(self, start: Position, in_flight_tables: Mapping[str, InFlightTable[Any]]) -> None:
-        """Write a note if messages without an ID were settled, or contents found to repeat, since the last record.
+        """Write a note if the memory of messages without an ID has changed since the last file or note.
 
-        Called if no epoch is planned now, so that no new file records these changes. Without the note, the next process
-        would take a new message with equal contents for a redelivery, and drop it.
+        Such messages may have been settled, or two of them may have had the same content. Called if no epoch is planned
+        now, so that no new file records these changes. Without the note, the next process would take a new message with
+        equal contents for a redelivery, and drop it.
 
         Args:
             start: the last committed position. The note belongs to the file of this position.
@@ -224,7 +229,9 @@ class Journal:
             self._files.put(note, start.file, f"{_SETTLED}-{number:06d}-{self._token}")
 
     def note_begun(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Any]]) -> None:
-        """If the echoes of an epoch are settled, write a note of this. It is needed if the run ends after this epoch.
+        """If the echoes of an epoch are settled, write a note that says so. It is needed if the run ends now.
+
+        Echoes are redeliveries of committed messages, which the epoch acknowledges but does not emit.
 
         Raises:
             CheckpointError: the note cannot be written.
@@ -428,7 +435,7 @@ class Journal:
 
 
 def _held(in_flight_tables: Mapping[str, InFlightTable[Any]]) -> set[int]:
-    """Return the numbers of the epochs that have an acknowledgement which is not settled."""
+    """Return the numbers of the epochs with unsettled acknowledgements."""
     return {epoch for in_flight in in_flight_tables.values() for epoch in in_flight.settling.epochs}
 
 
@@ -462,7 +469,7 @@ class NoJournal:
         """Do nothing, because no message is remembered."""
 
     def note_begun(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Any]]) -> None:
-        """Do nothing, because there are no echoes."""
+        """Do nothing, because redeliveries of committed messages are not recognised."""
 
     def begin_alone(self, start: Position) -> bool:  # noqa: ARG002
         """Return whether the prefetch windows may be wide: True only for guarantee `none`.

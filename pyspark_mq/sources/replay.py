@@ -34,7 +34,7 @@ _IDS_SHOWN = 10
 
 
 class _Awaited:
-    """The planned messages of one epoch in one queue, for whose redelivery a replay waits.
+    """The planned messages of one epoch in one queue. A replay waits until they are redelivered.
 
     Args:
         queue: the reader of the queue.

@@ -105,11 +105,11 @@ class Runtime(ABC):
 
     @abstractmethod
     def sleep(self, seconds: float) -> None:
-        """Wait for this time. Background tasks continue."""
+        """Wait for this number of seconds. Background tasks continue."""
 
     @abstractmethod
     def wait(self, event: threading.Event, seconds: float) -> None:
-        """Wait until the event is set, but at most for this time. Background tasks continue."""
+        """Wait until the event is set, but at most for this number of seconds. Background tasks continue."""
 
     @abstractmethod
     def jitter(self) -> float:

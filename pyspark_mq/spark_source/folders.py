@@ -109,7 +109,7 @@ def _check_installed(scheme: str, place: str) -> None:
 
 
 def shown_place(place: str) -> str:
-    """Return a place in the form in which errors and logs show it: without user, password and parameters."""
+    """Return a place (path or URI) in the form for errors and logs: without user, password and parameters."""
     return redact(place) if "@" in place or (is_uri(place) and _split(place)[1]) else place
 
 

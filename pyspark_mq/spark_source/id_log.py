@@ -127,7 +127,7 @@ class IdLog:
         self._last: tuple[str, EpochFile] | None = None
 
     def show(self, file: str) -> None:
-        """Record a file named by an offset that Spark has shown.
+        """Record that Spark has passed an offset that names this file.
 
         Raises:
             CheckpointError: the folder is in a checkpoint, and Spark's log there has no offset that names the file.

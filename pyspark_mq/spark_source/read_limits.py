@@ -15,7 +15,7 @@ else:
     except ImportError:  # before Spark 4.2: no limits, no AvailableNow, no `start` in latestOffset
 
         class SupportsTriggerAvailableNow:
-            """Stands in for the mix-in that this Spark does not have."""
+            """Substitute for Spark's mix-in class, which this version of Spark lacks."""
 
         ReadAllAvailable = ReadMaxRows = None
 

@@ -108,7 +108,7 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> Any:
-        """Return `maxOffsetsPerTrigger`, if it is set."""
+        """Return `maxOffsetsPerTrigger` as Spark's limit; if the option is not set, no limit."""
         return ReadAllAvailable() if self._max_offsets is None else ReadMaxRows(self._max_offsets)
 
     @without_traceback

@@ -155,7 +155,7 @@ class TaskTransport:
 
     @property
     def same_jvm(self) -> bool:
-        """Whether a worker has written to the mark, which proves that the worker descends from the same JVM."""
+        """Whether a task's worker has written to the mark file, so that it must descend from the same JVM."""
         return self._mark is not None and os.pread(self._mark.file, len(_CONFIRMED), 0) == _CONFIRMED
 
     def begin_epoch(self) -> Self:

@@ -63,10 +63,13 @@ class Connection(ABC):
 
     @abstractmethod
     def turn(self, timeout_s: float) -> None:
-        """Send what is due, wait for bytes for at most `timeout_s` seconds, and process them. Note the end in `end`."""
+        """Send pending bytes, wait at most `timeout_s` seconds for bytes, and process these bytes.
+
+        If the connection ends, set `end`.
+        """
 
     def until(self, done: Callable[[], bool], deadline: float, *, closing: bool = False) -> None:
-        """Turn until `done()` is true.
+        """Call :meth:`turn` until `done()` is true.
 
         Args:
             deadline: time limit, on the connection's clock.

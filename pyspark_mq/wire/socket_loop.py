@@ -270,7 +270,7 @@ def dial_error(error: BaseException, url: BrokerUrl, speaks: str) -> MqError:
 
 
 def hint(url: BrokerUrl, speaks: str) -> str:
-    """Return a text to add to an error: that the port may speak another protocol.
+    """Return a text for the end of an error. It says that the port may speak another protocol.
 
     Args:
         speaks: the name of the protocol that was expected.

@@ -271,7 +271,10 @@ class Amqp091Session(Session):
         self._send_flush_marker()  # its answer reports the depth as well
 
     def _send_flush_marker(self) -> None:
-        """Send a flush marker, unless the broker has not answered an earlier flush marker yet."""
+        """Send a flush marker, whose answer confirms all earlier acknowledgements.
+
+        Do nothing if the broker has not answered an earlier flush marker yet.
+        """
         if self._confirming is not None:
             return
         self._confirming, self._unconfirmed = self._unconfirmed, []

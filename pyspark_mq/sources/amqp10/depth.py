@@ -29,7 +29,9 @@ _NULL_VALUE = b"\x00\x53\x77\x40"
 
 
 class ManagementLinks:
-    """The pair of links, for queries about one queue. If the broker refuses a query, the session continues.
+    """The links for queries about one queue, to RabbitMQ's management address.
+
+    There is one link for requests, and one for answers. If the broker refuses a query, the session continues.
 
     Args:
         session: an open session.

@@ -276,7 +276,7 @@ class Amqp10Session(Session):
             self.buffer.wake()
 
     def _receive(self) -> None:
-        """Take messages out of the engine, which has limited memory, and put them into the inbox."""
+        """Take messages out of proton's engine, which has limited memory, and put them into the inbox."""
         try:
             self._take_deliveries()
         except (UnicodeDecodeError, ProtonException) as error:
@@ -302,10 +302,10 @@ class Amqp10Session(Session):
         self._raise_flush_marker()
 
     def _raise_flush_marker(self) -> None:
-        """Open a flush marker for all deliveries that were accepted since the last one, unless one is unanswered.
+        """Open a flush marker: a link whose answer confirms all deliveries that were accepted since the last one.
 
-        There is only one at a time, because the plugin of RabbitMQ 3 fails if thousands of links are opened and closed
-        (`noproc` of a consumer).
+        Do nothing while a flush marker is unanswered. There is only one at a time, because the plugin of RabbitMQ 3
+        fails if thousands of links are opened and closed (`noproc` of a consumer).
         """
         if self._flush_marker is None and self._unconfirmed:
             self._flush_marker = self._flush_marker_link(), self._unconfirmed

@@ -92,7 +92,7 @@ class QueueDepth:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What the broker has reported about itself and the queue when a session was opened.
+    """The broker's report about itself and the queue when a session was opened.
 
     Attributes:
         url: the URL to which the session is connected.
@@ -117,12 +117,12 @@ class ReceiveBuffer:
     them, and the query counts the bytes that it has processed. If the difference becomes too large, the session pauses.
 
     Args:
-        arrived: set when there are deliveries for the other thread.
+        arrived: set when there are deliveries for the worker's thread.
         confirmed: called on the session's thread with the number of a request that the broker has answered.
         reported: called on the session's thread when the broker has reported the depth of the queue.
 
     Attributes:
-        inbox: deliveries in order, single or in batches. The other thread takes them from the left.
+        inbox: deliveries in order, single or in batches. The worker's thread takes them from the left.
         deliveries: number of deliveries that were added so far.
         bytes_arrived: number of bytes that were added so far, see :attr:`.DeliveryBatch.size_bytes`.
         bytes_made: how many of the bytes that arrived have become blocks.
@@ -150,13 +150,13 @@ class ReceiveBuffer:
         return is_full(self.bytes_arrived, self.bytes_made, self.bytes_grown, self.bytes_taken, self.bytes_allowed)
 
     def count(self, deliveries: int, size: int) -> None:
-        """Count deliveries that were added to the inbox, and their bytes, and wake the other thread."""
+        """Count deliveries that were added to the inbox, and their bytes. Wake the worker's thread."""
         self.deliveries += deliveries
         self.bytes_arrived += size
         self.wake()
 
     def made(self, arrived: int, size: int) -> None:
-        """Count deliveries that became a block. Called by the thread that makes blocks.
+        """Count deliveries that became a block. Called on the worker's thread, which makes blocks.
 
         Args:
             arrived: number of bytes of these deliveries when they arrived.
@@ -185,7 +185,7 @@ class ReceiveBuffer:
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How a session behaves.
+    """Options of a session.
 
     Attributes:
         keeps_unreadable: whether messages that cannot be decoded go into the inbox like other messages. Otherwise
@@ -204,7 +204,9 @@ class SessionOptions:
 
 
 class Session(ABC):
-    """Base class of sessions, see the top of this module. A new instance is not connected.
+    """Base class of sessions. A session is one connection to a broker. A new instance is not connected.
+
+    The module's docstring has the order of calls and the guarantees.
 
     Args:
         endpoint: the queue or topic, and how to connect to its broker.

@@ -82,7 +82,7 @@ FindSession: TypeAlias = Callable[[str], type[Session]]
 
 
 class Mark(NamedTuple):
-    """The progress mark of a worker.
+    """The progress mark of a worker: the time up to which it has passed on everything that arrived.
 
     Attributes:
         breaks: number of times that the worker or one of its supervisors was interrupted.
@@ -168,7 +168,7 @@ class Worker:
 
     @property
     def mark(self) -> Mark:
-        """The worker's progress mark.
+        """The worker's progress mark: the time up to which it has passed on everything that arrived.
 
         Raises:
             MqError: the worker's thread has failed.

@@ -103,7 +103,7 @@ class QueueGroup:
         return False
 
     def adopt(self, recent: LeftOpen, broker_id: str) -> None:
-        """Pass on to all readers what former processes have committed, see :meth:`.QueueReader.adopt`."""
+        """Tell all readers which messages the former process has committed, see :meth:`.QueueReader.adopt`."""
         self._shown = True
         for queue in self:
             queue.adopt(recent, broker_id)
@@ -134,7 +134,7 @@ class QueueGroup:
             queue.connections.start()
 
     def wait(self, seconds: float) -> None:
-        """Wait until a connection has an event, but at most for this time."""
+        """Wait until a connection has an event, but at most for this number of seconds."""
         self._runtime.wait(self._arrived, seconds)
         self._arrived.clear()
 

@@ -119,7 +119,7 @@ class Windows:
         )
 
     def begin_replay(self, epoch: int) -> None:
-        """Set slow windows, because a replay waits for the messages of this epoch."""
+        """Set small ("slow") windows, because a replay waits for the messages of this epoch."""
         self._replayed = epoch
         self.enter(Trigger.REPLAY)
 
@@ -129,7 +129,7 @@ class Windows:
         return self._replayed in self._in_flight.planned.epochs
 
     def poll(self) -> None:
-        """If a session is open, let later sessions begin with a slow window. Called regularly."""
+        """If a session is open, let later sessions begin with a small ("slow") window. Called regularly."""
         if self._connections.windows:
             self.enter(Trigger.UNPROVEN)
 

@@ -55,7 +55,7 @@ class Amqp091Connection(Connection):
             deadline: time limit, on the connection's clock.
             name: name of the connection, which the broker's management interface shows.
             attempt: number of failed attempts so far.
-            late: the words of the error that say how long the broker took.
+            late: words for the error if the broker does not answer in time, such as "within 30 s".
 
         Raises:
             BrokerUnavailableError: the broker does not answer in time.

@@ -97,7 +97,7 @@ def _closed_with(cause: BaseException, code: int) -> bool:
 
 
 def handshake_hint(causes: Sequence[BaseException], url: BrokerUrl) -> str:
-    """Return a text to add to an error of an attempt to connect: that the port may speak another protocol.
+    """Return a text for an error of an attempt to connect. It says that the port may speak another protocol.
 
     Args:
         causes: the errors that caused the failure.

@@ -67,7 +67,7 @@ class Amqp10Connection(Connection):
             deadline: time limit, on the connection's clock.
             container: the container ID (AMQP 1.0, 2.7.1).
             attempt: number of failed attempts so far.
-            late: the words of the error that say how long the broker took.
+            late: words for the error if the broker does not answer in time, such as "within 30 s".
 
         Raises:
             BrokerUnavailableError: the broker does not answer in time.

@@ -297,8 +297,8 @@ class FrameReader:
     def _end_before_frame(self, body: int) -> int:
         """Return the position of the NUL before the next frame of the broker; -1 if no such frame has arrived.
 
-        The text itself may end with what looks like the beginning of a frame. So of all positions at which the broker's
-        frame might begin, the last one before the bytes `own` is used.
+        The text itself may end with bytes that look like the beginning of a frame. So the broker's frame begins at the
+        last possible position before the bytes `own`.
         """
         for mark in self._mark.finditer(self._buffer, max(body, self._scanned - self._mark_bytes + 1)):
             if found := _LAST_BEGINNING.match(self._buffer, body, mark.end()):
