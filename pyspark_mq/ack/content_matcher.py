@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ContentMatcher"]
 
-#: :meth:`ContentMatcher.sweep` does nothing if the matcher has at most so many notes (entries of its dicts and sets).
+#: :meth:`ContentMatcher.sweep` does nothing if the matcher's dicts and sets have at most this number of entries.
 _NOTED_MIN = 4_096
 
 
@@ -66,9 +66,9 @@ class ContentMatcher:
         self._memory = memory
         self._proves = proves
         self._ordinals = count(1)
-        #: Planned messages without a handle: digest -> keys, oldest first.
+        #: Planned messages without an open delivery: digest -> keys, oldest first.
         self._waiting: dict[bytes, dict[bytes, None]] = {}
-        #: Digest -> number of messages that were committed without a handle, and that the broker will redeliver.
+        #: Digest -> number of messages that were committed without an open delivery, so that they will be redelivered.
         self._coming: Counter[Any] = Counter()
         #: Digest of a redelivered message -> the sessions that received its redelivery.
         self._again: dict[bytes, set[int]] = {}

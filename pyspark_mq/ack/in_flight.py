@@ -220,10 +220,12 @@ class InFlightTable(Generic[P]):
         return self._meet(Event.DELIVER, met)
 
     def deliver_new(self, parts: Parts, keys: Sequence[Key], payloads: Sequence[P]) -> bool:
-        """Process deliveries of one or more sessions, provided that all of them are new messages. Otherwise do nothing.
+        """If all deliveries of one or more sessions are new messages, process them. Otherwise do nothing.
 
         Args:
             parts: the deliveries. The tags of each session are in the order that :meth:`deliver` requires.
+            keys: the deliveries' keys.
+            payloads: the deliveries' payloads.
 
         Returns:
             whether all messages are new, so that the deliveries were processed.
@@ -283,7 +285,7 @@ class InFlightTable(Generic[P]):
         self.matcher.give_back(only_here)
         self.matcher.wait(key for key in planned if key not in elsewhere)
         self.matcher.end(session)
-        # A message that another session holds, too, is not returned: it only loses one of its handles.
+        # A message that another session holds, too, is not returned: it only loses one of its deliveries.
         self._unbind(Ended([key for key in received if key in elsewhere], session))
         self._meet(
             Event.LOSE,
@@ -378,7 +380,7 @@ class InFlightTable(Generic[P]):
         if ready is None:
             return None
         keys = joined([run.keys for run in ready.runs]) if ready.runs else ready.payloads
-        # Tell the memory first, because the next step records in it which messages have no handle.
+        # Tell the memory first, because the next step records in it which messages have no open delivery.
         self._memory.committed(epoch, keys, [run.digests for run in ready.runs])
         due = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, epoch)
         if ready.runs:
@@ -463,7 +465,7 @@ class InFlightTable(Generic[P]):
         return self._acknowledge(due, epoch) if due else None
 
     def _hold(self, group: DeliveredGroup[P]) -> None:
-        if group.run is None:  # the handles of a run stay in the run
+        if group.run is None:  # the deliveries of a run stay in the run
             self._hold_parts(group.parts, group.keys)
 
     def _hold_parts(self, parts: Parts, keys: Collection[Key]) -> None:
@@ -529,7 +531,7 @@ class InFlightTable(Generic[P]):
             if isinstance(group, Whole)
             else dict.fromkeys(key for one, _ in due for key in one.keys)
         )
-        if any(taken.unbound for _, taken in due):  # some messages lost a handle, but may have got another one since
+        if any(taken.unbound for _, taken in due):  # some messages lost a delivery, but may have been redelivered since
             held = self._open.held()
             unheld = [key for key in keys if key not in held]
             self._leave(Group(unheld))

@@ -36,7 +36,7 @@ _TEXT, _BYTES = 0, 1
 #: places for each digest. With this size, 2 to 6 % of the unknown digests pass the filter, and batches are searched for
 #: them.
 _PLACES = 8
-#: Number of the bit from which on the digest's bits decide its second place in the filter.
+#: The second place of a digest in the filter depends on the upper bits of the digest's first half, from this bit on.
 _SHIFT = np.uint64(31)
 
 

@@ -102,8 +102,8 @@ class RedisStore(SeenStore):
             return command()
         except redis.RedisError as error:
             # The errors of the client library never contain the password. But if a server does not know the commands
-            # HELLO or AUTH (because they were renamed, or it is older than 6, or a proxy), its error quotes their
-            # arguments.
+            # HELLO or AUTH (because they were renamed, or it is older than 6, or a proxy), its error quotes the
+            # arguments of these commands.
             reason = self._hide(str(error).partition(", with args")[0])
             raise BrokerUnavailableError(
                 f"option 'dedupStore': Redis failed: {type(error).__name__}: {reason}. No message is lost. "

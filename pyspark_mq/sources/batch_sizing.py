@@ -127,7 +127,7 @@ class BatchSizing:
         while (
             empty := [queue for queue in self._queues if queue.connected.ready_at_first == 0]
         ) and self._runtime.monotonic_s() < deadline:
-            # Check the queues that report to be empty again, because a quorum queue without a leader does so, too.
+            # Check again the queues that are reported to be empty: a quorum queue without a leader looks empty, too.
             for queue in empty:
                 queue.connections.refresh_depth()
             self._wait(self._timing.idle_s)
@@ -200,7 +200,7 @@ class BatchSizing:
             until_s, patient = now_s + timing.first_fill_s, left != math.inf
         else:
             until_s = self._planned_s + timing.fill_s
-            # While a queue is paused because of its bytes, each poll gives it bytes that other queues do not need.
+            # While a queue is paused because of its bytes, each poll lets it buffer bytes that other queues do not need.
             patient = queues.paused
             flows = self._flows(queues.buffered, now_s - self._planned_s)
         most = min(bound for bound in (enough, limit, left) if bound is not None)

@@ -130,7 +130,7 @@ class EpochSource:
         self._last = Position(0)
         #: The highest number of an epoch that was planned, even if its file could not be written.
         self._highest = 0
-        #: Number of an epoch that this process has planned or replayed, and not acknowledged -> what is known of it.
+        #: Number of an epoch that this process has planned or replayed, but not acknowledged -> the epoch's record.
         self._epochs: dict[int, _EpochRecord] = {}
         #: Whether the epoch that was planned last may be the only epoch of the run.
         self._alone = False

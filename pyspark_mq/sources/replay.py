@@ -26,8 +26,8 @@ __all__ = ["Replay"]
 _LOG = logging.getLogger("pyspark_mq")
 
 _WAYS_ON = (
-    "'pyspark-mq release' with the checkpointLocation does so for this epoch alone, and 'failOnDataLoss' set to "
-    "'false' does so for all epochs"
+    "run 'pyspark-mq release' with the checkpointLocation (for this epoch alone), or set 'failOnDataLoss' to 'false' "
+    "(for all epochs)"
 )
 #: Maximum number of missing IDs that an error names. Further missing IDs are only counted.
 _IDS_SHOWN = 10

@@ -245,7 +245,7 @@ class Worker:
 
     def _round(self) -> int:
         """Pass on everything that has arrived. Return the number of deliveries."""
-        # Look which supervisors have ended before reading the events, so that all their events are among those.
+        # Find the supervisors that have ended before taking the events, so that all their events are taken.
         supervisors = [supervised.supervisor for supervised in list(self._supervised.values())]
         ended = [supervisor for supervisor in supervisors if supervisor.ended and supervisor.stopping.is_set()]
         rows = sum(map(self._pass_on, self._events.take()))

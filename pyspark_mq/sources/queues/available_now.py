@@ -31,9 +31,10 @@ class EndOfRun:
     other consumers return meanwhile are taken in addition.
 
     If the broker does not report the depth, the run ends before the first message whose timestamp is between the start
-    of the run and now, or after three seconds without a message. Any other message may have been in the queue when the
-    run began or not, because producers may write any timestamp or none. Such messages are taken as long as they arrive
-    as fast as a backlog, but for at most ten minutes, or six hours if their timestamps are older than the run.
+    of the run and now, or after three seconds without a message. For other messages it is unknown whether they were in
+    the queue when the run began, because producers may write any timestamp or none. Such messages are taken as long as
+    they arrive as fast as a backlog, but for at most ten minutes, or six hours if their timestamps are older than the
+    run.
 
     Args:
         queue: a queue whose connections are all open.
@@ -92,7 +93,7 @@ class EndOfRun:
     def awaits_confirmation(self) -> bool:
         """Whether to wait longer for the confirmation of acknowledgements, or the settlement of messages without an ID.
 
-        The wait is limited, because the confirmation may be queued behind messages that do not fit into the window.
+        The wait is limited, because the confirmation may come after messages that do not fit into the prefetch window.
         After the limit, the run continues without the confirmation.
         """
         now_s = self._runtime.monotonic_s()
@@ -153,7 +154,7 @@ class EndOfRun:
         self._mark_s, self._mark_received = self._runtime.monotonic_s(), self._queue.counters().received
 
     def _trickles(self, mean_bytes: float) -> bool:
-        """Whether messages arrive more slowly than a broker delivers a backlog, although the window had room for more.
+        """Whether messages arrive more slowly than a backlog would, although the prefetch window had room for more.
 
         Args:
             mean_bytes: average size of the messages.
@@ -171,9 +172,9 @@ class EndOfRun:
         if not self._said:
             self._said = True
             _LOG.warning(
-                "%s: the broker does not report how many messages wait, and the timestamp of the next message, which "
-                "its producer chose, does not show whether the message is older than the run. After %.0f s the run "
-                "ends before this message, and the next run continues with this message",
+                "%s: the run ends after %.0f s, and the next run continues with the next message. It is unknown "
+                "whether this message is older than the run: the broker does not report how many messages wait, and "
+                "the message's timestamp, which its producer chose, does not show it",
                 self._queue.destination, age_s,
             )  # fmt: skip
 

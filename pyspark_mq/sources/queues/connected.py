@@ -1,4 +1,4 @@
-"""What the sessions of a queue have reported about its broker, and the time for which all of them were open."""
+"""The reports of a queue's sessions about the broker, and the time for which all of these sessions were open."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CheckFacts: TypeAlias = Callable[[QueueFacts, Settings], Sequence[str]]
 
 
 class Connected:
-    """What is known about the broker of a queue, and its connected time.
+    """The known facts about the broker of a queue, and the queue's connected time.
 
     *Connected time* passes only while every connection of the queue is open and its events are processed.
 
@@ -50,7 +50,7 @@ class Connected:
         self.delay_s = self.seconds = 0.0
 
     def opened(self, greeting: Greeting) -> None:
-        """Record what the broker has reported when a session was opened.
+        """Record the broker's report at the opening of a session.
 
         Raises:
             CheckpointError: the broker is not the one with which the checkpoint was written.

@@ -69,7 +69,7 @@ class _Arrivals:
     not_redelivered: Sequence[bool]
 
     def without(self, places: Collection[int]) -> _Arrivals:
-        """Return the deliveries that are not at these places."""
+        """Return the deliveries whose indexes are not in `places`."""
         if not places:
             return self
         kept = [place for place in range(len(self.rows)) if place not in places]
@@ -240,8 +240,8 @@ class Deliveries:
         """
         in_flight, passed = self._in_flight, set(elsewhere)
         if not self._settings.endpoint.broker.proves_new:
-            # On this broker a redelivery may lack the flag. It cannot be a redelivery if the message with this ID is
-            # settled, or is buffered and not planned yet.
+            # On this broker a redelivery may lack the flag. But a delivery cannot be a redelivery if the message with
+            # its ID is settled, or is buffered and not planned yet.
             passed |= in_flight.left_among(keys) | {key for key in keys if key in in_flight.planned}
         ids = [key for key in keys if key not in passed and not is_content(key)]
         if not ids:
@@ -359,8 +359,8 @@ class Deliveries:
             return arrivals
         if not any(live.skipped for live in self._connections.live.values()):
             _LOG.warning(
-                "%s: more than %d bytes arrived that the replay does not need; further such messages are skipped and "
-                "requested again later, which counts as one more delivery of each",
+                "%s: the replay has received more than %d bytes of messages that it does not need. Further messages of "
+                "this kind are skipped and requested again later. This counts as one more delivery of each",
                 self._destination, self._settings.max_bytes,
             )  # fmt: skip
         self._in_flight.pass_over(session, arrivals.tags[min(places)])

@@ -57,8 +57,8 @@ WINDOWS: Mapping[Trigger, tuple[Window | None, Window | None]] = MappingProxyTyp
         Trigger.REPLAY: (Window.SLOW, Window.SLOW),
         Trigger.NO_CRASH_LOOP: (Window.WIDE, Window.WIDE),
         Trigger.ONE_EPOCH: (Window.EPOCH, Window.EPOCH),
-        # Do this before acknowledgements are sent. Over some protocols a wider window needs a new consumer, which must
-        # be there before the broker delivers more messages to the old one.
+        # Widen windows before acknowledgements are sent. Over some protocols a wider window needs a new consumer, which
+        # must be there before the broker delivers more messages to the old one.
         Trigger.COMMITTED: (None, Window.WIDE),
     }
 )

@@ -282,7 +282,7 @@ class StompSession(Session):
             return window
         if not self._may_subscribe_again():
             return -1  # no limit: the window cannot be widened later
-        # The header has a largest value, which is so large that it hardly limits anything.
+        # The header's largest value is so large that it hardly limits anything.
         size = min(math.ceil(window * self._message_bytes()), _INT32_MAX)
         self._window_bytes += size
         return size

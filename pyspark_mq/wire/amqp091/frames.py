@@ -35,7 +35,7 @@ _HEADER_BYTES_MAX = 512 << 20
 #: Class basic, method deliver.
 _DELIVER = b"\x00\x3c\x00\x3c"
 _BASIC = 0x3C
-#: Number of bytes before the payload of a frame, and in all the bytes before and after the payload.
+#: Number of bytes of a frame before its payload; and before and after its payload together.
 _HEAD, _FRAMING = 7, 8
 #: Number of bytes before the properties in a content-header frame.
 _CONTENT_HEAD = 19

@@ -39,8 +39,8 @@ _CLOSE_TIMEOUT_S = 1.0
 #: Maximum number of bytes of one read, usually and while the session is paused. A paused session has to read now and
 #: then, to notice heartbeats.
 RECEIVE_BYTES, LOOK_BYTES = 1 << 20, 256 << 10
-#: How to recognize heartbeats while a body is incomplete: `_BEATS_WITHIN` consecutive reads, each of only line ends, at
-#: most `_BEAT_BYTES`, after a silence of at least `_BEAT_S`, are heartbeats and not part of the body.
+#: While a body is incomplete, `_BEATS_WITHIN` consecutive reads count as heartbeats, and not as parts of the body, if
+#: each read has only line ends, at most `_BEAT_BYTES` of them, and follows a silence of at least `_BEAT_S`.
 _BEATS_WITHIN = 3
 _BEAT_BYTES = 2
 _BEAT_S = 0.5
