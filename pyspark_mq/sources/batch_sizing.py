@@ -200,7 +200,7 @@ class BatchSizing:
             until_s, patient = now_s + timing.first_fill_s, left != math.inf
         else:
             until_s = self._planned_s + timing.fill_s
-            # While a queue is paused because of its bytes, each poll lets it buffer bytes that other queues do not need.
+            # While a queue is paused because of its bytes, each poll lets it buffer bytes that other queues do not use.
             patient = queues.paused
             flows = self._flows(queues.buffered, now_s - self._planned_s)
         most = min(bound for bound in (enough, limit, left) if bound is not None)
