@@ -160,8 +160,8 @@ class OpenDeliveries:
 
     def __init__(self) -> None:
         self._sessions: dict[int, Handles] = {}
-        #: Message -> upper bound on the number of its handles beyond the first one. With the bound, a commit knows when
-        #: it has found all handles, and stops searching.
+        #: Message -> upper bound on the number of its open deliveries beyond the first one. With the bound, a commit
+        #: knows when it has found all of them, and stops searching.
         self._more: Counter[Key] = Counter()
 
     def __len__(self) -> int:

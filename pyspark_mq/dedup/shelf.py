@@ -46,7 +46,7 @@ class Shelf:
         return size
 
     def take_over(self) -> dict[int, int]:
-        """Remove the oldest batches. Stop before the remaining batches would have fewer than `maximum` digests.
+        """Remove the oldest batches. Stop before the remaining batches would have `maximum` digests or fewer.
 
         Returns:
             number of each removed batch -> number of its digests.
