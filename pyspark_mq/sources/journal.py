@@ -343,7 +343,11 @@ class Journal:
     # -- restart
 
     def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:  # noqa: ARG002
-        """Read the keys of the epoch between two positions, which is about to be replayed.
+        """Read the keys of the messages of an epoch that is about to be replayed.
+
+        Args:
+            start: the position at which the epoch begins.
+            end: the position at which the epoch ends.
 
         Returns:
             name of each queue -> keys of its messages, in order, without abandoned messages.

@@ -68,7 +68,7 @@ class MqDataSource(DataSource):
 
     @without_traceback
     def schema(self) -> StructType:
-        """Return the columns of a query without a schema: the default ones, or all columns with `includeMetadata`.
+        """Return the columns of a query that sets no schema: the default columns; with `includeMetadata`, all columns.
 
         A schema that the user sets may name any column.
         """
@@ -79,7 +79,7 @@ class MqDataSource(DataSource):
     def _checked(self) -> Options:
         """Parse and check the options for reading a queue.
 
-        The constructor cannot do this, because Spark does not tell it whether the source will read or write.
+        The constructor cannot check them, because Spark does not tell it whether the source will read or write.
         """
         if not self.options:
             raise OptionError("broker", _NO_OPTIONS)
@@ -99,8 +99,9 @@ class MqDataSource(DataSource):
     def reader(self, schema: StructType) -> StreamBatchReader:
         """Return the reader of a batch query (`spark.read`), which reads a range of offsets from streams.
 
-        Raise a ConfigurationError for a queue: Spark does not tell a batch source that the query has succeeded, so
-        there is no moment at which messages could be acknowledged safely.
+        Raises:
+            ConfigurationError: the options name a queue. Spark does not tell a batch source that the query has
+                succeeded, so there is no moment at which messages could be acknowledged safely.
         """
         if is_stream(self.options):
             self._reader_made = True

@@ -21,7 +21,7 @@ R = TypeVar("R")
 def without_traceback(call: Callable[A, R]) -> Callable[A, R]:
     """Decorate a method that Spark calls, so that it raises this package's errors without their traceback and cause.
 
-    Otherwise Spark prints the whole traceback before the error's text, which is what users need
+    Users need the error's text, but Spark would print the whole traceback before the text
     (``python_streaming_source_runner.py``, ``worker.py``). The traceback is still logged at level DEBUG. An
     `InternalError`, and any error that is not an `MqError`, keeps its traceback.
     """

@@ -51,7 +51,7 @@ _URI = re.compile(
 
 
 def open_folder(place: str, below: str = "") -> Folder:
-    """Return the object for a folder. The folder does not have to exist yet.
+    """Return a :class:`Folder` for a path or URI. The folder does not have to exist yet.
 
     Args:
         place: path or URI of a folder, as returned by :func:`resolve`.
@@ -65,7 +65,7 @@ def is_uri(place: str) -> bool:
 
 
 def resolve(place: str) -> str:
-    """Return the normalized form of a place that a user has set as an option.
+    """Return the normalized form of a place (path or URI) that a user has set as an option.
 
     Raises:
         ValueError: neither this machine nor `pyarrow.fs` can open the place. The text says what to use instead, and
@@ -114,13 +114,13 @@ def shown_place(place: str) -> str:
 
 
 def below(place: str, name: str) -> str:
-    """Return the place of the folder `name` within `place`."""
+    """Return the place (path or URI) of the folder `name` within the folder `place`."""
     path, parameters = _split(place)
     return f"{path.rstrip('/')}/{name}{parameters}"
 
 
 def above(place: str) -> str | None:
-    """Return the place of the checkpoint whose ID folder (:data:`ID_FOLDER`) `place` is; None for any other folder."""
+    """Return the place of the checkpoint to which an ID folder (:data:`ID_FOLDER`) belongs; None for other folders."""
     path, parameters = _split(place)
     root = path.removesuffix(f"/{ID_FOLDER}")
     return None if root == path else f"{root}{parameters}"

@@ -49,7 +49,7 @@ _PLAIN = (
 
 
 def encoded(file: EpochFile) -> bytes:
-    """Return the bytes of a file with this content."""
+    """Encode the content of an epoch's file as bytes."""
     keys, are_bytes = _planned(file.planned)
     head = {name: value for name in _PLAIN if (value := getattr(file, name)) not in (None, False, [])}
     head["start"] = file.start  # written even if 0
@@ -87,7 +87,7 @@ def encoded(file: EpochFile) -> bytes:
 
 
 def decoded(data: bytes) -> EpochFile:
-    """Return the content of a file with these bytes. The caller has checked that the bytes are unchanged.
+    """Decode the bytes of an epoch's file. The caller has checked that the bytes are unchanged.
 
     Raises:
         ValueError: the file has a field that this version of the package does not know, so another version wrote the
@@ -114,7 +114,7 @@ def decoded(data: bytes) -> EpochFile:
 
 
 class _Pieces:
-    """Digests of several epochs in one array. They are taken from it epoch by epoch."""
+    """Digests of several epochs in one array, from which :meth:`next` takes them epoch by epoch."""
 
     def __init__(self, digests: Any) -> None:
         self._digests, self._at = digests, 0

@@ -55,7 +55,7 @@ class OffsetCodec:
         log: the files of the journal; None if the options name no folder for them.
         queues: the queue names if the query reads several queues; None if the query reads a single queue.
         pattern: the value of `queuePattern`; None if that option is not set.
-        scope: selector and virtual host, which are the end of `source` and the same for all queues of the query.
+        scope: the end of `source`, with selector and virtual host. It is the same for all queues of the query.
     """
 
     broker: str
@@ -149,7 +149,7 @@ class OffsetCodec:
     def _may_have_written(self, source: str) -> bool:
         """Whether this query may resume from a checkpoint whose offsets have the field `source` with this value.
 
-        If the checkpoint's query read several queues, this field does not have their names: they are in the epoch's
+        If the checkpoint's query read several queues, the names of the queues are not in this field, but in the epoch's
         file.
         """
         if source in {shortened(self.source, _SOURCE_MAX), shortened(f"queues{self.scope}", _SOURCE_MAX)}:

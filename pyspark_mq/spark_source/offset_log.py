@@ -33,7 +33,7 @@ class OffsetLog:
     def first_naming(self, file: str) -> bytes:
         """Return the oldest entry that contains the name of this ID file.
 
-        Return an empty value if no entry has the name, or if Spark may have purged an older entry that had it.
+        Return empty bytes if no entry has the name, or if Spark may have purged an older entry with the name.
         """
         first = b""
         for batch, entry in self._newest_first():

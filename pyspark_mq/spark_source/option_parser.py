@@ -119,7 +119,7 @@ class OptionParser:
         return value
 
     def _fields(self, of: type) -> dict[str, Any]:
-        """Return the values of all options that a field of the dataclass `of` takes over unchanged (`Option.sets`)."""
+        """Return field -> value for the options that set a field of the dataclass `of` unchanged (`Option.sets`)."""
         known = {one.name for one in fields(of)}
         return {option.sets: self._value(name) for name, option in self.TABLE.items() if option.sets in known}
 

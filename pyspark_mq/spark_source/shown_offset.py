@@ -55,7 +55,7 @@ class ShownOffset:
         """Record that Spark has asked for the partitions of an epoch, which it is about to run.
 
         Raises:
-            CheckpointError: this is the first epoch that Spark shows, and not the epoch that was planned last.
+            CheckpointError: Spark asks for the first time, and for another epoch than the one that was planned last.
         """
         if self._offset is None and self._planned is not None and self._planned != (start, end):
             raise CheckpointError(

@@ -79,7 +79,7 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
 
 
 def make_store(options: Options, queue: Settings) -> SeenStore:
-    """Return the store for committed IDs of a queue that option `dedupStore` names: the checkpoint alone, or Redis."""
+    """Return the store for a queue's committed IDs. Option `dedupStore` says which: the checkpoint alone, or Redis."""
     if options.dedup_store == "checkpoint":
         return CheckpointOnly()
     codec = OffsetCodec.of(queue)

@@ -59,7 +59,7 @@ class _RangePartition(InputPartition):
 
 
 class _Tasks:
-    """Base class of both readers, with the method that runs in tasks.
+    """Base class of :class:`StreamBatchReader` and :class:`StreamReader`, with the method that runs in tasks.
 
     A reader that is pickled into a task has only the query's columns, and the options that say how to decode messages.
     """
@@ -85,7 +85,7 @@ class StreamBatchReader(_Tasks, DataSourceReader):
 
     @without_traceback
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one task for each stream or partition of a super stream; more tasks if the options require them."""
+        """Return one task's partition for each stream or partition of a super stream; more tasks if options say so."""
         return [_RangePartition(wanted) for wanted in self._planner.batch()]
 
 

@@ -43,8 +43,8 @@ _FILES_MAX = 64
 class _Memory:
     """The address of an in-memory file, which other processes of the same user on the same machine can open.
 
-    The path consists of the ID of the process that created the file, and a file descriptor of this process. Both
-    numbers may be reused for something else, so the file's random name tells whether the path still leads to this file.
+    The path consists of two numbers: the ID of the process that created the file, and that process's file descriptor.
+    Both numbers may be reused, so the file's random name tells whether the path still leads to this file.
     """
 
     def __init__(self, file: int, name: str) -> None:
@@ -65,7 +65,7 @@ class _Memory:
 
 
 class _OwnMemory:
-    """An in-memory file, as the process that created it sees it.
+    """An in-memory file that this process has created.
 
     Raises:
         OSError: this system does not support in-memory files, or the process has no descriptor left.

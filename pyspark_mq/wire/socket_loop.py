@@ -259,7 +259,7 @@ def _left_s(deadline: float, now_s: Callable[[], float]) -> float:
 
 
 def dial_error(error: BaseException, url: BrokerUrl, speaks: str) -> MqError:
-    """Return this package's error for an attempt to connect that has failed, perhaps because of another protocol."""
+    """Return this package's error for a failed attempt to connect. It says if the port may speak another protocol."""
     cut = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError)
     if isinstance(error, ssl.SSLError) and not cut:
         return tls_error(error, url)

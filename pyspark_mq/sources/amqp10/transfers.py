@@ -41,7 +41,7 @@ class _Like(NamedTuple):
     Attributes:
         head: the bytes between the frame's size and its delivery number, which are equal in similar frames.
         octets: array of the bytes between the frame's size and its payload.
-        free: for each of these bytes, whether it may differ in similar frames.
+        free: for each byte in `octets`, whether it may differ in similar frames.
         tag, tag_end: where the delivery tag begins and ends in the frame.
     """
 

@@ -241,7 +241,7 @@ class BlockRows:
 
     @classmethod
     def of(cls, *parts: Iterable[Row]) -> BlockRows:
-        """Return the rows of these iterables, one after the other."""
+        """Create an object with the rows of several iterables, one after the other."""
         stretches: list[tuple[Block, Sequence[int]]] = []
         for rows in parts:
             if isinstance(rows, RowRange):

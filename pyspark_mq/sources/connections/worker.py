@@ -318,7 +318,7 @@ class Worker:
             supervised.session = None
 
     def _hand_over_together(self, some: Sequence[tuple[_Supervised, Session]]) -> int:
-        """Pass on the few deliveries of several sessions of one queue. One block for all of them takes the least time.
+        """Pass on the few deliveries of several sessions of one queue, if possible in one block, to save time.
 
         Only messages whose metadata are plain (:attr:`.Metadata.is_plain`) share a block. Otherwise each session gets a
         block of its own.

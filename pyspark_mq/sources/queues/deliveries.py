@@ -295,7 +295,7 @@ class Deliveries:
             )  # fmt: skip
 
     def _join(self, pairs: Sequence[tuple[Any, Row]]) -> None:
-        """Copy rows into a new block, as far as the in-flight table still has them, and replace them by the copies."""
+        """Copy those rows that the in-flight table still has into a new block. The table then refers to the copies."""
         places = self._in_flight.held([key for key, _ in pairs], [row for _, row in pairs])
         if places:
             block = BlockRows.of(pairs[place][1] for place in places).joined()

@@ -129,7 +129,7 @@ class QueueGroup:
     # -- what happens
 
     def start(self) -> None:
-        """Open the connections of all queues, as far as this was not done before."""
+        """Start the connections of all queues. Connections that were started before are not affected."""
         for queue in self:
             queue.connections.start()
 

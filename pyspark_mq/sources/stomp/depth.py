@@ -32,7 +32,7 @@ class QueueInfo:
 
     Attributes:
         messages: number of messages in the queue, including delivered messages, but not scheduled (delayed) messages.
-        handed_out: number of these messages that are delivered to consumers but not settled.
+        handed_out: how many of the messages in `messages` are delivered to consumers but not settled.
         consumers: number of consumers of the queue.
         address: the queue's address.
         reported: everything that the broker reports, by name.

@@ -288,7 +288,7 @@ class StompSession(Session):
         return size
 
     def _message_bytes(self) -> float:
-        """Return the average size of the messages received so far, or an estimate, for a window in bytes."""
+        """Return the average size in bytes of the messages received so far; before the first message, an estimate."""
         return self._connection.received_bytes / self._tag if self._tag else self._dialect.window_bytes
 
     def _destination(self) -> str:
@@ -323,8 +323,8 @@ class StompSession(Session):
         """Return the maximum number of bytes to read from the socket now; 0 to leave them there.
 
         A paused session reads only to keep the connection alive. If the broker counts the window in bytes, and the
-        window is full, the session reads only while an answer is outstanding. If the connection is ending, the session
-        reads what is left, because it may include the reason, unless the session is paused.
+        window is full, the session reads only while an answer is outstanding. If the connection is ending, a session
+        that is not paused reads the remaining bytes, because they may include the reason.
         """
         if ending:
             return 0 if self.paused else RECEIVE_BYTES
@@ -406,7 +406,7 @@ class StompSession(Session):
         return True
 
     def _is_of_queue(self, tag: int, headers: bytes, body: bytes) -> bool:
-        """Return whether a message is a delivery from the queue that the session takes.
+        """Return whether a message is a delivery from the queue, and may be taken.
 
         Other messages are answers to queries, and the mark at the end of a browsed queue. If a message must not be
         taken, the session ends.

@@ -136,7 +136,7 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
             self._on_data_available(begun)
 
     def _receive(self, opened: socket.socket, maximum: int) -> memoryview:
-        """Read from the socket instead of pika, into memory to which batches of deliveries then refer."""
+        """Read from the socket, in place of pika. Batches of deliveries then refer to the memory that was read into."""
         assert self._reader is not None
         room = self._reader.room()
         return room[: opened.recv_into(room, min(len(room), _LOOK_BYTES if self.looks else maximum))]

@@ -121,7 +121,7 @@ class Amqp091Connection(Connection):
             self.loop.remove_timeout(timer)
 
     def ended(self, error: object) -> None:
-        """Note that the connection has ended, or its channel, and stop the loop."""
+        """Note that the connection or its channel has ended, and stop the loop."""
         if self.end is None:
             self.end = error
         self.loop.stop()

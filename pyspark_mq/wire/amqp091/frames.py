@@ -88,7 +88,7 @@ class DeliveryReader:
         channel: number of the channel.
         frame_bytes_max: the negotiated maximum size of a frame.
         deliver: called with deliveries, in order: with a list, or with an :class:`.Amqp091Batch`.
-        pass_on: called with each other frame. The deliveries that arrived before it were passed to `deliver` before.
+        pass_on: called with each other frame, after `deliver` was called with the deliveries before this frame.
         batch_min: minimum number of deliveries in a batch.
     """
 
@@ -151,7 +151,7 @@ class DeliveryReader:
             self._deliver(found)
 
     def _cut(self, data: memoryview, at: int, size: int) -> int:
-        """Process all frames that have arrived completely. Return where the first byte is that has to be kept.
+        """Process all frames that have arrived completely. Return the position of the first byte that must be kept.
 
         Args:
             data: the memory with the bytes.
@@ -220,12 +220,12 @@ class DeliveryReader:
         return at
 
     def _left(self, first: int, begun: int, at: int) -> int:
-        """Return where the bytes begin that have to be kept until the next read.
+        """Return the position of the first byte that must be kept until the next read.
 
         Args:
-            first: where the examined bytes begin.
-            begun: where the delivery begins that has arrived in part; -1 if it must not be kept.
-            at: where the first incomplete frame begins.
+            first: position of the first byte that was examined.
+            begun: position of the delivery that has arrived in part; -1 if it must not be kept.
+            at: position of the first incomplete frame.
         """
         again, self._again = self._again, False
         # Do not keep a delivery a second time (in that case the bytes begin with it), and do not keep a large one.

@@ -164,7 +164,7 @@ class Amqp10Connection(Connection):
         self._look()
 
     def _receive(self) -> None:
-        """Read the bytes that have arrived, up to a limit, so that requests do not have to wait long."""
+        """Read bytes that have arrived. A limit on the number of bytes keeps requests from waiting long."""
         transport = self.transport
         data = self.socket.read(_READ_BYTES) if transport.capacity() >= 0 else b""
         if data is None:

@@ -49,7 +49,8 @@ def open_error(condition: tuple[str, str], url: BrokerUrl, endpoint: Endpoint, *
     """Return this package's error for an attempt to open a session that has failed.
 
     Args:
-        condition: name and description of the broker's error condition. The name is empty for other reasons.
+        condition: name and description of the broker's error condition. If the broker stated no condition, the name is
+            empty, and the description is another reason.
         opened: whether the broker had opened the connection before it failed.
         login: whether the broker has refused the login.
     """

@@ -94,7 +94,7 @@ class FrameReader:
             all other headers the first entry is used.
         own: the random bytes with which the names of the session's subscriptions and receipts end, see the module's
             docstring. If empty, everything that looks like a frame is a frame.
-        in_doubt: returns whether the broker may send an ERROR without `own` and then continue.
+        in_doubt: returns whether the broker may send an ERROR without `own` and keep the connection open.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class FrameReader:
         return self._cut()
 
     def quiet(self) -> Iterator[Frame | Frames]:
-        """Yield the message that is held back, because it is certain now that it is complete.
+        """Yield the message that is held back. Call this when it is certain that the message is complete.
 
         The caller must exhaust the iterator, as for :meth:`feed`.
         """
@@ -166,9 +166,9 @@ class FrameReader:
             raise StompFrameError(f"a body did not end after {came} bytes")
 
     def last_error(self) -> Frame | None:
-        """Return the ERROR frame at the end of the bytes of a closed connection; None if they do not look like one.
+        """Return the ERROR frame at the end of the bytes of a closed connection; None if there is no such frame.
 
-        A text before the frame is discarded, as it may be incomplete.
+        A text before the frame is discarded, because it may be incomplete.
         """
         if self._headers is None or (found := _LAST_ERROR.match(self._buffer, self._headers[2])) is None:
             return None
