@@ -84,7 +84,7 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
     Raises:
         CheckpointError: the checkpoint cannot be read, or more is missing than `settleAfter=synced` can explain.
     """
-    shown = shown_place(checkpoint)
+    shown, ids = shown_place(checkpoint), shown_place(id_log)
     offsets, commits = _Log(checkpoint, "offsets"), _Log(checkpoint, "commits")
     log, epoch = IdLog(id_log, shown), 0
     if not offsets.names:
@@ -110,12 +110,13 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
     if last >= 0:
         epoch, noted = _epoch(checkpoint, last, id_log), log.synced()
         if noted is None:
-            raise _beyond(shown, "its folder 'mq-ids' has no note that the query ran with 'settleAfter=synced'")
+            raise _beyond(shown, f"folder '{ids}' has no note that the query ran with 'settleAfter=synced'")
         if noted != epoch:
             before = _epoch(checkpoint, last - 1, id_log) if last else 0
             if before != noted:
                 raise _beyond(
-                    shown, f"'mq-ids' notes epoch {noted} as synced, but epochs {before} and {epoch} are committed"
+                    shown,
+                    f"folder '{ids}' notes epoch {noted} as synced, but epochs {before} and {epoch} are committed",
                 )
             if log.lost_power(epoch):
                 why = "the machine restarted before it was certain that this batch was on the sink's disk"
