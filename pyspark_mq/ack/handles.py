@@ -142,7 +142,7 @@ class Handles:
     def split(self, tags: Sequence[int], below: float = math.inf) -> tuple[int, tuple[int, ...]]:
         """Split tags into those that one cumulative acknowledgement can cover, and those that need one each.
 
-        A cumulative acknowledgement must not reach the first open delivery, `cumulative_below`, or `below`.
+        A cumulative acknowledgement must stay below the first open delivery, `cumulative_below` and `below`.
 
         Args:
             tags: tags of deliveries that are not in this object, in ascending order.

@@ -136,9 +136,9 @@ class InFlightTable(Generic[P]):
         return len(self._open[session]) + sum(in_runs)
 
     def not_here(self, keys: Collection[Key]) -> Iterator[Key]:
-        """Yield those of these keys whose messages are unknown, in order.
+        """Yield those of these keys whose messages are not in the table and not remembered, in order.
 
-        The key of an echo (a redelivery without an ID, see :mod:`.content_matcher`) is unknown when the echo arrives.
+        An echo (a redelivery without an ID, see :mod:`.content_matcher`) has a new key, so its key is yielded, too.
         """
         state_of = self.states(keys)
         yield from (key for key in keys if state_of(key) is State.UNSEEN)

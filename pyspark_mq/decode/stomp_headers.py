@@ -21,7 +21,7 @@ _MEANINGS = {"\\r": "\r", "\\n": "\n", "\\c": ":", "\\\\": "\\"}
 
 
 class UnreadableHeaders(bytes):
-    """The header block of an unreadable message, for example if the end of the message's frame is not certain.
+    """The header block of a message that cannot be read, for example because the end of its frame is not certain.
 
     Attributes:
         error: why the message is unreadable.

@@ -61,7 +61,7 @@ class Digester:
         self._constants, self._multipliers = table[0], table[1:]
 
     def begin(self, queue: str) -> Any:
-        """Return an array with the part of the four sums that depends only on the queue, not on the key."""
+        """Return the queue's part of a digest's four sums, as an array. :meth:`digests` adds the keys' parts."""
         name = blake2b(queue.encode("utf-8", "surrogatepass"), digest_size=_WORD.itemsize * _QUEUE_WORDS).digest()
         return self._constants + np.frombuffer(name, _WORD).astype(_HALF) @ self._multipliers[:_QUEUE_WORDS]
 

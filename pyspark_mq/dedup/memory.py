@@ -98,8 +98,8 @@ class Memory:
         window, left: the batches in the sections *window* (settled IDs) and *left* (IDs left open), in order.
         connected_s: seconds for which every connection of the query was up, over all its processes.
         forgotten: number of IDs that were forgotten although their messages may be redelivered.
-        contents: number of a batch of contents that were left open together -> the value of `connected_s` at that time,
-            and the number of messages that had been left open before.
+        contents: for each batch of contents that were left open together, its number -> the value of `connected_s` at
+            that time, and how many messages had been left open before.
         repeats: digest of a content that repeats -> number of messages with this content that were left open and not
             redelivered since.
     """

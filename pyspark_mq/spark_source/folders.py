@@ -96,7 +96,7 @@ def _normal(path: str) -> str:
 def _check_installed(scheme: str, place: str) -> None:
     name = _SYSTEMS.get(scheme)
     if name is None:
-        raise ValueError(f"{shown_place(place)!r} is not accepted; accepted is {PLACES}")
+        raise ValueError(f"{shown_place(place)!r} is not accepted; use {PLACES}")
     with suppress(ImportError):
         from pyarrow import fs  # noqa: PLC0415 - some installations are built without it
 

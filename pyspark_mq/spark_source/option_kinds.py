@@ -26,7 +26,7 @@ class Kind:
 
     Attributes:
         parse: takes the option's text in lower case, and returns the value; None if the text is not accepted.
-        accepted: describes the accepted values in errors, after the word "accepted": "is a whole number from 1 to 5".
+        accepted: describes the accepted values in errors, after the word "use": "a whole number from 1 to 5".
     """
 
     parse: Callable[[str], Any]
@@ -35,7 +35,7 @@ class Kind:
 
 def choice(values: Mapping[str, Any]) -> Kind:
     """Return a kind that accepts one of several names."""
-    return Kind(values.get, f"are {', '.join(values)}")
+    return Kind(values.get, f"one of: {', '.join(values)}")
 
 
 def member(kind: type[Enum]) -> Kind:
@@ -51,7 +51,7 @@ def count(min_count: int, max_count: int = _COUNT_MAX) -> Kind:
         number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else -1
         return number if min_count <= number <= max_count else None
 
-    return Kind(parse, f"is a whole number from {min_count} to {max_count}")
+    return Kind(parse, f"a whole number from {min_count} to {max_count}")
 
 
 def duration_s(min_s: float = 0.0, max_s: float = _DURATION_MAX_S) -> Kind:
@@ -62,7 +62,7 @@ def duration_s(min_s: float = 0.0, max_s: float = _DURATION_MAX_S) -> Kind:
         seconds = float(found[1]) * _SECONDS[found[2]] if found else math.nan
         return seconds if min_s <= seconds <= max_s else None
 
-    return Kind(parse, f"is a time with its unit such as 500ms, 30s, 10m, 1h, from {min_s:g}s to {max_s:.0f}s")
+    return Kind(parse, f"a time with its unit such as 500ms, 30s, 10m, 1h, from {min_s:g}s to {max_s:.0f}s")
 
 
 def _size_bytes(text: str) -> int | None:
@@ -71,4 +71,4 @@ def _size_bytes(text: str) -> int | None:
 
 
 FLAG = choice({"true": True, "false": False})
-SIZE_BYTES = Kind(_size_bytes, "is a number of bytes above 0 such as 1048576, 512k, 64m, 1g")
+SIZE_BYTES = Kind(_size_bytes, "a number of bytes above 0 such as 1048576, 512k, 64m, 1g")

@@ -115,7 +115,7 @@ class OptionParser:
             return None
         value = kind.parse(text.lower())
         if value is None:
-            raise OptionError(name, f"{text!r} is not accepted; accepted {kind.accepted}")
+            raise OptionError(name, f"{text!r} is not accepted; use {kind.accepted}")
         return value
 
     def _fields(self, of: type) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class OptionParser:
         spoken = broker.protocols.get(url.scheme, ())
         if not spoken:
             schemes = ", ".join(f"{scheme}://" for scheme in broker.protocols)
-            raise OptionError("url", f"{url} cannot be used with broker '{broker.name}'; accepted are {schemes}")
+            raise OptionError("url", f"{url} cannot be used with broker '{broker.name}'; use one of: {schemes}")
         if self._text("protocol") is None:
             return spoken[0]
         return str(self._value("protocol", choice({protocol: protocol for protocol in spoken})))

@@ -59,10 +59,10 @@ _TABLE = (
         _READ,
         "`amqp://user:password@host:port` or `stomp://…`; with TLS, `amqps://…` or `stomp+ssl://…`. Default ports are "
         "5672 (`amqp`), 61613 (`stomp`), 5671 (`amqps`) and 61612 (`stomp+ssl`). On RabbitMQ the path is the virtual "
-        "host, and an empty path means `/`. The other brokers have no virtual hosts, so a path is an error. Several "
-        "URLs, separated by commas, are candidates for failover. Write each URL in full. All URLs must have the same "
-        "scheme and virtual host, and each has its own login unless `username` is set. Parameters (`?…`) are not "
-        "allowed. Escape characters that have a meaning in URLs: `/` as `%2F`, `@` as `%40`, `,` as `%2C`, `?` as "
+        "host, and an empty path means `/`. The other brokers have no virtual hosts, so a longer path is an error. "
+        "Several URLs, separated by commas, are candidates for failover. Write each URL in full. All URLs must have "
+        "the same scheme and virtual host, and each has its own login unless `username` is set. Parameters (`?…`) are "
+        "not allowed. Escape characters that have a meaning in URLs: `/` as `%2F`, `@` as `%40`, `,` as `%2C`, `?` as "
         "`%3F`, `#` as `%23`",
         unset="required",
     ),

@@ -123,7 +123,7 @@ class _QueueOptionParser(OptionParser):
 
     def parse(self) -> Options:
         """Parse each option, check the options against each other, and return them all."""
-        self._required("broker", f"accepted are {', '.join(BROKERS)}")
+        self._required("broker", f"use one of: {', '.join(BROKERS)}")
         broker: Broker = self._value("broker", choice(BROKERS))
         on_missing = OnMissing.CONTENT if broker.proves_new else OnMissing.FAIL
         self._values.setdefault("onMissingMessageId", on_missing.value)
@@ -293,7 +293,7 @@ class _QueueOptionParser(OptionParser):
         if text.lower() in {"message-id", "correlation-id", "content"}:
             return IdSource(text.lower())
         accepted = "message-id, correlation-id, property:<name>, json:$.<name>.<name>, content"
-        raise OptionError("messageIdFrom", f"{text!r} is not accepted; accepted are {accepted}")
+        raise OptionError("messageIdFrom", f"{text!r} is not accepted; use one of: {accepted}")
 
     def _id_log(self) -> str | None:
         """Return the folder for message IDs: option `idLog`, or else the folder :data:`ID_FOLDER` in the checkpoint."""
@@ -312,7 +312,7 @@ class _QueueOptionParser(OptionParser):
         if place is None:
             return None
         if not os.path.isabs(place) and not is_uri(place):
-            raise OptionError(name, f"{shown_place(place)!r} is not accepted; accepted is {PLACES}")
+            raise OptionError(name, f"{shown_place(place)!r} is not accepted; use {PLACES}")
         try:
             return resolve(place)
         except ValueError as wrong:
@@ -324,7 +324,7 @@ class _QueueOptionParser(OptionParser):
             return "checkpoint"
         if not text.lower().startswith(("redis://", "rediss://")):
             accepted = "checkpoint, redis://host:port/db, rediss://host:port/db"
-            raise OptionError("dedupStore", f"{redact(text)!r} is not accepted; accepted are {accepted}")
+            raise OptionError("dedupStore", f"{redact(text)!r} is not accepted; use one of: {accepted}")
         if not _is_url(text):
             raise OptionError("dedupStore", f"{redact(text)!r} is not a URL; {ESCAPES}")
         if not guarantee.identifies:

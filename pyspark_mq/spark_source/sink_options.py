@@ -85,7 +85,7 @@ class _SinkOptionParser(OptionParser):
         return super().hint_for_foreign_option(name, value)
 
     def parse(self, *, streaming: bool) -> SinkSettings:
-        self._required("broker", f"accepted are {', '.join(BROKERS)}")
+        self._required("broker", f"use one of: {', '.join(BROKERS)}")
         broker: Broker = self._value("broker", choice(BROKERS))
         urls = self._broker_urls(broker)
         protocol = self._protocol(broker, urls[0])

@@ -131,7 +131,7 @@ class _StreamOptionParser(OptionParser):
         )
 
     def parse(self) -> StreamOptions:
-        self._required("broker", "accepted is rabbitmq, the only broker with streams")
+        self._required("broker", "use rabbitmq, the only broker with streams")
         self._value("broker", choice({"rabbitmq": True}))
         return StreamOptions(self._settings(LATEST), self._settings(EARLIEST), self._value("includeMetadata"))
 

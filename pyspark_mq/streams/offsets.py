@@ -109,7 +109,7 @@ def parse_places(option: str, text: str) -> dict[str, int]:
     Raises:
         OptionError: the text does not have this form.
     """
-    accepted = 'accepted is JSON that maps partitions to whole numbers, such as {"events": 500}'
+    accepted = 'use JSON that maps partitions to whole numbers, such as {"events": 500}'
     try:
         found = json.loads(text)
     except ValueError as wrong:

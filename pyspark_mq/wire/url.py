@@ -202,7 +202,7 @@ def _parse(text: str) -> BrokerUrl:
     scheme = parts.scheme.lower()
     if scheme not in SCHEMES:
         accepted = ", ".join(f"{name}://" for name in SCHEMES)
-        raise OptionError("url", f"{redact(text)!r} has no known scheme; accepted are {accepted}")
+        raise OptionError("url", f"{redact(text)!r} has no known scheme; use one of: {accepted}")
     if not host or "," in host:
         problem = "names no host" if not host else "names several hosts; write each candidate as a whole URL"
         raise OptionError("url", f"{redact(text)!r} {problem}; {ESCAPES}")

@@ -240,7 +240,7 @@ OPTIONS = {
         lambda o: o.settings.syncs,
         False,
         taken={"Committed": False},
-        refused={"fsync": "are committed, synced"},
+        refused={"fsync": "use one of: committed, synced"},
     ),
     "dedupStore": Row(
         lambda o: o.dedup_store,
@@ -755,7 +755,7 @@ def test_a_key_without_its_certificate_is_refused() -> None:
 def test_a_flag_of_tls_is_true_or_false(text: str) -> None:
     error = refusal({**NEEDED, "url": TLS_URL, "tls.verify": text})
     assert error.option == "tls.verify"
-    assert f"{text!r} is not accepted; accepted are true, false" in str(error)
+    assert f"{text!r} is not accepted; use one of: true, false" in str(error)
 
 
 # -- passwords --------------------------------------------------------------------------------

@@ -46,13 +46,13 @@ def test_what_is_taken() -> None:
 @pytest.mark.parametrize(
     ("changes", "option", "words"),
     [
-        ({"broker": None}, "broker", "is required; accepted are rabbitmq"),
+        ({"broker": None}, "broker", "is required; use one of: rabbitmq"),
         ({"broker": "kafka"}, "broker", "'kafka' is not accepted"),
         ({"url": None}, "url", "is required; for example amqp://"),
         ({"url": "stomp://localhost"}, "url", "RabbitMQ does not report over STOMP whether a queue has accepted"),
         ({"url": "stomp+ssl://localhost"}, "url", "use amqps://"),
         ({"url": "rabbitmq-stream://localhost"}, "url", "name the stream with 'queue'"),
-        ({"protocol": "stomp"}, "protocol", "accepted are amqp-0-9-1, amqp-1.0"),
+        ({"protocol": "stomp"}, "protocol", "use one of: amqp-0-9-1, amqp-1.0"),
         ({"topic": "t"}, "topic", "RabbitMQ has exchanges: use 'exchange'"),
         ({"exchange": "e"}, "exchange", "set as well as 'queue'"),
         ({"routingKey": "k"}, "routingKey", "goes with 'exchange', not with 'queue'"),
@@ -60,7 +60,7 @@ def test_what_is_taken() -> None:
         ({"queue": "q" * 256}, "queue", "has 256 bytes, but AMQP 0-9-1 allows at most 255"),
         ({"queu": "q"}, "queu", "did you mean 'queue'? Accepted for a write are queue, topic, exchange"),
         ({"sendTimeout": "0s"}, "sendTimeout", "'0s' is not accepted"),
-        ({"sendTimeout": "5"}, "sendTimeout", "is a time with its unit"),
+        ({"sendTimeout": "5"}, "sendTimeout", "use a time with its unit"),
         ({"guarantee": "exactly-once"}, "guarantee", "is for reading"),
         ({"prefetch": "5"}, "prefetch", "is for reading"),
         ({"path": "orders"}, "path", "use .option('queue', 'orders') and save() without an argument"),
@@ -111,7 +111,7 @@ def test_an_option_names_a_queue_and_not_another_kind() -> None:
         ({"routingKey": "k"}, "routingKey", "has no routing keys"),
         ({"topic": "t"}, "topic", "set as well as 'queue'"),
         ({"url": "amqp://localhost/vhost"}, "url", "has no virtual hosts"),
-        ({"protocol": "amqp-0-9-1"}, "protocol", "accepted are amqp-1.0"),
+        ({"protocol": "amqp-0-9-1"}, "protocol", "use one of: amqp-1.0"),
     ],
     ids=str,
 )

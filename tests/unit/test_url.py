@@ -179,7 +179,7 @@ def test_nothing_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["http://host", "host:5672", "host", "amqp+tls://host", "//host", "tcp://host:61616"])
 def test_another_scheme_is_refused_with_those_accepted(text: str) -> None:
-    accepted = "accepted are amqp://, amqps://, stomp://, stomp+ssl://"
+    accepted = "use one of: amqp://, amqps://, stomp://, stomp+ssl://"
     assert f"{text!r} has no known scheme; {accepted}" in refusal(text)
 
 

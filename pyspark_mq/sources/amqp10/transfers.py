@@ -3,8 +3,8 @@
 proton keeps the payload of a delivery until it is settled, which is only after the commit of its epoch, and rounds the
 size of its buffer up to a power of two. So this module takes the payload of each message that fits into one frame, and
 proton gets the frame without the payload. All other bytes go to proton unchanged: other frames, messages in several
-frames, and encodings that brokers do not use. The module uses neither a socket nor proton. Frames are described in AMQP
-1.0, 2.3; the frame `transfer` in 2.7.5, and `attach` in 2.7.3.
+frames, and encodings that brokers do not use. The module uses neither a socket nor proton. The specification of
+AMQP 1.0 describes frames in section 2.3, the frame `transfer` in 2.7.5, and the frame `attach` in 2.7.3.
 """
 
 from __future__ import annotations
