@@ -41,7 +41,7 @@ class MessageRun(Generic[P]):
         keys: the identities of the messages.
         payloads: the payloads of the messages.
         size_bytes: size of all payloads.
-        digests: array with the digests of the keys, as the memory computes them.
+        digests: array with the digests of the keys (:class:`pyspark_mq.dedup.digests.Digester`).
     """
 
     parts: Parts

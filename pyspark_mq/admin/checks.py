@@ -375,7 +375,7 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
         fails = settings.on_missing is OnMissing.FAIL
         yield Finding(
             check, Level.PROBLEM if fails else Level.WARNING,
-            f"{missing} without an ID under messageIdFrom='{source}' {seen}: "
+            f"{missing} of {count} message(s) ({sample.how}) have no ID under messageIdFrom='{source}': "
             + ("the query fails at the first" if fails else "they are refused for good"),
             better + (". Or set 'onMissingMessageId' to 'content'" if fails else ""),
         )  # fmt: skip
@@ -393,7 +393,8 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
         worth_it = bool(sample.repeated or sample.unique)
         yield Finding(
             check, Level.WARNING if worth_it else Level.OK,
-            f"{missing} without an ID under messageIdFrom='{source}' {seen}: {_EMITTED[settings.on_missing]}{equal}",
+            f"{missing} of {count} message(s) ({sample.how}) have no ID under messageIdFrom='{source}': "
+            f"{_EMITTED[settings.on_missing]}{equal}",
             better if worth_it else "",
         )  # fmt: skip
     elif not missing and not repeated:

@@ -1,10 +1,10 @@
 """``pyspark-mq release``: lets a query continue if planned messages are never redelivered.
 
-After a restart, a query reruns the epoch that was planned but not committed with exactly the same messages, and fails
-if the broker does not redeliver all of them. This command marks such an epoch as released, in its offset. The next
-start still waits up to `replayTimeout` for the messages. Then, instead of failing, it runs the epoch with the messages
-that were redelivered. Missing messages are not emitted. If the broker delivers one of them later, it counts as a new
-message.
+If an epoch was planned but not committed, a restarted query reruns it. The rerun needs exactly the same messages, and
+fails if the broker does not redeliver all of them. This command marks such an epoch as released, in its offset. The
+next start still waits up to `replayTimeout` for the messages. Then, instead of failing, it runs the epoch with the
+messages that were redelivered. Missing messages are not emitted. If the broker delivers one of them later, it counts as
+a new message.
 """
 
 from __future__ import annotations

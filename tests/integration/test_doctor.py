@@ -190,7 +190,7 @@ def _consumers_are_told(node: RabbitNode) -> bool:
         ("expiring", "queue", "warning", "expire after 600 s"),
         ("expiring", "queue", "warning", "beyond 1000 messages the oldest are dropped"),
         ("log", "queue", "problem", "it is a stream"),
-        ("unnamed", "message-ids", "ok", "1 without an ID under messageIdFrom='message-id' in 4 message(s)"),
+        ("unnamed", "message-ids", "ok", "1 of 4 message(s) (returned) have no ID under messageIdFrom='message-id'"),
         (
             "unnamed",
             "message-ids",

@@ -137,7 +137,7 @@ SAMPLES: list[tuple[Sample, dict[str, str], str, Level, str]] = [
         {"onMissingMessageId": "fail"},
         "message-ids",
         Level.PROBLEM,
-        "1 without an ID under messageIdFrom='message-id'",
+        "1 of 2 message(s) (returned) have no ID under messageIdFrom='message-id'",
     ),
     (sample("a", None), {}, "message-ids", Level.OK, "identified by their contents"),
     (sample("a", None), {"onMissingMessageId": "reject"}, "message-ids", Level.WARNING, "refused for good"),

@@ -15,7 +15,7 @@ QUESTIONS = {
     "lag": ("monitor.md", "Lag", "lag"),
     "secrets": ("operate.md", "Secrets", "secret"),
     "JSON": ("sinks.md", "Typed columns from JSON", "json"),
-    "no message IDs": ("message-ids.md", "Messages without an ID", "no ID"),
+    "no message IDs": ("message-ids.md", "Message IDs", "without an ID"),
     "stop": ("operate.md", "Stop", "stop"),
     "rewind": ("operate.md", "Rewind", "rewind"),
     "write to a queue": ("write-to-queues.md", "Write to queues", "publish"),

@@ -362,7 +362,7 @@ class FrameReader:
         return True
 
     def _skip(self) -> None:
-        """Remove headers that are not needed from the buffer, because the incomplete headers exceed the limit."""
+        """Remove unneeded headers from the buffer, because the incomplete headers exceed the limit."""
         buffer = self._buffer
         size, begin, end = len(buffer), buffer.find(b"\n"), buffer.rfind(b"\n") + 1
         # Keep the start of the last, incomplete line. If it exceeds the limit of a line, it is removed later.
