@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import subprocess
 import sys
 import textwrap
 import uuid
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +21,6 @@ from tests.support.pages import ROOT, block
 
 PAGE = "docs/sinks.md"
 SCHEDULED = ROOT / "examples" / "scheduled.py"
-
-
-@pytest.mark.whole
-def test_a_batch_that_is_written_again_changes_nothing(
-    spark: Any, rabbit: RabbitNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    queue = f"write-{uuid.uuid4().hex[:8]}"
-    rabbit.declare(queue)
-    ids = rabbit.publish(queue, [f"order {number}".encode() for number in range(10)])
-    given = {"broker": "rabbitmq", "url": rabbit.url(), "checkpointLocation": str(tmp_path / "checkpoint")}
-    messages = spark.readStream.format("mq").options(**given, queue=queue).load()
-    code = block(PAGE, "import sqlite3")
-    names: dict[str, Any] = {"messages": messages, "checkpoint": given["checkpointLocation"]}
-    exec(compile(code, PAGE, "exec"), names)
-    names["query"].awaitTermination(120)
-    assert names["query"].exception() is None
-    assert written(tmp_path) == sorted((name, f"order {number}".encode()) for number, name in enumerate(ids))
-    batch = spark.createDataFrame([("again", b"x")], "messageId string, body binary")
-    names["write"](batch, 0)
-    assert len(written(tmp_path)) == 10
-    names["write"](batch, 1)
-    assert len(written(tmp_path)) == 11
-    rabbit.delete(queue)
-
-
-def written(folder: Path) -> list[tuple[str, bytes]]:
-    with closing(sqlite3.connect(folder / "orders.db")) as connection:
-        return sorted(connection.execute("SELECT id, body FROM orders"))
 
 
 @pytest.mark.whole

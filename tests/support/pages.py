@@ -175,7 +175,6 @@ RUN_BY: dict[str, dict[str, str]] = {
         "def write(batch, batch_id):": (
             "integration/test_sinks_with_jars.py::test_the_code_of_the_page_writes_each_delta_table_once"
         ),
-        "import sqlite3": "integration/test_write.py::test_a_batch_that_is_written_again_changes_nothing",
         "def merge(batch, batch_id):": (
             "integration/test_sinks_with_jars.py::test_the_code_of_the_page_merges_each_message_once"
         ),
