@@ -32,15 +32,14 @@ _TABLE = (
     Option("routingKey", _WRITTEN, "RabbitMQ only, with `exchange`: the routing key of all rows",
            unset="a row's column `routingKey`, or empty"),
     Option("writeId", _WRITTEN, "for batch writes only: a name for this write. A rerun with the same name gives rows "
-           "the same [IDs](#ids). In `foreachBatch` build the name, for example, from query, batch and destination. If "
-           "two writes have the same name, equal rows count as copies", unset="random"),
+           "the same [IDs](#ids). If two writes have the same name, equal rows count as copies", unset="random"),
     Option("onUnwritableRow", _WRITTEN, "what to do with a row that cannot be a message (a property that the protocol "
            "cannot carry, a `correlationId` that is too long), or that names a destination that is missing or refuses "
            "the message. `fail`: the task fails. `drop`: the row is left out, and the log has one warning for each "
            "batch. A full queue, and a destination that an option names, are errors in any case", default="fail",
            kind=member(OnUnwritable)),
-    Option("brokerProperties", _WRITTEN, "names of properties that [steer the broker](#copying-messages), separated by "
-           "commas. Without this option a write leaves such properties out", unset="none"),
+    Option("brokerProperties", _WRITTEN, "names of properties to send although they [steer the broker]"
+           "(#copying-messages), separated by commas", unset="none"),
     Option("sendTimeout", _SENDING, "longest wait for a confirmation, at least `1s`. While the broker reports that it "
            "is blocked, the write waits longer", default="2m", kind=duration_s(1)),
     Option("checkpointLocation", _SENDING, "Spark's own option for a streaming write; this package does not check it"),
