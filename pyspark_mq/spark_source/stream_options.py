@@ -70,8 +70,8 @@ _TABLE = (
            kind=count(1, 10_000), sets="min_partitions"),
     Option("maxRecordsPerPartition", _SIZE, "largest number of offsets that one task reads", unset="no limit",
            kind=count(1), sets="max_records"),
-    Option("failOnDataLoss", _READ, "`true`: lost messages are an error. `false`: losses are logged, and losses that "
-           "the driver notices are also counted as `lost`", default="true", kind=FLAG, sets="fail_on_loss"),
+    Option("failOnDataLoss", _READ, "whether [lost messages](#loss) are an error (`true`), or are logged (`false`)",
+           default="true", kind=FLAG, sets="fail_on_loss"),
     Option("onUnreadableMessage", _READ, "what to do with a message or packed entry that cannot be read. `fail`: the "
            "query fails. `row`: the query emits a row with the bytes as its body, and the reason in `properties` under "
            "`unreadable`. `reject`: the message or entry is left out of the output, and logged",
