@@ -78,15 +78,15 @@ _TABLE = (
     Option(
         "password",
         _READ,
-        "overrides the password in the URL. A password without a user is an error. The password is never shown, and "
-        "never stored in a checkpoint",
+        "overrides the password in the URL. A password without a user is an error. The password is "
+        "[never shown or stored](operate.md#secrets)",
         unset="from the URL",
     ),
     Option(
         "passwordFile",
         _READ,
-        "a file that contains the password or an OAuth 2 token on one line; use it instead of `password`. The source "
-        "reads the file for each connection; see [secrets that change](operate.md#secrets-that-change)",
+        "a file that contains the password or an OAuth 2 token on one line, [read at each "
+        "connection](operate.md#secrets-that-change); use it instead of `password`",
     ),
     Option(
         "queue",
@@ -117,8 +117,8 @@ _TABLE = (
         "address of the broker's management interface: the HTTP API of RabbitMQ (`http://host:15672`, plugin "
         "`rabbitmq_management`), or Jolokia in the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or "
         "Artemis (`http://host:8161/console/jolokia`). Required with `queuePattern`. The source also queries this URL "
-        "for the [backlog](#counters) if no session reports the backlog, and the command "
-        "[`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it) queries it for its checks. If the "
+        "for the [backlog](#counters) if no session reports it, and "
+        "[`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it) for its checks. If the "
         "URL does not contain a user and a password, those of the broker connection are used. If the URL begins with "
         "`https`, the options `tls.*` apply, even if `url` does not use TLS. Redirects are not followed, and the "
         "environment's proxy (`http_proxy`) is not used. A response may take at most 30 s, from connecting to its last "
@@ -127,8 +127,8 @@ _TABLE = (
     Option(
         "managementInterval",
         _READ,
-        "how often `managementUrl` is queried for the backlog, at least `1s`. For "
-        "[Amazon MQ](brokers.md#amazon-mq) AWS wants `1m` or more",
+        "how often `managementUrl` is queried for the backlog, at least `1s`; for "
+        "[Amazon MQ](brokers.md#amazon-mq) `1m`",
         default="5s",
         kind=duration_s(1),
         sets="management_interval_s",
@@ -144,16 +144,15 @@ _TABLE = (
         "selector",
         _READ,
         "a JMS selector, for ActiveMQ Classic and Artemis. RabbitMQ has no selectors, so this option is an error "
-        "there. The checkpoint records the selector: to change the selector, begin with a new checkpoint. ActiveMQ "
-        "Classic applies a selector only to the first `maxPageSize` messages of a queue (200, unless its policy says "
-        "more). If so many messages do not match, a run of `Trigger.AvailableNow` ends without a row although "
-        "messages behind them match, and the log warns",
+        "there. To change the selector, begin with [a new checkpoint](operate.md#upgrades). ActiveMQ Classic applies "
+        "a selector only to the first `maxPageSize` messages of a queue (200, unless its policy says more). If so "
+        "many messages do not match, a run of `Trigger.AvailableNow` ends without a row although messages behind "
+        "them match, and the log warns",
     ),
     Option(
         "includeMetadata",
         _READ,
-        "`true` adds the [columns](#columns) from `routingKey` to `groupSequence`. With `false` these columns are "
-        "present only if a schema names them",
+        "`true` adds the [columns](#columns) from `routingKey` to `groupSequence`. Otherwise only a schema adds them",
         default="false",
         kind=FLAG,
     ),
@@ -170,8 +169,8 @@ _TABLE = (
         _IDENTITY,
         "`message-id`, `correlation-id`, `property:<name>` (a header or application property), `json:$.order.id` (a "
         "text or whole number in a JSON body), or `content`. The value `content` identifies every message by its "
-        "contents; `onMissingMessageId=content` does so only for messages without an ID. The checkpoint records this "
-        "option, so it cannot be changed later. [Message IDs](message-ids.md) says what `message-id` is on each "
+        "contents; `onMissingMessageId=content` does so only for messages without an ID. It [cannot be "
+        "changed](operate.md#upgrades) later. [Message IDs](message-ids.md) says what `message-id` is on each "
         "broker, and which value to choose",
         default="message-id",
     ),
@@ -216,8 +215,8 @@ _TABLE = (
         "maxBytesPerTrigger",
         _SIZE,
         "largest size of all messages in an epoch together, [including headers](tuning.md#driver-memory). A single "
-        "larger message becomes an epoch of its own. Receiving pauses once buffered and planned messages together "
-        "reach twice this size. [The driver needs more memory than that](tuning.md#driver-memory)",
+        "larger message becomes an epoch of its own. The option also [bounds](tuning.md#bounds) buffered messages. "
+        "[The driver needs a multiple of it](tuning.md#driver-memory)",
         default="64m",
         kind=SIZE_BYTES,
         sets="max_bytes",
@@ -276,9 +275,9 @@ _TABLE = (
     Option(
         "dedupWindow",
         _IDENTITY,
-        "how many settled IDs are remembered, from 0 to 1,000,000,000. They stay remembered across restarts. If a "
-        "producer sends a message again while its ID is remembered, the second message is dropped. With Redis, this is "
-        "also the size of the shared set",
+        "how many settled IDs are remembered, from 0 to 1,000,000,000. They stay remembered across restarts. "
+        "Meanwhile [a producer's duplicates](guarantees.md#duplicates-from-the-producer) are dropped. With "
+        "[Redis](operate.md#redis), this is also the size of the shared set",
         default="100000",
         kind=count(0),
         sets="dedup_window",
@@ -286,9 +285,9 @@ _TABLE = (
     Option(
         "settleGrace",
         _IDENTITY,
-        "how long the source waits after the broker has confirmed an acknowledgement. It then sends the broker another "
-        "request, and the answer settles the acknowledgement. RabbitMQ's classic queues need more than 0.5 s, because "
-        "they [forget](guarantees.md#a-broker-that-forgets) what they confirmed just before a crash",
+        "how long the source waits after the broker has confirmed an acknowledgement, before it "
+        "[settles](how-it-works.md#settled-and-left) the acknowledgement. RabbitMQ's classic queues need more than "
+        "0.5 s, because they [forget](guarantees.md#a-broker-that-forgets) what they confirmed just before a crash",
         default="5s",
         kind=duration_s(),
         sets="settle_grace_s",
@@ -297,9 +296,8 @@ _TABLE = (
         "settleAfter",
         _IDENTITY,
         "`committed`: an epoch is acknowledged once Spark has committed it. `synced`: an epoch is acknowledged only "
-        "after everything that this machine wrote to checkpoint and sink is also on disk, so that a loss of power "
-        "loses no messages. `synced` needs a `checkpointLocation` on a disk of the driver's machine; see [loss of "
-        "power](operate.md#loss-of-power)",
+        "after everything that this machine wrote to checkpoint and sink is also on disk. `synced` needs a "
+        "`checkpointLocation` on a disk of the driver's machine; see [loss of power](operate.md#loss-of-power)",
         default="committed",
         kind=choice({"committed": False, "synced": True}),
         sets="syncs",
