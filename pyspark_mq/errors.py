@@ -165,7 +165,7 @@ class WriteError(BrokerError):
 
 
 class RowError(MqError):
-    """A row cannot be written as a message. The task has not published any row of the same Arrow batch."""
+    """A row cannot be written as a message. No row of the same part of an Arrow batch (at most 64 MiB) is published."""
 
     short_name = "row"
 

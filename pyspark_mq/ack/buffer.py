@@ -34,7 +34,7 @@ Parts: TypeAlias = Sequence[tuple[int, Sequence[int]]]
 
 @dataclass(eq=False)
 class MessageRun(Generic[P]):
-    """A run: messages that arrived together and are handled as one object. Each of them has exactly one delivery.
+    """A run: consecutive messages that are handled as one object. Each of them has exactly one delivery.
 
     Attributes:
         parts: the deliveries, in the order of the messages.

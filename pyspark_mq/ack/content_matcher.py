@@ -93,7 +93,7 @@ class ContentMatcher:
             in_flight: the in-flight table.
 
         Returns:
-            the key of each delivery. A redelivery of a planned message has the key of that message.
+            the key of each delivery. A delivery that is taken for a redelivery of a planned message has its key.
         """
         first = [numbered(digest, 0) for digest in digests]
         every: set[Key] = set(first)

@@ -56,8 +56,8 @@ class InFlightTable(Generic[P]):
             less.
 
     Attributes:
-        received: messages that are not planned yet, oldest first. Read-only for other code.
-        planned: epochs that are planned but not committed. Read-only for other code.
+        received: messages that are not planned yet, oldest first. Other code must not add or remove messages.
+        planned: epochs that are planned but not committed. Other code must not add or remove messages.
         matcher: identifies messages without an ID.
         settling: acknowledgements that are not settled. The caller reports here the requests that it sends to the
             broker.
@@ -138,7 +138,8 @@ class InFlightTable(Generic[P]):
     def not_here(self, keys: Collection[Key]) -> Iterator[Key]:
         """Yield those of these keys whose messages are not in the table and not remembered, in order.
 
-        An echo (a redelivery without an ID, see :mod:`.content_matcher`) has a new key, so its key is yielded, too.
+        An echo (a redelivery of a committed message without an ID, see :mod:`.content_matcher`) has a new key, so its
+        key is yielded, too.
         """
         state_of = self.states(keys)
         yield from (key for key in keys if state_of(key) is State.UNSEEN)
@@ -147,13 +148,16 @@ class InFlightTable(Generic[P]):
         """Whether all of these keys are unknown.
 
         Runs (:mod:`.buffer`) are not searched. Callers have turned them into single messages before, or ask about
-        messages without an ID, which are never in runs.
+        keys that were made from contents, which are never in runs.
         """
         here = self.received.knows_none_of(keys) and self.planned.knows_none_of(keys)
         return here and not self._memory.among(keys)
 
     def left_among(self, keys: Collection[Key]) -> set[Key]:
-        """Return those of these IDs whose messages were left: their session ended before they were settled."""
+        """Return those of these IDs whose messages were left.
+
+        Their session or process ended before their acknowledgement was settled.
+        """
         return self._memory.left_among(keys)
 
     def in_other_sessions(self, session: int, keys: Collection[Key]) -> set[Key]:
@@ -242,11 +246,13 @@ class InFlightTable(Generic[P]):
         return True
 
     def held(self, keys: Sequence[Key], payloads: Sequence[P]) -> list[int]:
-        """Return the indexes of those payloads that the last :meth:`deliver` kept. It dropped the others as duplicates.
+        """Return the indexes of those of these payloads that the table has now.
+
+        After :meth:`deliver` the others are duplicates, which it has dropped.
 
         Args:
-            keys: the keys that were passed to :meth:`deliver`.
-            payloads: the payloads that were passed to :meth:`deliver`.
+            keys: the key of each payload.
+            payloads: payloads that were passed to :meth:`deliver`.
         """
         return [place for place, key in enumerate(keys) if self._payload(key) == payloads[place]]
 

@@ -78,7 +78,7 @@ class Action(Enum):
     BIND = "bind"  #: record another handle of the message, and its payload if there is none yet
     ACKNOWLEDGE = "acknowledge"  #: acknowledge every handle of the message
     UNBIND = "unbind"  #: drop the handle; keep the message, its payload and its other handles
-    LEAVE = "leave"  #: record that the session ended before the acknowledgement was settled; expect a redelivery
+    LEAVE = "leave"  #: record that the session ended before the acknowledgement was settled; a redelivery may follow
     FORGET = "forget"  #: drop everything known about the message
 
 

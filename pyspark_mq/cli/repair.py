@@ -116,7 +116,8 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
             if before != noted:
                 raise _beyond(
                     shown,
-                    f"folder '{ids}' notes epoch {noted} as synced, but Spark's last commits are {before} and {epoch}",
+                    f"folder '{ids}' notes epoch {noted} as synced, but the last committed epochs are {before} "
+                    f"and {epoch}",
                 )
             if log.lost_power(epoch):
                 why = "the machine restarted before it was certain that this batch was on the sink's disk"

@@ -258,7 +258,7 @@ class Amqp091Batch(DeliveryBatch):
         return found, (flags & MORE_FLAGS == 0) & (at <= ends)
 
     def sound(self) -> Amqp091Batch:
-        """Return the deliveries before the first one with invalid properties, or all if all properties are valid."""
+        """Return the deliveries before the first one that needs to be decoded alone, or all if there is none."""
         fields, good = self._walked
         if not good.all():
             return self[: int(np.argmin(good))].sound()

@@ -144,8 +144,9 @@ def _walked(messages: Messages, reader: SectionReader) -> tuple[WalkedGroup | No
     """Decode together the messages that begin like the first message.
 
     Returns:
-        a group with the decoded messages, and their row numbers. If some messages have invalid text or repeated
-        property names: None, and the row numbers of these malformed messages, which are then decoded one by one. If no
+        a group with the decoded messages, and their row numbers. If some messages have invalid text, repeated
+        property names, or a property with a column of its own: None, and the row numbers of these messages, which are
+        then decoded one by one. If no
         message can be decoded in this way: None, and no row numbers.
     """
     first = messages.data[messages.begins[0] : messages.ends[0]]

@@ -74,8 +74,8 @@ _HEADER_FIELDS = (_BOOLEAN, _NULL | {0x50}, _UINT, _BOOLEAN, _UINT)
 _PROPERTIES_FIELDS = (
     _ID, _BINARY, _TEXT, _TEXT, _TEXT, _ID, _TEXT, _TEXT, _TIMESTAMP, _TIMESTAMP, _TEXT, _UINT, _TEXT,
 )  # fmt: skip
-#: Bytes of memory that a decoded application property takes. Up to `_FEW_ENTRIES` properties of a message are not
-#: counted, because :data:`.ROW_BYTES` covers them.
+#: Bytes of memory that a decoded application property takes. The properties of a message that has at most
+#: `_FEW_ENTRIES` of them are not counted, because :data:`.ROW_BYTES` covers them.
 _ENTRY_BYTES, _FEW_ENTRIES = 200, 32
 #: If a message is larger than this, only the bytes of its body are kept, and not the decoded body.
 _LARGE_BYTES = 64 << 10
@@ -296,7 +296,11 @@ def _application(pairs: Pairs) -> tuple[dict[str, object], int]:
         name = None if isinstance(key, list) else text(key)
         if name is None or name in found:
             # A key may be large: only the beginning of a name is shown.
-            what = "a key that is null, a list or a map" if name is None else f"key {name[:_SHOWN_CHARACTERS]!r} twice"
+            what = (
+                "a key that is null, a list, an array or a map"
+                if name is None
+                else f"key {name[:_SHOWN_CHARACTERS]!r} twice"
+            )
             raise EncodingError(f"application-properties with {what}")
         if isinstance(value, list):
             value = json_text(value)  # noqa: PLW2901

@@ -1,4 +1,4 @@
-"""Counts bytes of a message that become several characters of text, called *escapes* here.
+"""Counts bytes of a message that become four or more characters of text, called *escapes* here.
 
 In JSON a control character becomes six characters (RFC 8259, section 7). A byte that is not UTF-8 becomes four
 characters (`\\xff`), or five in JSON. An untrusted sender may send a message that has only such bytes, and whose text
@@ -18,7 +18,7 @@ _BEYOND_ASCII = bytes(range(0x80, 0x100))
 
 
 def escapes(value: bytes) -> int:
-    """Return how many bytes of a value become several characters, such as ``\\xff``, when the value is shown as text.
+    """Return how many bytes of a value become four or more characters, such as ``\\xff``, in a text or in JSON.
 
     If the value is not UTF-8, all bytes beyond ASCII count.
     """

@@ -126,7 +126,7 @@ class StompBatch(DeliveryBatch):
 
         For the default source, `message-id`, this is the broker's ID if the broker sets an ID, and otherwise the
         producer's ID. If a property of the message is named like the broker's ID header and hides its ID, the result
-        is None.
+        is None, or the property's value if it looks like an ID of the broker.
         """
         dialect = self.dialect
         name = {"message-id": dialect.id_header, "correlation-id": "correlation-id"}.get(source.kind, source.name)

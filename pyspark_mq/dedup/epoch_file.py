@@ -20,7 +20,7 @@ ByQueue: TypeAlias = "Mapping[str, Sequence[Key]]"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The messages of an epoch that is committed but not settled; or messages that were left open at the same time.
+    """The messages of an epoch that is committed but not settled; or messages that were left open.
 
     A message is *left open* if its session or process ended before its acknowledgement was settled.
 

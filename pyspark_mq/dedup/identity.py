@@ -44,8 +44,8 @@ __all__ = [
 Key: TypeAlias = "str | bytes"
 
 #: Maximum length of an ID, in characters. Longer IDs are replaced by digests. AMQP 0-9-1 allows 255 bytes in
-#: `message_id` (section 4.2.5.3, short strings), and the IDs of JMS providers have 40 to 120 characters, so only IDs
-#: that are taken from properties can be longer.
+#: `message_id` (section 4.2.5.3, short strings), and the IDs of JMS providers have 40 to 120 characters, so
+#: usually only IDs that are taken from a property, the correlation ID or the body are longer.
 ID_CHARS_MAX = 255
 
 #: Number of bytes in the digest of an ID. With 160 bits, the probability that two of 10**12 messages have the same
@@ -164,7 +164,7 @@ def as_text_keys(keys: Iterable[Any]) -> TextKeys | None:
 
 
 def id_keys(values: Sequence[object] | TextKeys) -> Sequence[Key | None]:
-    """Return the key for each ID of a delivery; None for an ID that is missing or empty.
+    """Return a key for each ID, in order; None for an ID that is missing or empty.
 
     The key of a text is the text itself, including newlines and NUL, or a digest if the text is longer than
     :data:`ID_CHARS_MAX`. The key of bytes is a digest. The key of a number is its decimal text. If all keys are text,

@@ -57,8 +57,8 @@ __all__ = ["KEPT_EPOCHS", "Memory"]
 #: of a hundred batches by default (`spark.sql.streaming.minBatchesToRetain`), so the file of each of these offsets
 #: still exists.
 KEPT_EPOCHS = 120
-#: Maximum number of files that are written between two bases or between two parts, and maximum number of messages in
-#: the files after a base.
+#: Maximum number of files between two bases, and of files with IDs left open between two parts of these IDs; and
+#: maximum number of messages in the files after a base.
 FOLLOWING_MAX, _FOLLOWING_MESSAGES_MAX = 32, 500_000
 #: A content that was left open is forgotten after this many seconds of being connected, or after this number of other
 #: messages were left open.
@@ -98,8 +98,8 @@ class Memory:
         window, left: the batches in the sections *window* (settled IDs) and *left* (IDs left open), in order.
         connected_s: seconds for which every connection of the query was up, over all its processes.
         forgotten: number of IDs that were forgotten although their messages may be redelivered.
-        contents: for each batch of contents that were left open together, its number -> the value of `connected_s` at
-            that time, and how many messages had been left open before.
+        contents: number of a batch of contents that were left open -> the value of `connected_s` when the newest of
+            them were left open, and how many messages had been left open before that.
         repeats: digest of a content that repeats -> number of messages with this content that were left open and not
             redelivered since.
     """
@@ -251,7 +251,7 @@ class Memory:
         """Settle epochs, and return a note with the changes since the last file or note.
 
         :meth:`load` needs the note if no further file is written. If no contents were settled or found to repeat since
-        the last file, there is no note, and no epoch is settled.
+        the last file or note, there is no note, and no epoch is settled.
 
         Args:
             held: numbers of the epochs that have an unsettled acknowledgement. All other epochs are settled.

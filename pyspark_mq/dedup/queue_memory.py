@@ -15,7 +15,7 @@ __all__ = ["NoMemory", "QueueMemory"]
 
 
 class QueueMemory:
-    """The view of one queue's in-flight table on the query's memory. Methods take keys, and convert them to digests.
+    """The view of one queue's in-flight table on the query's memory. The table uses keys, and the memory digests.
 
     Args:
         memory: the memory of the query.
@@ -88,7 +88,7 @@ class QueueMemory:
     def hold(self, keys: Collection[Key]) -> Any:
         """Note the IDs of a run (messages that are handled together), so that later deliveries of them are noticed.
 
-        Nothing is noted if a key is known or noted already, is not an ID, or occurs twice.
+        Nothing is noted if a key is known or noted already, was made from a content, or occurs twice.
 
         Returns:
             the digests of the IDs, or None if nothing was noted.

@@ -1,7 +1,7 @@
 """The store of committed IDs in Redis (option `dedupStore`). Queries can share it, and it outlives a checkpoint.
 
 Each queue or topic has a sorted set. Its members are the keys of committed messages. The score of a member is the time
-at which it was added. The set keeps the newest `window` members. The keys of an epoch are processed in chunks: a
+at which it was last added. The set keeps the newest `window` members. The keys of an epoch are processed in chunks: a
 look-up takes one round trip for each chunk, and a write takes two. A member consists of a type byte and the key, so
 that a key that is text never equals a key that is a digest.
 """
@@ -33,7 +33,8 @@ T = TypeVar("T")
 
 _TIMEOUT_S = 5.0
 _RETRIES = 3
-#: Maximum number of members in one command. It limits a request to a few hundred kilobytes.
+#: Maximum number of members in one command. With IDs of the usual length, a request then has at most a few hundred
+#: kilobytes.
 _CHUNK = 10_000
 
 

@@ -17,9 +17,9 @@ __all__ = ["CheckpointOnly", "SeenStore"]
 class SeenStore(ABC):
     """A store of the IDs of committed messages, which several queries may share.
 
-    One thread calls the methods. Each call has the IDs of all messages of an epoch, or of a block of deliveries. The
-    IDs of an epoch are added after its commit, and before its messages are acknowledged. So a message whose ID is in
-    the store is certainly emitted.
+    One thread calls the methods. A call has IDs of an epoch, or of one or more blocks of deliveries. The IDs of an
+    epoch are added after its commit, and before its messages are acknowledged. So a message whose ID is in the store is
+    certainly emitted.
     """
 
     @abstractmethod

@@ -323,7 +323,7 @@ def fair_shares(total: int, wants: Sequence[int]) -> list[int]:
     """Divide `total` fairly among parties, and return their shares. `wants` has the amount that each party wants.
 
     No party gets more than it wants. Parties that get less than they want get equal shares, and no other share is
-    larger. If these shares leave a remainder, the first of these parties get one more each. (Max-min fairness:
+    larger. A remainder is an exception: the first parties that want more get one more each. (Max-min fairness:
     Bertsekas and Gallager, Data Networks, section 6.5.2.)
     """
     shares = [0] * len(wants)

@@ -66,8 +66,8 @@ class _EpochRecord:
 
     Attributes:
         end: the position at which the epoch ends.
-        repeats: whether the epoch has messages without an ID whose content was known, when it was planned, to occur
-            twice (:meth:`.Journal.begin_commit`).
+        repeats: whether the epoch has messages without an ID whose content was known to occur twice when this process
+            planned or replayed the epoch (:meth:`.Journal.begin_commit`).
         rows: name of each queue of the epoch, in order -> the rows that the epoch emits. They are kept until Spark has
             committed the epoch, because Spark may ask for them again. None until Spark asks for the first time.
     """

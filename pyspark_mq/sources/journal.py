@@ -229,7 +229,7 @@ class Journal:
             self._files.put(note, start.file, f"{_SETTLED}-{number:06d}-{self._token}")
 
     def note_begun(self, end: Position, in_flight_tables: Mapping[str, InFlightTable[Any]]) -> None:
-        """If the echoes of an epoch are settled, write a note that says so. It is needed if the run ends now.
+        """If the echoes of an epoch are settled, write a note that says so. It is needed if the run ends with it.
 
         Echoes are redeliveries of committed messages, which the epoch acknowledges but does not emit.
 
@@ -322,8 +322,8 @@ class Journal:
 
         Args:
             end: the end of the epoch.
-            repeats: the result of :meth:`repeats` for the epoch's messages when the epoch was planned. If False, no
-                record is needed.
+            repeats: the result of :meth:`repeats` for the epoch's messages when this process planned or replayed the
+                epoch. If False, no record is needed.
 
         Raises:
             CheckpointError: another process of the query has taken over, and expects redeliveries of these messages.

@@ -77,8 +77,8 @@ class Timing:
     #: Interval of retries if the first look-up of queues that match a pattern has failed.
     pattern_retry_s: float = 1.0
 
-    #: If a broker reports waiting messages, but does not deliver any in this time to a session that holds none, the
-    #: session is replaced.
+    #: If a broker that may have other nodes reports waiting messages, but does not deliver any in this time to a
+    #: session that holds none, the session is replaced.
     silence_s: float = 30.0
     #: If acknowledgements are not confirmed for this time, a warning is logged. On a slow network, confirmations may
     #: take seconds, because they arrive after the messages that the broker has sent before.

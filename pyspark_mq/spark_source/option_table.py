@@ -169,9 +169,9 @@ _TABLE = (
         _IDENTITY,
         "`message-id`, `correlation-id`, `property:<name>` (a header or application property), `json:$.order.id` (a "
         "text or whole number in a JSON body), or `content`. The value `content` identifies every message by its "
-        "contents; `onMissingMessageId=content` does so only for messages without an ID. It [cannot be "
-        "changed](operate.md#upgrades) later. [Message IDs](message-ids.md) says what `message-id` is on each "
-        "broker, and which value to choose",
+        "contents; `onMissingMessageId=content` does so only for messages without an ID. "
+        "`messageIdFrom` [cannot be changed](operate.md#upgrades) later. [Message IDs](message-ids.md) says "
+        "what `message-id` is on each broker, and which value to choose",
         default="message-id",
     ),
     Option(

@@ -122,8 +122,8 @@ class _SinkOptionParser(OptionParser):
         if unknown:
             raise OptionError(
                 "brokerProperties",
-                f"'{unknown[0]}' does not steer broker '{broker.name}', so it is sent without this option. Accepted "
-                f"are {', '.join(sorted(broker.steering))}",
+                f"'{unknown[0]}' does not steer broker '{broker.name}', so this option does not apply to it. Use "
+                f"names among {', '.join(sorted(broker.steering))}",
             )
         return names
 

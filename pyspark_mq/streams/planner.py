@@ -356,8 +356,8 @@ class Planner:
         Args:
             place: the start or the end of an epoch in the partition.
             found: the result of the comparison of the place with the stream.
-            end: offset at which the epoch ends; None if the end is not planned yet. Messages after the end that
-                retention removed are counted with the next epoch.
+            end: offset at which the epoch ends; None if the end is not planned yet, or is the place itself. Messages
+                after the end that retention removed are counted with the next epoch.
             gone: how many planned offsets before the place no longer exist.
 
         Raises:

@@ -53,7 +53,8 @@ class Range:
     Attributes:
         stream: name of the stream, which may be a partition of a super stream.
         name: the name in the query's options: that of the stream itself, or of its super stream.
-        proof: identity of the chunk with the last record of the epoch, which may be after this range; None if unknown.
+        proof: identity of the chunk with the last record of the epoch, or of all offsets that a batch query reads. The
+            chunk may be after this range. None if unknown.
         members: the nodes with a copy of the stream.
         access: login and settings for connections to these nodes.
         fail_on_loss: value of option `failOnDataLoss`.

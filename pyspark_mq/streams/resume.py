@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "Outcome", "newest", "resume", "unchanged"]
 
-#: Largest expected difference between the clocks of two leaders. If the times of two chunks differ by less, the times
-#: do not prove which chunk is newer.
+#: Largest expected difference between the clocks of two leaders. If the times of two chunks of different epochs
+#: differ by less, the times do not prove which chunk is newer.
 _CLOCKS_MS = 5_000
 
 
@@ -114,7 +114,7 @@ def _replaced(place: StreamPosition, mark: ChunkIdentity, ranked: Sequence[Copy]
     """Find the offset from which a stream differs from the stream that was read.
 
     Args:
-        place: the recorded position, which has changed in all copies.
+        place: the recorded position, which is not unchanged in any copy as far as is known.
         mark: the chunk by which the position was compared.
         ranked: the copies of all members, the newest first.
     """

@@ -40,7 +40,8 @@ class StreamSettings:
         ending: where a batch query ends.
         max_offsets: maximum number of offsets in an epoch, rounded up to the end of a chunk; None for no limit.
         min_offsets: an epoch with fewer new offsets is not planned yet; None to plan at once.
-        max_delay_s: maximum seconds since the last planned epoch for which the next epoch waits for `min_offsets`.
+        max_delay_s: maximum seconds for which an epoch waits for `min_offsets`, counted from the plan of the previous
+            epoch, or from the start.
         min_partitions: minimum number of tasks of an epoch; None for one task for each partition.
         max_records: maximum number of records of a task; None for no limit.
         fail_on_loss: whether the query fails if messages are lost.

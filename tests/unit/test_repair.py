@@ -235,7 +235,7 @@ def _gap(place: Place) -> None:
         (_without_note, "has no note that the query ran with 'settleAfter=synced'"),
         (_another_sink, "Either this is another query's sink, or the checkpoint was restored"),
         (_sink_without_a_batch, "batch 2 was committed and acknowledged"),
-        (_two_batches_behind, "mq-ids' notes epoch 1 as synced, but Spark's last commits are 2 and 3"),
+        (_two_batches_behind, "mq-ids' notes epoch 1 as synced, but the last committed epochs are 2 and 3"),
         (_no_commits, "some offsets are missing"),
         (_gap, "some offsets are missing"),
     ],
@@ -266,7 +266,7 @@ def test_a_batch_that_is_noted_is_not_taken_back_on_the_same_machine_either(
     place.write(place.checkpoint, "commits", 2, "")
     before = place.logs()
     assert place.repair("--yes") == 1
-    assert "mq-ids' notes epoch 3 as synced, but Spark's last commits are 1 and 2" in capsys.readouterr().err
+    assert "mq-ids' notes epoch 3 as synced, but the last committed epochs are 1 and 2" in capsys.readouterr().err
     assert place.logs() == before
 
 

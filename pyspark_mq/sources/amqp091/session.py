@@ -136,11 +136,11 @@ class Amqp091Session(Session):
         """Start a consumer, or another one to widen the window.
 
         The prefetch of a consumer cannot be changed. If a consumer is cancelled, pika (Channel._on_deliver, 1.3.2 and
-        1.4.4) and quorum queues (RabbitMQ 3.10) return messages that are on their way to it, and each return counts as
-        a delivery. So to widen the window, another consumer is added for the difference. A quorum queue alternates
-        between its consumers, so messages then arrive slightly out of order. But if the window is full and nothing was
-        acknowledged yet, no message is on its way. Then a new consumer with the whole window replaces the others, and
-        held messages do not count towards its window.
+        1.4.4) and quorum queues (RabbitMQ 3.10) return messages that are on their way to it, and a quorum queue counts
+        each of them as a delivery. So to widen the window, another consumer is added for the difference. A quorum queue
+        alternates between its consumers, so messages then arrive slightly out of order. But if the window is full, and
+        nothing was acknowledged or rejected yet, no message is on its way. Then a new consumer with the whole window
+        replaces the others, and held messages do not count towards its window.
 
         The names of the consumers are in ascending order. When a session ends, a quorum queue requeues messages in the
         order of these names (RabbitMQ 3.10). So the messages of the first consumer are redelivered first, and a replay

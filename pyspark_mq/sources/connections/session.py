@@ -173,7 +173,7 @@ class ReceiveBuffer:
         """Remove the oldest deliveries from the inbox, and return them, single or in batches.
 
         Args:
-            maximum: number of deliveries to return. Batches are not split, so the last batch may exceed this number.
+            maximum: maximum number of deliveries to return. Batches are not split, so the last batch may exceed it.
         """
         items: list[Any] = []
         with suppress(IndexError):  # the inbox is empty, perhaps because its session has just ended

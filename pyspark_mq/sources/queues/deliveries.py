@@ -177,8 +177,8 @@ class Deliveries:
         """Enter deliveries of one session.
 
         Args:
-            over_limit: whether to skip new messages, because a replay already holds too many bytes of messages that it
-                does not need.
+            over_limit: whether to skip new messages, because the queue already holds as many bytes as it may during a
+                replay.
 
         Raises:
             MissingMessageIdError: a message has no ID, and `onMissingMessageId` is `fail`.
@@ -359,10 +359,10 @@ class Deliveries:
             return arrivals
         if not any(live.skipped for live in self._connections.live.values()):
             _LOG.warning(
-                "%s: the replay has received more than %d bytes of messages that it does not need. Further messages of "
-                "this kind are skipped and requested again later. This counts as one more delivery of each",
-                self._destination, self._settings.max_bytes,
-            )  # fmt: skip
+                "%s: the queue holds as many bytes as it may during a replay. Further messages that the replay does "
+                "not need are skipped and requested again later. This counts as one more delivery of each",
+                self._destination,
+            )
         self._in_flight.pass_over(session, arrivals.tags[min(places)])
         self._in_flight.matcher.give_back([keys[place] for place in places])
         self._connections.live[session].skipped += len(places)

@@ -94,7 +94,8 @@ class StompSession(Session):
         #: The text with which the names of this session's subscriptions and receipts end, so that frames of the broker
         #: can be told from frames within a text, see :mod:`pyspark_mq.wire.stomp.frames`.
         self._own = f"-{secrets.token_urlsafe(_OWN_BYTES)}"
-        #: Prefix of the headers of messages that may have an ID of their producer; empty if the broker sets all IDs.
+        #: Prefix of the headers of messages that may have an ID of their producer, with which they cannot be settled;
+        #: empty if all messages can be settled.
         self._foreign = f"\n{self._dialect.foreign_prefix}".encode() if self._dialect.foreign_prefix else b""
         #: The beginning of each header that every message has, on a broker that does not escape names.
         self._always = tuple(f"\n{name}:".encode() for name in self._dialect.always)

@@ -123,7 +123,8 @@ class Amqp10Connection(Connection):
         """Note that the connection has ended, and with which error condition.
 
         Args:
-            words: what has happened. Attribute `end` has these words and the error condition.
+            words: what has happened. Attribute `end` has these words, and the error condition if there is one. After
+                silence of the broker, it says so instead.
             stated: whether the broker has stated a reason even if there is no error condition.
         """
         if self.end is not None:
