@@ -102,7 +102,7 @@ class Handles:
     def take_front(self, wanted: Collection[Key], below: float) -> tuple[Sequence[Key], int]:
         """Remove the deliveries with the lowest tags, as far as one cumulative acknowledgement can cover them.
 
-        Stop at the first delivery whose message is not in `wanted`, or whose tag is `cumulative_below` or higher.
+        Stop before a message that is not in `wanted`, and before a tag of at least `below` or `cumulative_below`.
 
         Args:
             wanted: the messages whose deliveries are to be removed.

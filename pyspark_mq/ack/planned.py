@@ -110,7 +110,7 @@ class Planned(Generic[P]):
         return bool(self._epoch_of)
 
     def spread(self) -> list[MessageRun[P]]:
-        """Turn all runs into single messages. Return these runs, each of which now has its keys in a list."""
+        """Turn all runs into single messages. Return the former runs; each now has its keys in a list."""
         spread = self.runs
         for epoch in self.epochs.values():
             for run in epoch.runs:

@@ -308,8 +308,8 @@ class IdLog:
                 self._noting = True
                 return
         raise CheckpointError(
-            f"{self._destination}: another source of the query also notes which epoch is on disk. Option 'settleAfter' "
-            "can be 'synced' only in a query with one source: set the option to 'committed'"
+            f"{self._destination}: another source of the query has 'settleAfter=synced' too, but only one source can "
+            "record in this folder which epoch is on disk: set 'settleAfter' to 'committed'"
         )
 
     def lost_power(self, epoch: int) -> bool:

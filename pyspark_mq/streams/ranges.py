@@ -76,7 +76,7 @@ class Range:
 
 
 class Part(NamedTuple):
-    """The records of a checked chunk that belong to the range: those from index `low` to before `high` in the chunk."""
+    """The records of a checked chunk that a task emits: those with indices `low` (inclusive) to `high` (exclusive)."""
 
     chunk: Chunk
     entries: list[Entry]

@@ -102,7 +102,8 @@ class _Supervised:
         events: the event queue into which the worker puts the supervisor's events.
         session: the session whose opening was passed on, but not its end; None if there is none.
         status: the status of that session that was last passed on.
-        breaks: number of the supervisor's interruptions that the progress mark includes.
+        breaks: number of the supervisor's interruptions that the worker has counted in its progress mark
+            (:attr:`Mark.breaks`).
     """
 
     supervisor: ConnectionSupervisor

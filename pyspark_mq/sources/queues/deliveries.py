@@ -371,8 +371,8 @@ class Deliveries:
     def take_back(self, now_s: float) -> None:
         """End the sessions that have skipped deliveries, so that the broker redelivers the skipped messages.
 
-        Called repeatedly from the acknowledgement of the replayed epoch on. Ending the session is the only way to have
-        messages redelivered that works with every broker.
+        Called repeatedly once the replayed epoch has been acknowledged. The end of its session is the only event after
+        which every broker redelivers a message.
         """
         skipped = {session: live for session, live in self._connections.live.items() if live.skipped}
         if not skipped:

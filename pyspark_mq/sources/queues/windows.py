@@ -151,8 +151,8 @@ class Windows:
     def blocked(self) -> bool:
         """Whether the broker cannot deliver more messages until some are acknowledged.
 
-        True if the windows of all sessions are full. Also True if some windows are full, messages may wait, and the
-        other sessions have never received a message: such a queue delivers only to a single active consumer.
+        True if the windows of all sessions are full. Also True if some windows are full, the queue is not known to be
+        empty, and the other sessions have never received a message: the queue then has a single active consumer.
         """
         taken = self._taken()
         others = self._connections.windows.keys() - taken
