@@ -205,7 +205,7 @@ def test_headers_beyond_the_limit_make_one_message_unreadable(
         session.take(1)
     assert poll(lambda: entry.counts().ready == 3, 30)
     options = [f"{name}={value}" for name, value in entry.options(onUnreadableMessage="row").items()]
-    assert main(["peek", "--json", "-n", "3", "--wait", "30", *options]) == 0
+    assert main(["peek", "--json", "--wait", "10", *options]) == 0
     shown = [json.loads(line)["body"] for line in capsys.readouterr().out.splitlines()]
     assert [body for body in shown if body in sent] == sent
     assert len(shown) == 3
