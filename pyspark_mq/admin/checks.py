@@ -367,7 +367,7 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
         yield Finding(check, Level.OK, f"not needed with guarantee '{settings.guarantee.value}'")
         return
     missing = sample.ids.count(None)
-    source = settings.id_source
+    no_ids = f"{missing} of {count} message(s) ({sample.how}) have no ID under messageIdFrom='{settings.id_source}'"
     better = "have the producer set the ID, or choose another 'messageIdFrom'"
     if sample.unique:
         better += f": these messages all have different IDs under {', '.join(sample.unique[:_IDS_SHOWN])}"
@@ -375,8 +375,7 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
         fails = settings.on_missing is OnMissing.FAIL
         yield Finding(
             check, Level.PROBLEM if fails else Level.WARNING,
-            f"{missing} of {count} message(s) ({sample.how}) have no ID under messageIdFrom='{source}': "
-            + ("the query fails at the first" if fails else "they are refused for good"),
+            f"{no_ids}: " + ("the query fails at the first" if fails else "they are refused for good"),
             better + (". Or set 'onMissingMessageId' to 'content'" if fails else ""),
         )  # fmt: skip
     repeated = [one for one, times in Counter(one for one in sample.ids if one is not None).items() if times > 1]
@@ -393,8 +392,7 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
         worth_it = bool(sample.repeated or sample.unique)
         yield Finding(
             check, Level.WARNING if worth_it else Level.OK,
-            f"{missing} of {count} message(s) ({sample.how}) have no ID under messageIdFrom='{source}': "
-            f"{_EMITTED[settings.on_missing]}{equal}",
+            f"{no_ids}: {_EMITTED[settings.on_missing]}{equal}",
             better if worth_it else "",
         )  # fmt: skip
     elif not missing and not repeated:

@@ -31,7 +31,7 @@ _CLOCKS_MS = 5_000
 
 
 class Outcome(Enum):
-    """What has happened to a recorded position since it was recorded."""
+    """The state of a recorded position in the stream as it is now."""
 
     SAME = auto()
     #: Retention has removed the chunk before the position on all members.
