@@ -216,10 +216,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chain.from_iterable(chain.from_iterable(zip_longest(others, of_entries, fillvalue=())))
 
 
+def pytest_collection() -> None:
+    """Collect tests without the garbage collector, which would look at thousands of them again and again."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector what stays to the end: thousands of tests."""
+    """Spare the garbage collector what stays to the end."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _repeated(items: Sequence[pytest.Item]) -> list[pytest.Item]:

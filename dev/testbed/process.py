@@ -24,7 +24,8 @@ from pathlib import Path
 
 __all__ = ["Command", "NodeError", "Process", "PublishError", "poll"]
 
-_POLL_S = 0.01
+#: How soon `poll` asks again: at first, and at most. In between, after a tenth of the time that it has waited.
+_POLL_S, _POLL_MAX_S = 0.01, 0.1
 _KILL_TIMEOUT_S = 10.0
 
 # The first line read dismisses the watchdog; end-of-file means that the owner is gone.
@@ -51,13 +52,19 @@ class PublishError(NodeError):
         super().__init__(f"publishing to {queue!r} ended after {confirmed} confirmations: {reason}")
 
 
-def poll(condition: Callable[[], bool], timeout_s: float, *, interval_s: float = _POLL_S) -> bool:
-    """Wait until `condition` is true, asking each interval. False when it was not within that time."""
-    deadline = time.monotonic() + timeout_s
+def poll(condition: Callable[[], bool], timeout_s: float, *, interval_s: float | None = None) -> bool:
+    """Wait until `condition` is true. False when it was not within that time.
+
+    Args:
+        interval_s: between two questions. Without it, questions become rarer the longer the wait is, because many of
+            them start a program (`erl_call` for each count of a RabbitMQ queue).
+    """
+    began = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - began
+        if waited_s > timeout_s:
             return False
-        time.sleep(interval_s)
+        time.sleep(interval_s if interval_s is not None else min(max(_POLL_S, waited_s / 10), _POLL_MAX_S))
     return True
 
 
