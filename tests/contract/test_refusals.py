@@ -113,6 +113,7 @@ def test_options_come_before_the_url(entry: LiveEntry) -> None:
         session.open()
 
 
+@pytest.mark.sampled
 @pytest.mark.contract("auth")
 def test_nobody_there_is_worth_another_try(entry: LiveEntry) -> None:
     error = refusal(entry, **at_port(entry, free_port()))
@@ -154,6 +155,7 @@ def test_tls_to_a_plain_port_and_the_reverse(entry: LiveEntry, certificates: Cer
     assert f"{secured.scheme}://" in str(error)
 
 
+@pytest.mark.sampled
 @pytest.mark.contract("wrong port")
 def test_a_port_that_speaks_something_else_is_named(entry: LiveEntry) -> None:
     with something_else() as port:
@@ -214,6 +216,7 @@ def first_of(events: EventQueue) -> Event:
     return found[0]
 
 
+@pytest.mark.sampled
 @pytest.mark.contract("wrong port")
 def test_a_silent_host_leaves_time_for_the_next(entry: LiveEntry) -> None:
     with entry.proxy() as proxy:
@@ -223,6 +226,7 @@ def test_a_silent_host_leaves_time_for_the_next(entry: LiveEntry) -> None:
             assert isinstance(first_of(events), Opened)
 
 
+@pytest.mark.sampled
 @pytest.mark.contract("wrong port")
 def test_an_address_that_accepts_and_says_nothing_leaves_time_for_the_next(
     entry: LiveEntry, monkeypatch: pytest.MonkeyPatch
@@ -233,6 +237,7 @@ def test_an_address_that_accepts_and_says_nothing_leaves_time_for_the_next(
             assert isinstance(first_of(events), Opened)
 
 
+@pytest.mark.sampled
 @pytest.mark.contract("wrong port")
 def test_a_stop_ends_an_attempt_to_open(entry: LiveEntry) -> None:
     with entry.proxy() as proxy:
