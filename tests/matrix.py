@@ -29,6 +29,7 @@ from pyspark_mq import __version__
 from testbed.chaos.faults import FAULTS
 from testbed.chaos.page import PROTOCOLS, TITLES
 from testbed.clusters.factory import CLUSTERS
+from testbed.commit import package_commit
 from testbed.process import NodeError
 from testbed.spark.versions import VERSIONS
 from tests.support.entries import ALL_ENTRIES, CHAOS_ENTRIES, MatrixEntry, entry_node
@@ -59,7 +60,7 @@ class Result:
         matrix entry: which.
         version: of the broker; empty if it could not be started.
         package: version of this package that ran; empty in what was kept before it was noted, as `commit`.
-        commit: of this package.
+        commit: that last changed the package.
         python, spark: their versions.
         date: when contract tests and failure matrix were run.
         obstacle: why the matrix entry could not run; empty if it could.
@@ -112,7 +113,10 @@ def main() -> int:
 
 
 def _commit() -> str:
-    """The commit of this checkout, with `-dirty` behind it where files were changed, but for what this writes."""
+    """Return the commit of this checkout, with `-dirty` behind it where files were changed, but for what this writes.
+
+    A run is gone on with at this commit only, as its tests may have changed as well.
+    """
 
     def git(*arguments: str) -> str:
         asked = ["git", *arguments]
@@ -167,7 +171,7 @@ def _write(file: Path, known: dict[str, Any]) -> None:
 
 def _stamp() -> dict[str, str]:
     """What ran, and when."""
-    return {"package": __version__, "commit": _commit(), "date": time.strftime("%Y-%m-%d", time.gmtime())}
+    return {"package": __version__, "commit": package_commit(), "date": time.strftime("%Y-%m-%d", time.gmtime())}
 
 
 def _lines(report: Path) -> list[dict[str, Any]]:
@@ -345,8 +349,8 @@ def page(
         "`make matrix` writes this page from its results. Every contract and every row of the failure matrix is a set",
         "of tests on a real broker (`tests/contract`, `tests/faults`), the same for all. A number says how many of",
         "these tests passed, and `-` marks tests of another protocol, or tests that are newer than the run. The notes",
-        "say why a test does not apply. `of` is the commit that ran; rows of another minor version of this package",
-        "say so. `docs/matrix` has the results as JSON.",
+        "say why a test does not apply. `of` is the last change of the package before the run; rows of another minor",
+        "version of this package say so. `docs/matrix` has the results as JSON.",
         "",
         "## Matrix entries",
         "",
@@ -397,16 +401,18 @@ def _clusters_section(clusters: Sequence[dict[str, Any]]) -> list[str]:
         "`make soak ARGS=--cluster` runs several brokers on one machine, all of them candidates in `url`. A publisher",
         "sends to a broker that is up, and a Spark job writes parquet files. Each fault is healed before the next.",
         "",
-        *_table(
-            ["cluster", "protocol", "sent", "lost", "twice", "left", "faults", "reconnects", "dropped", "time", "on"],
-            map(_cluster_row, clusters),
-        ),
+        *_table(_CLUSTER_HEAD, map(_cluster_row, clusters)),
         "",
         "`dropped` counts redeliveries, and messages that the publisher sent again, that were recognised. The faults:",
         "",
         *(f"- {cluster}: {'; '.join(faults)}" for cluster, faults in kinds.items()),
         "",
     ]
+
+
+_CLUSTER_HEAD = (
+    "cluster", "protocol", "sent", "lost", "twice", "left", "faults", "reconnects", "dropped", "time", "on", "of",
+)  # fmt: skip
 
 
 def _cluster_row(chaos: dict[str, Any]) -> list[str]:
@@ -416,7 +422,8 @@ def _cluster_row(chaos: dict[str, Any]) -> list[str]:
     name, _, kind = chaos["cluster"].partition(", ")
     place = [f"{name} {chaos['version']}, {kind}", PROTOCOLS[chaos["protocol"]]]
     problem = f"**{chaos['problem']}**" if chaos["problem"] else f"{chaos['seconds']} s"
-    return [*place, *(f"{number:,}" for number in numbers), problem, chaos["date"]]
+    ran = [chaos["date"], chaos.get("commit", "")]
+    return [*place, *(f"{number:,}" for number in numbers), problem, *ran]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -510,6 +517,7 @@ _CHAOS_HEAD = [
     "faults",
     "came again, dropped",
     "time",
+    "of",
 ]
 
 
@@ -519,7 +527,8 @@ def _chaos_row(result: Result) -> list[str]:
     dropped = chaos["duplicates recognised and dropped"]
     numbers = [sent, lost, twice + chaos["unexpected"], left, chaos["faults in all"], dropped]
     ran = [chaos.get("date", ""), chaos["version"], chaos.get("spark", "")]
-    return [_short(result.entry), *ran, *(f"{number:,}" for number in numbers), f"{chaos['seconds']} s"]
+    ended = [f"{chaos['seconds']} s", chaos.get("commit", "")]
+    return [_short(result.entry), *ran, *(f"{number:,}" for number in numbers), *ended]
 
 
 def _chaos_names(results: Sequence[Result]) -> list[str]:

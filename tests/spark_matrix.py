@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.commit import package_commit
 from testbed.distributions import find_java
 from testbed.process import NodeError
 from testbed.spark.versions import VERSIONS
@@ -61,7 +62,8 @@ def main() -> int:
         for part in arguments.parts:
             began = time.monotonic()
             outcome = _PARTS[part](version, python)
-            outcome |= {"date": _today(), "seconds": round(time.monotonic() - began)}
+            seconds = round(time.monotonic() - began)
+            outcome |= {"date": _today(), "commit": package_commit(), "seconds": seconds}
             _tell(version, **{part: outcome})
             print(f"Spark {version}: {part}: {outcome}", flush=True)
     known = {version: _known(version) for version in VERSIONS}
@@ -236,7 +238,9 @@ def table(known: dict[str, dict[str, Any]]) -> list[str]:
 def _said(told: dict[str, Any], part: str, entry: Callable[[dict[str, Any]], str]) -> str:
     if told.get("obstacle"):
         return f"cannot run: {told['obstacle'].splitlines()[0]}"
-    return f"{entry(told[part])}; {told[part]['date']}" if part in told else "not run"
+    if part not in told:
+        return "not run"
+    return "; ".join(filter(None, (entry(told[part]), told[part]["date"], told[part].get("commit"))))
 
 
 def _said_of_storm(protocol: str, told: dict[str, Any]) -> str:

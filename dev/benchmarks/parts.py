@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from benchmarks.page import FOLDER, rewrite, said_of_others
+from testbed.commit import package_commit
 
 __all__ = ["Part", "Say", "Table", "machine", "run_part", "taken_by_others", "today", "whole_numbers"]
 
@@ -139,8 +140,9 @@ def _measured(part: Part, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def machine() -> str:
-    """What it runs on, in words."""
-    return f"Python {platform.python_version()}, pyspark {pyspark.__version__}, {os.cpu_count()} cores"
+    """What is measured, and what it runs on, in words."""
+    software = f"commit {package_commit()}, Python {platform.python_version()}, pyspark {pyspark.__version__}"
+    return f"{software}, {os.cpu_count()} cores"
 
 
 def today() -> str:

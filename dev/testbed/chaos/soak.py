@@ -48,6 +48,7 @@ from testbed.chaos.proxy import FaultProxy
 from testbed.chaos.queues import ClusterBroker, PrivateBroker
 from testbed.chaos.record import Numbering, Record, RecordedPublisher
 from testbed.chaos.usage import UsageWatch, growth
+from testbed.commit import package_commit
 from testbed.process import NodeError, poll
 
 QUEUE = "soak"
@@ -410,6 +411,7 @@ def _versions(broker: PrivateBroker | ClusterBroker) -> dict[str, str]:
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "version": broker.version,
+        "commit": package_commit(),
         "spark": importlib.metadata.version("pyspark"),
         "python": platform.python_version(),
     }
