@@ -3,9 +3,10 @@ same source with the oldest and the newest libraries; and a page of it all.
 
 A run may be stopped at any moment and started again: what is done at this commit is in `build/matrix/<commit>`, and is
 not done again, test by test; a chaos test goes on in its folder. So it can be run in pieces, entry by entry, on any
-machine. What an entry gave is kept beside the page, in `docs/matrix/<entry>.json`, with its date, its commit and the
-versions, and the page is written from all of them. Chaos tests of clusters are run by themselves, by ``make soak`` with
-``--cluster --report docs/matrix/<cluster>[<version>]-<protocol>.cluster.json``, and are on the page too.
+machine. A test that failed is run again with the same command; its last outcome counts, and the page says how many
+tests needed that. What an entry gave is kept beside the page, in `docs/matrix/<entry>.json`, with its date, its commit
+and the versions, and the page is written from all of them. Chaos tests of clusters are run by themselves, by ``make
+soak`` with ``--cluster --report docs/matrix/<cluster>[<version>]-<protocol>.cluster.json``, and are on the page too.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Result:
         date: when contract tests and failure matrix were run.
         obstacle: why the matrix entry could not run; empty if it could.
         tests: contract -> outcome -> reason -> how many tests.
+        retried: how many tests passed only when they were run again.
         chaos test: counts of the chaos test; empty if there was none.
         problem: what did not end as it should, beside what tests and chaos test tell.
     """
@@ -78,6 +80,7 @@ class Result:
     date: str = ""
     obstacle: str = ""
     tests: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    retried: int = 0
     chaos: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
 
@@ -174,16 +177,25 @@ def _stamp() -> dict[str, str]:
     return {"package": __version__, "commit": package_commit(), "date": time.strftime("%Y-%m-%d", time.gmtime())}
 
 
-def _lines(report: Path) -> list[dict[str, Any]]:
-    """What the tests wrote; the last line of a run that was killed may be cut off."""
-    lines = report.read_text("utf-8").splitlines() if report.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+def _tries(report: Path) -> dict[str, list[dict[str, Any]]]:
+    """Test -> what it wrote each time it was run; the last line of a run that was killed may be cut off."""
+    tries: dict[str, list[dict[str, Any]]] = {}
+    for line in report.read_text("utf-8").splitlines() if report.exists() else []:
+        if line.endswith("}"):
+            told = json.loads(line)
+            tries.setdefault(told["id"], []).append(told)
+    return tries
 
 
-def _outcomes(lines: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, int]]]:
+def _retried(tries: dict[str, list[dict[str, Any]]]) -> int:
+    """How many tests passed only when they were run again."""
+    return sum(len(told) > 1 and told[-1]["outcome"] == "passed" for told in tries.values())
+
+
+def _outcomes(tries: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, dict[str, int]]]:
     """Contract -> outcome -> reason -> tests."""
     tests: dict[str, dict[str, dict[str, int]]] = {}
-    for told in lines:
+    for *_, told in tries.values():
         if told["contract"]:
             reason = "" if told["outcome"] == "passed" else " ".join((told["reason"] or told["test"]).split())
             reasons = tests.setdefault(told["contract"], {}).setdefault(told["outcome"], {})
@@ -192,9 +204,10 @@ def _outcomes(lines: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, 
 
 
 def _run_tests(entries: Sequence[MatrixEntry], arguments: argparse.Namespace, work: Path) -> None:
-    """Contract tests and failure matrix, or some files of them, without the tests that ran at this commit."""
+    """Contract tests and failure matrix, or some files of them, without the tests that did not fail at this commit."""
     began = time.monotonic()
-    done = [line["id"] for entry in entries for line in _lines(_report(work, entry))]
+    tries = {test: told for entry in entries for test, told in _tries(_report(work, entry)).items()}
+    done = [test for test, told in tries.items() if told[-1]["outcome"] != "failed"]
     (work / "done.json").write_text(json.dumps(done), "utf-8")
     which = ["--entries", ",".join(entry.name for entry in entries), "--thorough"]
     which += ["--matrix-report", str(work), "--matrix-done", str(work / "done.json")]
@@ -204,17 +217,17 @@ def _run_tests(entries: Sequence[MatrixEntry], arguments: argparse.Namespace, wo
     # 1: tests have failed, which the report tells; 5: all had run before.
     whole = code in (0, 1, 5)
     for entry in entries:
-        tests = _outcomes(_lines(_report(work, entry)))
+        tries = _tries(_report(work, entry))
+        tests = _outcomes(tries)
         if arguments.contract:  # put beside what is kept of the rest, whose date stays
             _tell(entry, tests={**_read(_file(entry)).get("tests", {}), **tests})
         elif whole:
-            _tell(
-                entry, **_stamp(), python=platform.python_version(), spark=version("pyspark"), tests=tests, problem=""
-            )
+            versions = {"python": platform.python_version(), "spark": version("pyspark")}
+            _tell(entry, **_stamp(), **versions, tests=tests, retried=_retried(tries), problem="")
     seconds = round(time.monotonic() - began)
     print(f"contract tests and failure matrix of {len(entries)} matrix entries in {seconds} s", flush=True)
     if not whole:
-        ran = sum(len(_lines(_report(work, entry))) for entry in entries)
+        ran = sum(len(_tries(_report(work, entry))) for entry in entries)
         raise SystemExit(f"stopped after {ran} tests: go on with the same command")
 
 
@@ -480,7 +493,8 @@ def _entry_row(result: Result, package: str) -> list[str]:
         sum(sum(outcomes.get(kind, {}).values()) for outcomes in result.tests.values()) for kind in ("passed", "failed")
     )
     chaos = "-" if not result.chaos else "holds" if result.chaos["holds"] else "**failed**"
-    wrong = [f"**{failed} failed**"] * bool(failed) + [f"**{result.problem}**"] * bool(result.problem)
+    wrong = [f"{result.retried} when run again"] * bool(result.retried)
+    wrong += [f"**{failed} failed**"] * bool(failed) + [f"**{result.problem}**"] * bool(result.problem)
     ran = [*_when(vars(result), package), ", ".join(filter(None, (result.python, result.spark)))]
     return [*row, ", ".join([f"{passed} passed", *wrong]), *ran, chaos]
 
