@@ -14,7 +14,8 @@ import sys
 import tempfile
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, groupby, zip_longest
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _IN_MAKE_TEST = pytest.StashKey[dict[str, set[str]]]()
 #: Folders of tests with neither Spark nor broker, the quickest first.
 _QUICKEST = ("unit", "property")
+#: Plugins of a RabbitMQ with streams, which are also read as queues.
+_STREAMS = ("rabbitmq_stream", "rabbitmq_stomp", "rabbitmq_amqp1_0")
 #: Modules whose tests `make test` runs on one matrix entry of each protocol.
 _ON_EVERY_PROTOCOL = (
     "contract.test_alone",
@@ -100,6 +103,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "writes: on matrix entries whose queues are written to, which leaves out the queue in memory"
     )
+    config.addinivalue_line("markers", "shares(name): in one group with others of that name, unless it needs Spark")
     config.addinivalue_line("markers", "untraced: what it does is not in the specification")
 
 
@@ -297,6 +301,9 @@ def _shared(item: pytest.Item) -> str:
     module = item.nodeid.partition("::")[0]
     if "spark" in getattr(item, "fixturenames", ()):
         return "spark" if module.endswith("test_spark.py") else "another spark"
+    shares = item.get_closest_marker("shares")
+    if shares is not None:
+        return str(shares.args[0])
     parameters = getattr(item, "callspec", None)
     if not _entry(item) or parameters is None or item.config.getoption("--all"):
         return _entry(item) or module
@@ -372,10 +379,19 @@ class Nodes:
 
     def get(self, broker: str, version: str = "") -> Node:
         """A running node."""
-        key = broker, version
+        return self._running((broker, version), partial(entry_node, broker, version, tls=self._tls))
+
+    def with_streams(self, version: str = "4.3") -> RabbitNode:
+        """A running RabbitMQ with streams. Modules that use it are marked `shares("streams")`."""
+        make = partial(RabbitNode, version=version, plugins=_STREAMS, tls=self._tls)
+        node = self._running(("rabbitmq with streams", version), make)
+        assert isinstance(node, RabbitNode)
+        return node
+
+    def _running(self, key: tuple[str, str], make: Callable[[], Node]) -> Node:
         if key not in self._nodes:
             try:
-                self._nodes[key] = entry_node(broker, version, tls=self._tls)
+                self._nodes[key] = make()
             except NodeError as absent:
                 missing(str(absent))
         node = self._nodes[key]

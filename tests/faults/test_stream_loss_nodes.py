@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ from tests.faults.test_streams import published
 from tests.integration.test_streams import SMALL_SEGMENTS, fill
 from tests.support import streams
 from tests.support.effort import with_all
-from tests.support.streams import StreamQuery, delete, numbered, publish
+from tests.support.streams import StreamQuery, delete, numbered, publish, stream_node
 
 node, stream = streams.node, streams.stream
+pytestmark = pytest.mark.shares("streams")
 
 LIMITS = {"connectTimeout": "2s", "reconnectTimeout": "5s"}
 
@@ -32,10 +34,17 @@ def both(node: RabbitNode, stream: str, **options: object) -> tuple[StreamQuery,
     return strict, lenient
 
 
+@pytest.fixture
+def own_node() -> Iterator[RabbitNode]:
+    with stream_node() as node:
+        yield node
+
+
 @pytest.mark.whole
 def test_files_that_are_put_back_cost_what_they_lack_and_double_nothing(
-    node: RabbitNode, stream: str, tmp_path: Path
+    own_node: RabbitNode, stream: str, tmp_path: Path
 ) -> None:
+    node = own_node
     publish(node.stream_port, stream, numbered(0, 4_500))
     node.stop()
     shutil.copytree(node.data / "mnesia", tmp_path / "mnesia")

@@ -35,6 +35,7 @@ from tests.support.effort import with_all
 from tests.support.streams import StreamQuery, publish
 
 node = streams.node
+pytestmark = pytest.mark.shares("streams")
 
 #: Of a stream on each of three nodes: some thousands of chunks, so that the middle of a read is one.
 ROWS = 40_000

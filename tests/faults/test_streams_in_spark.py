@@ -25,9 +25,9 @@ from testbed.signals import kill, runs
 from testbed.spark.standalone import SparkCluster
 from tests.support import streams
 from tests.support.stream_driver import StreamDriver
-from tests.support.streams import publish
+from tests.support.streams import publish, stream_node
 
-node, stream = streams.node, streams.stream
+stream = streams.stream
 
 ROWS = 30_000
 #: All of a stream takes some seconds.
@@ -44,6 +44,12 @@ SPECULATION = {
     "spark.eventLog.rolling.enabled": "false",
     "spark.eventLog.compress": "false",
 }
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[RabbitNode]:
+    with stream_node() as node:
+        yield node
 
 
 @pytest.fixture(scope="module")

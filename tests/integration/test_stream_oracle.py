@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,22 @@ from typing import Any
 import pytest
 
 from testbed.brokers.rabbitmq import RabbitNode
-from tests.plugin import missing
-from tests.support.streams import StreamQuery, stream_node
+from tests.plugin import Nodes, missing
+from tests.support.streams import StreamQuery
 
 PROJECT = Path(__file__).resolve().parent.parent / "stream_client"
 #: Of each: in frames, in frames with filter values, and in packed entries of five kinds.
 COUNT, KINDS = 200, ("plain", "filtered", "NONE", "GZIP", "SNAPPY", "LZ4", "ZSTD")
 SAME = ("messageId", "correlationId", "replyTo", "contentType", "contentEncoding", "type", "groupId", "userId")
 
+pytestmark = pytest.mark.shares("streams")
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[RabbitNode]:
+
+@pytest.fixture
+def node(nodes: Nodes) -> RabbitNode:
     if shutil.which("mvn") is None:
         missing("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
-    with stream_node() as node:
-        yield node
+    return nodes.with_streams()
 
 
 def output(*command: str) -> str:

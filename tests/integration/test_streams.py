@@ -6,7 +6,6 @@ import importlib.util
 import pickle
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,9 @@ from pyspark_mq.spark_source.stream_reader import _RangePartition
 from pyspark_mq.streams import ranges
 from pyspark_mq.streams.access import make_access
 from pyspark_mq.streams.topology import persistently
-from testbed.brokers.node import TlsFiles
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.process import NodeError, poll
-from tests.plugin import missing
+from testbed.process import poll
+from tests.plugin import Nodes
 from tests.support.certificates import Certificates
 from tests.support.effort import with_all
 from tests.support.engine import Engine, ReaderError
@@ -40,19 +38,12 @@ SMALL_SEGMENTS = {"max-length-bytes": 200_000, "stream-max-segment-size-bytes": 
 #: Enough for all of a read to be there when it begins.
 LARGE = {"max-length-bytes": 3_000_000}
 
+pytestmark = pytest.mark.shares("streams")
+
 
 @pytest.fixture(scope="module", params=["4.3", with_all("4.0")])
-def node(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[RabbitNode]:
-    server = certificates.server
-    tls = TlsFiles(Path(certificates.ca.cert_file), Path(server.cert_file), Path(server.key_file))
-    try:
-        node = RabbitNode(
-            version=request.param, plugins=("rabbitmq_stream", "rabbitmq_stomp", "rabbitmq_amqp1_0"), tls=tls
-        )
-    except NodeError as absent:
-        missing(str(absent))
-    with node:
-        yield node
+def node(request: pytest.FixtureRequest, nodes: Nodes) -> RabbitNode:
+    return nodes.with_streams(request.param)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from tests.support import streams
 from tests.support.streams import StreamQuery, make_super_stream, numbered, publish
 
 node, stream = streams.node, streams.stream
+pytestmark = pytest.mark.shares("streams")
 
 DELAY_S = 3.0
 

@@ -21,6 +21,7 @@ from tests.support import streams
 from tests.support.streams import StreamQuery, make_super_stream, publish
 
 node, stream = streams.node, streams.stream
+pytestmark = pytest.mark.shares("streams")
 
 
 class Doctor:

@@ -21,7 +21,7 @@ from pyspark_mq.streams.rows import range_batches
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError
 from testbed.publishers.streams import make_super_stream, with_client
-from tests.plugin import missing
+from tests.plugin import Nodes, missing
 
 __all__ = [
     "StreamQuery", "delete", "make_super_stream", "node", "numbered", "publish", "stream", "stream_node", "with_client",
@@ -85,7 +85,7 @@ def numbered(begin: int, end: int) -> list[bytes]:
 
 @contextmanager
 def stream_node() -> Iterator[RabbitNode]:
-    """A node of RabbitMQ 4.3 with streams."""
+    """A node of RabbitMQ 4.3 with streams, for tests that stop it or set it up in their own way."""
     try:
         node = RabbitNode(version="4.3", plugins=("rabbitmq_stream",))
     except NodeError as absent:
@@ -94,11 +94,10 @@ def stream_node() -> Iterator[RabbitNode]:
         yield node
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[RabbitNode]:
-    """A node of the module, for those that have this fixture under the same name."""
-    with stream_node() as node:
-        yield node
+@pytest.fixture
+def node(nodes: Nodes) -> RabbitNode:
+    """The node of the run, for modules that have this fixture under the same name."""
+    return nodes.with_streams()
 
 
 @pytest.fixture
