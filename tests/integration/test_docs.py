@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,34 +33,54 @@ def build(pages: Path, site: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_the_site_is_built_without_a_warning_and_has_every_page(tmp_path: Path) -> None:
-    done = build(DOCS, tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    start = (tmp_path / "index.html").read_text("utf-8")
+@dataclass(frozen=True)
+class Site:
+    """A copy of the pages, and what Sphinx made of it."""
+
+    pages: Path
+    folder: Path
+    done: subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """The site, for all tests of the module."""
+    folder = tmp_path_factory.mktemp("site")
+    pages = tmp_path_factory.mktemp("pages") / "docs"
+    shutil.copytree(DOCS, pages)
+    return Site(pages, folder, build(pages, folder))
+
+
+def test_the_site_is_built_without_a_warning_and_has_every_page(site: Site) -> None:
+    assert (site.done.returncode, site.done.stderr) == (0, "")
+    folder = site.folder
+    start = (folder / "index.html").read_text("utf-8")
     pages = {str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md")}
-    assert {str(page.relative_to(tmp_path).with_suffix("")) for page in tmp_path.rglob("*.html")} >= pages
+    assert {str(page.relative_to(folder).with_suffix("")) for page in folder.rglob("*.html")} >= pages
     assert [page for page in pages - {"index"} if f'href="{page}.html"' not in start] == []
     for page in pages:
-        file = tmp_path / f"{page}.html"
+        file = folder / f"{page}.html"
         links = re.findall(r'(?:href|src)="([^"#?:]+)["#?]', file.read_text("utf-8"))
         assert [link for link in links if not file.parent.joinpath(link).exists()] == []
         assert "mermaid" not in file.read_text("utf-8")
-    errors = (tmp_path / "errors.html").read_text("utf-8")
+    errors = (folder / "errors.html").read_text("utf-8")
     assert 'id="data-loss"' in errors
-    assert "DataLossError" in (tmp_path / "api.html").read_text("utf-8")
+    assert "DataLossError" in (folder / "api.html").read_text("utf-8")
     assert "copybutton.js" in start
-    found = (tmp_path / "searchindex.js").read_text("utf-8")
+    found = (folder / "searchindex.js").read_text("utf-8")
     assert [
         word for word in ("airflow", "rewind", "json", "dead", "letter") if not re.search(rf'"?\b{word}"?:', found)
     ] == []
 
 
-def test_a_broken_link_is_an_error(tmp_path: Path) -> None:
-    pages = tmp_path / "docs"
-    shutil.copytree(DOCS, pages)
-    with (pages / "protocols.md").open("a", encoding="utf-8") as page:
-        page.write("\n[a](design.md#rule-16) [b](design.md#rule-99) [c](gone.md) [d](../gone.py)\n")
-    done = build(pages, tmp_path / "site")
+def test_a_broken_link_is_an_error(site: Site, tmp_path: Path) -> None:
+    # With what it knows of the other pages, Sphinx reads only the one that has changed.
+    shutil.copytree(site.folder, tmp_path / "site")
+    page = site.pages / "protocols.md"
+    text = page.read_text("utf-8")
+    page.write_text(f"{text}\n[a](design.md#rule-16) [b](design.md#rule-99) [c](gone.md) [d](../gone.py)\n", "utf-8")
+    done = build(site.pages, tmp_path / "site")
+    page.write_text(text, "utf-8")
     assert done.returncode != 0
     assert [name for name in ("rule-99", "gone.md", "../gone.py") if name not in done.stderr] == []
     assert "rule-16" not in done.stderr
@@ -105,17 +126,15 @@ async function look(page, theme) {
 </script></body>"""
 
 
-def test_a_telephone_shows_every_page_whole_by_day_and_by_night(tmp_path: Path) -> None:
+def test_a_telephone_shows_every_page_whole_by_day_and_by_night(site: Site, tmp_path: Path) -> None:
     browser = shutil.which("chromium")
     if browser is None:
         missing("chromium is not installed: make setup")
         return
-    site = tmp_path / "site"
-    done = build(DOCS, site)
-    assert done.returncode == 0, done.stderr
+    assert site.done.returncode == 0, site.done.stderr
     pages = sorted(str(page.relative_to(DOCS).with_suffix(".html")) for page in DOCS.rglob("*.md"))
-    (site / "look.html").write_text(LOOK.replace("PAGES", json.dumps(pages)), "utf-8")
-    handler = partial(SilentHandler, directory=str(site))
+    (site.folder / "look.html").write_text(LOOK.replace("PAGES", json.dumps(pages)), "utf-8")
+    handler = partial(SilentHandler, directory=str(site.folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()
