@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -15,6 +14,7 @@ import pytest
 
 from testbed.brokers.rabbitmq import RabbitNode
 from tests.plugin import Nodes, missing
+from tests.support.maven import class_path
 from tests.support.streams import StreamQuery
 
 PROJECT = Path(__file__).resolve().parent.parent / "stream_client"
@@ -74,9 +74,7 @@ def expected(message: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.whole
 @pytest.mark.timeout(900)
 def test_what_the_java_client_writes_is_read_as_it_reads_it(node: RabbitNode) -> None:
-    output("mvn", "--quiet", "--batch-mode", "--file", str(PROJECT / "pom.xml"), "compile")
-    path = os.pathsep.join([str(PROJECT / "target" / "classes"), str(PROJECT / "target" / "lib" / "*")])
-    java = ("java", "-XX:TieredStopAtLevel=1", "-cp", path, "StreamOracle")
+    java = ("java", "-XX:TieredStopAtLevel=1", "-cp", class_path(PROJECT), "StreamOracle")
     read = [json.loads(line) for line in output(*java, str(node.stream_port), "events", str(COUNT)).splitlines()]
     rows = StreamQuery(node.stream_url(), "events").epoch()
     assert [row["type"] for row in rows] == [kind for kind in KINDS for _ in range(COUNT)]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import functools
 import json
-import os
-import shutil
 import subprocess
 from itertools import chain
 from pathlib import Path
@@ -17,11 +13,11 @@ from pyspark_mq.brokers.base import AMQP_1_0
 from testbed.brokers.java import JavaNode
 from testbed.brokers.node import Node
 from testbed.process import NodeError
+from tests.support.maven import class_path
 
 __all__ = ["CORRELATION_ID", "GROUP_ID", "KINDS", "PRIORITY", "PROPERTIES", "REPLY_TO", "TYPE", "Peer", "send"]
 
 _PROJECT = Path(__file__).resolve().parent.parent / "jms"
-_BUILD_TIMEOUT_S = 240
 _SEND_TIMEOUT_S = 60
 _PEER_TIMEOUT_S = 120
 
@@ -90,7 +86,7 @@ class Peer:
 
 def _program(node: Node, client: str, program: str) -> list[str]:
     """The command of one of the programs, up to user and password."""
-    classes = _build()
+    path = class_path(_PROJECT)
     amqp = urlsplit(node.url(AMQP_1_0))
     if client == "own" and isinstance(node, JavaNode):
         name, url = node.title.lower(), node.jms_url()
@@ -98,21 +94,8 @@ def _program(node: Node, client: str, program: str) -> list[str]:
         name, url = "rabbitmq", f"amqp://{amqp.hostname}:{amqp.port}"
     else:
         name, url = client, f"amqp://{amqp.hostname}:{amqp.port}"
-    path = os.pathsep.join([str(classes), str(classes.parent / "lib" / "*")])
     user = [amqp.username or "", amqp.password or ""]
     return ["java", "-XX:TieredStopAtLevel=1", "-cp", path, program, name, url, *user]
-
-
-@functools.cache
-def _build() -> Path:
-    """The folder of the compiled program, its libraries beside it."""
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise NodeError("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
-    with (_PROJECT / "build.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # workers begin at the same time
-        _run([maven, "--quiet", "--batch-mode", "--file", str(_PROJECT / "pom.xml"), "compile"], _BUILD_TIMEOUT_S)
-    return _PROJECT / "target" / "classes"
 
 
 def _run(command: list[str], timeout_s: float) -> str:

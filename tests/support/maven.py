@@ -1,0 +1,48 @@
+"""Java programs of the tests, compiled by Maven when they are first used."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from testbed.process import NodeError
+
+__all__ = ["class_path"]
+
+_BUILD_TIMEOUT_S = 240
+
+
+@functools.cache
+def class_path(project: Path) -> str:
+    """Return the class path of a project's programs. Maven runs only if the project has changed since it last did.
+
+    Raises:
+        NodeError: Maven or a compiler is missing, or it failed; the text has what it said.
+    """
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise NodeError("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
+    target = project / "target"
+    built = target / "built-from"
+    with (project / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # workers begin at the same time
+        digest = _digest(project)
+        if not built.exists() or built.read_text("utf-8") != digest:
+            command = [maven, "--quiet", "--batch-mode", "--file", str(project / "pom.xml"), "compile"]
+            done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=_BUILD_TIMEOUT_S, check=False)
+            if done.returncode != 0:
+                raise NodeError(f"mvn failed: {(done.stdout + done.stderr).strip()[-2000:]}")
+            built.write_text(digest, "utf-8")
+    return os.pathsep.join([str(target / "classes"), str(target / "lib" / "*")])
+
+
+def _digest(project: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted([project / "pom.xml", *(project / "src").rglob("*.java")]):
+        digest.update(f"{file.relative_to(project)} {file.stat().st_size}\n".encode() + file.read_bytes())
+    return digest.hexdigest()
