@@ -24,33 +24,29 @@ from testbed.brokers.node import Node, QueueCounts, TlsFiles
 from testbed.chaos.proxy import Direction, FaultProxy
 from testbed.process import NodeError, poll
 from testbed.publishers.amqp10 import OutgoingMessage, publish_amqp10
-from tests.plugin import missing
-from tests.support.certificates import Certificates, make_certificates
+from tests.plugin import Nodes, missing
+from tests.support.certificates import Certificates
 from tests.support.decoding import Asked
-from tests.support.effort import each_of, with_all
+from tests.support.effort import each_of
 from tests.support.engine import At, Crashed, Engine, full_epochs
 from tests.support.stomp import SessionRun, lost, session
 from tests.support.stomp_nodes import NODES, Target
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Have each test on one broker, in turn, and on the others with `--all`."""
+    """Have each test on one broker, in turn, and on the others with `--all`; with what else uses that broker."""
     if "target" in metafunc.fixturenames:
         turn = [name for name in vars(metafunc.module) if name.startswith("test_")].index(metafunc.function.__name__)
-        names = [name if place == turn % len(NODES) else with_all(name) for place, name in enumerate(NODES)]
-        metafunc.parametrize("target", names, indirect=True, scope="module")
+        names = []
+        for place, name in enumerate(NODES):
+            left_out = () if place == turn % len(NODES) else (pytest.mark.whole,)
+            names.append(pytest.param(name, marks=(pytest.mark.shares(name), *left_out)))
+        metafunc.parametrize("target", names, indirect=True)
 
 
-@pytest.fixture(scope="module")
-def target(request: pytest.FixtureRequest) -> Iterator[Target]:
-    """Each broker once for the module."""
-    try:
-        node = NODES[request.param]()
-    except NodeError as absent:
-        missing(str(absent))
-        raise
-    with node:
-        yield Target(request.param, node)
+@pytest.fixture
+def target(request: pytest.FixtureRequest, nodes: Nodes) -> Target:
+    return Target(request.param, nodes.get(request.param))
 
 
 @pytest.fixture
@@ -403,11 +399,6 @@ def test_a_silent_port_is_abandoned_in_time(target: Target) -> None:
 
 
 # -- TLS --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module", params=each_of([*NODES]))
