@@ -296,11 +296,13 @@ def _limit_s(item: pytest.Item) -> float:
 def _shared(item: pytest.Item) -> str:
     """What shares a broker or Spark stays together, also when tests are run side by side.
 
-    There are two Sparks: one after the other, all of these tests would take longer than the rest.
+    With `--all` there are two Sparks: one after the other, all of these tests would take longer than the rest. Without
+    it these are 28 tests, which take some three minutes of eleven, and a second Spark would cost 25 CPU seconds.
     """
     module = item.nodeid.partition("::")[0]
     if "spark" in getattr(item, "fixturenames", ()):
-        return "spark" if module.endswith("test_spark.py") else "another spark"
+        one = module.endswith("test_spark.py") or not item.config.getoption("--all")
+        return "spark" if one else "another spark"
     shares = item.get_closest_marker("shares")
     if shares is not None:
         return str(shares.args[0])
