@@ -21,6 +21,8 @@ from tests.support.effort import with_all
 from tests.support.engine import At, Crashed, ReaderError, full_epochs
 from tests.support.entries import LiveEntry, MatrixEntry
 
+pytestmark = pytest.mark.shares("rabbitmq4.3")
+
 EPOCH = 20
 DELAY_S = 4.0
 
