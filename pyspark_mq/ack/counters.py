@@ -39,26 +39,26 @@ class Counters:
     A delivery is counted by at most one of the counters that are declared with `done=True`, and only once.
 
     Attributes:
-        received: deliveries received. First deliveries and redeliveries count, but rejected messages do not.
+        received: deliveries received, including redeliveries, but not rejected messages.
         redelivered: deliveries that the broker flagged as redelivered.
-        duplicates_dropped: redeliveries and producers' duplicates that were dropped: their ID or content was known.
-        reused_ids: dropped duplicates that were not flagged as redelivered, which means that a producer reused an ID.
-        rebound: planned messages that the broker redelivered to a replay that waited for them.
+        duplicates_dropped: redeliveries and producers' duplicates that were dropped.
+        reused_ids: dropped duplicates that were not flagged as redelivered: a producer reused an ID.
+        rebound: planned messages that were redelivered to a replay.
         planned: messages that this process has assigned to epochs.
         settled: deliveries whose acknowledgement was confirmed, even if `settleGrace` has not passed yet.
         returned: buffered deliveries returned to the broker when a session ended.
-        ambiguous: deliveries without an ID that were emitted although they may be redeliveries of emitted messages.
-        nameless: deliveries without an ID that were emitted because of `onMissingMessageId=row`.
+        ambiguous: deliveries without an ID that were emitted although they may be duplicates.
+        nameless: deliveries without an ID, emitted because of `onMissingMessageId=row`.
         rejected: messages rejected because they have no ID or cannot be decoded.
         reconnects: sessions that ended.
         replays: epochs that an earlier process planned and that Spark requested again.
         lost: planned messages that their epoch was emitted without (`failOnDataLoss=false`, or a release).
-        forgotten: IDs forgotten because more than two million messages were left; these messages may be redelivered.
-        unacked: now: deliveries that the source has not acknowledged yet, because their epoch is not committed.
+        forgotten: IDs forgotten because more than two million messages were left.
+        unacked: now: deliveries not acknowledged yet, because their epoch is not committed.
         buffered: now: messages received but not planned.
-        carried: now: messages that are planned, or acknowledged but not settled; a new session may receive them again.
-        remembered: now: remembered IDs of committed messages, whether settled or not.
-        backlog: now: messages that wait in the queue, as the broker last reported; null if it does not report them.
+        carried: now: messages that are planned, or acknowledged but not settled.
+        remembered: now: remembered IDs of committed messages.
+        backlog: now: messages that wait in the queue; null if the broker does not report them.
     """
 
     received: int = _count()

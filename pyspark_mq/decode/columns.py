@@ -86,8 +86,7 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType({
     ),
     "destination": MessageColumn(
         _TEXT,
-        "the `queue` (or `topic`) that the message was read from. The producer may have published the message to "
-        "another destination",
+        "the `queue` or `topic` that the message was read from",
         decoded=False,
     ),
     "queue": MessageColumn(
@@ -109,7 +108,7 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType({
     "replyTo": _text(
         "[where to send the reply](request-reply.md)", 4, "[where to send the reply](request-reply.md)"
     ),
-    "contentType": _text("MIME type of the body, if the producer sets it", 5, "MIME type of the body"),
+    "contentType": _text("MIME type of the body", 5, "MIME type of the body"),
     "type": _text(
         "the producer's name for this kind of message", 7,
         "the producer's name for this kind of message; sent as the subject over AMQP 1.0",
@@ -128,19 +127,17 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType({
     ),
     "expiration": MessageColumn(
         TIMESTAMP,
-        "when the message expires; null if the message has no expiration. A time to live that is set on the queue or "
-        "by a policy does not appear here",
+        "when the message expires; null if only the queue or a policy sets an expiration, or none is set",
         WrittenColumn(0, ("timestamp",), "when the message expires; sent as a time to live"),
     ),
     "redelivered": MessageColumn(
         pa.bool_(),
-        "the broker's flag that this delivery is a redelivery. Brokers sometimes omit the flag; the source does "
-        "not need it to recognise messages that have an ID",
+        "the broker's flag that this delivery is a redelivery. Brokers sometimes omit it",
         where=frozenset({QUEUES}),
     ),
     "deliveryCount": MessageColumn(
         pa.int32(),
-        "1 at the first delivery; null if the broker does not count deliveries, or if the count exceeds 2147483647",
+        "1 at the first delivery; null if the broker does not count deliveries",
         where=frozenset({QUEUES}),
     ),
     "routingKey": MessageColumn(
@@ -157,7 +154,7 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType({
     ),
     "userId": MessageColumn(
         _TEXT,
-        "the user that published the message, if the broker checks or sets this property",
+        "the user that published the message",
         asked_for=True,
         content=True,
     ),

@@ -59,54 +59,50 @@ _TABLE = (
         _READ,
         "`amqp://user:password@host:port` or `stomp://…`; with TLS, `amqps://…` or `stomp+ssl://…`. Default ports are "
         "5672 (`amqp`), 61613 (`stomp`), 5671 (`amqps`) and 61612 (`stomp+ssl`). On RabbitMQ the path is the virtual "
-        "host, and an empty path means `/`. The other brokers have no virtual hosts, so a longer path is an error. "
-        "Several URLs, separated by commas, are candidates for failover. Write each URL in full. All URLs must have "
-        "the same scheme and virtual host, and each has its own login unless `username` is set. Parameters (`?…`) are "
-        "not allowed. Escape characters that have a meaning in URLs: `/` as `%2F`, `@` as `%40`, `,` as `%2C`, `?` as "
-        "`%3F`, `#` as `%23`",
+        "host; an empty path means `/`. Several full URLs, separated by commas, are candidates for failover; each has "
+        "its own login unless `username` is set. Within a name or password, write `/` as `%2F`, `@` as `%40`, `,` as "
+        "`%2C`, `?` as `%3F`, `#` as `%23`",
         unset="required",
     ),
     Option("protocol", _READ, "the [protocol](#protocols) of the connection", unset="depends on broker and URL"),
     Option(
         "username",
         _READ,
-        "overrides the user in the URL. If neither this option nor the URL names a user, the source logs in over AMQP "
-        "0-9-1 as `guest`, and over AMQP 1.0 anonymously. Over STOMP the source then sends no user, and the broker's "
-        "default user applies. A [client certificate](operate.md#tls) may replace the user",
+        "overrides the user in the URL. If no user is named, the source logs in over AMQP 0-9-1 as `guest`, over AMQP "
+        "1.0 anonymously, and over STOMP as the broker's default user. A [client certificate](operate.md#tls) may "
+        "replace the user",
         unset="from the URL",
     ),
     Option(
         "password",
         _READ,
-        "overrides the password in the URL. A password without a user is an error. The password is "
-        "[never shown or stored](operate.md#secrets)",
+        "overrides the password in the URL; it is [never shown or stored](operate.md#secrets)",
         unset="from the URL",
     ),
     Option(
         "passwordFile",
         _READ,
-        "a file that contains the password or an OAuth 2 token on one line, [read at each "
+        "a file with the password or an OAuth 2 token on one line, [read at each "
         "connection](operate.md#secrets-that-change); use it instead of `password`",
     ),
     Option(
         "queue",
         _READ,
         "the queue, or [several queues](#several-queues) separated by commas. Write a comma within a name as `\\,`. "
-        "One of `queue`, `queuePattern` and `topic` is required. On RabbitMQ the queue must exist. ActiveMQ Classic "
-        "and Artemis create a missing queue, unless the broker is configured not to",
+        "One of `queue`, `queuePattern` and `topic` is required. On RabbitMQ the queue must exist; ActiveMQ Classic "
+        "and Artemis create it by default",
     ),
     Option(
         "queuePattern",
         _READ,
-        "a regular expression in Python's syntax. The query reads all queues whose whole name matches this expression, "
-        "except RabbitMQ's exclusive queues and streams. The source looks the queues up at `managementUrl` when the "
-        "query starts, and then every `queuePatternInterval`",
+        "a regular expression in Python's syntax, which needs `managementUrl`. The query reads all queues whose whole "
+        "name matches, except RabbitMQ's exclusive queues and streams",
     ),
     Option(
         "queuePatternInterval",
         _READ,
-        "how often the queues that match `queuePattern` are looked up, at least `1s`. A run of `Trigger.AvailableNow` "
-        "reads only the queues found at its start",
+        "how often the queues that match `queuePattern` are looked up, at least `1s`; in a run of "
+        "`Trigger.AvailableNow` only at its start",
         default="1m",
         kind=duration_s(1),
         sets="pattern_interval_s",
@@ -116,13 +112,11 @@ _TABLE = (
         _READ,
         "address of the broker's management interface: the HTTP API of RabbitMQ (`http://host:15672`, plugin "
         "`rabbitmq_management`), or Jolokia in the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or "
-        "Artemis (`http://host:8161/console/jolokia`). Required with `queuePattern`. The source also queries this URL "
-        "for the [backlog](#counters) if no session reports it, and "
-        "[`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it) for its checks. If the "
-        "URL does not contain a user and a password, those of the broker connection are used. If the URL begins with "
-        "`https`, the options `tls.*` apply, even if `url` does not use TLS. Redirects are not followed, and the "
-        "environment's proxy (`http_proxy`) is not used. A response may take at most 30 s, from connecting to its last "
-        "byte, and may have at most 32 MiB and two million values",
+        "Artemis (`http://host:8161/console/jolokia`). It serves `queuePattern`, "
+        "[`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it), and the [backlog](#counters) if no "
+        "session reports it. The login is that of the broker connection, unless the URL has its own. With `https`, "
+        "the options `tls.*` apply. The environment's proxy (`http_proxy`) is not used. A response may take at most "
+        "30 s, and may have at most 32 MiB and two million values",
     ),
     Option(
         "managementInterval",
@@ -133,7 +127,7 @@ _TABLE = (
         kind=duration_s(1),
         sets="management_interval_s",
     ),
-    Option("topic", _READ, "the [topic](#topics) to read. On RabbitMQ this is an existing exchange"),
+    Option("topic", _READ, "the [topic](#topics) to read; on RabbitMQ an existing exchange"),
     Option(
         "subscription",
         _READ,
@@ -143,16 +137,15 @@ _TABLE = (
     Option(
         "selector",
         _READ,
-        "a JMS selector, for ActiveMQ Classic and Artemis. RabbitMQ has no selectors, so this option is an error "
-        "there. To change the selector, begin with [a new checkpoint](operate.md#upgrades). ActiveMQ Classic applies "
-        "a selector only to the first `maxPageSize` messages of a queue (200, unless its policy says more). If so "
-        "many messages do not match, a run of `Trigger.AvailableNow` ends without a row although messages behind "
-        "them match, and the log warns",
+        "a JMS selector, for ActiveMQ Classic and Artemis. To change it, begin with [a new "
+        "checkpoint](operate.md#upgrades). ActiveMQ Classic applies a selector only to the first `maxPageSize` "
+        "messages of a queue (200 by default). If none of them match, a run of `Trigger.AvailableNow` ends without "
+        "the matching messages behind them, and the log warns",
     ),
     Option(
         "includeMetadata",
         _READ,
-        "`true` adds the [columns](#columns) from `routingKey` to `groupSequence`. Otherwise only a schema adds them",
+        "`true` adds the [columns](#columns) from `routingKey` to `groupSequence`",
         default="false",
         kind=FLAG,
     ),
@@ -168,22 +161,19 @@ _TABLE = (
         "messageIdFrom",
         _IDENTITY,
         "`message-id`, `correlation-id`, `property:<name>` (a header or application property), `json:$.order.id` (a "
-        "text or whole number in a JSON body), or `content`. The value `content` identifies every message by its "
-        "contents; `onMissingMessageId=content` does so only for messages without an ID. "
-        "`messageIdFrom` [cannot be changed](operate.md#upgrades) later. [Message IDs](message-ids.md) says "
-        "what `message-id` is on each broker, and which value to choose",
+        "text or whole number in a JSON body), or `content` (all messages are identified by their contents). It "
+        "[cannot be changed](operate.md#upgrades) later. [Message IDs](message-ids.md) says which value to choose",
         default="message-id",
     ),
     Option(
         "onMissingMessageId",
         _IDENTITY,
-        "what to do with a message without an ID. This option applies only to `exactly-once`. `content`: the message "
-        "is identified by its [contents](message-ids.md#contents), and messages with equal contents are counted. "
-        "`fail`: the query fails, the message stays in the queue, and a restart receives the message again. `row`: the "
-        "message is emitted at each delivery, so at least once. `reject`: the message is rejected for good. "
-        "RabbitMQ then dead-letters the message if the queue has a dead-letter exchange, and **drops** it otherwise. "
-        "Over STOMP, ActiveMQ Classic moves the message to the dead-letter queue, and Artemis **drops** it. Over AMQP "
-        "1.0 both ActiveMQ brokers receive the outcome `rejected`",
+        "what to do with a message without an ID, with `exactly-once`. `content`: the message is identified by its "
+        "[contents](message-ids.md#contents). `fail`: the query fails, and the message stays in the queue. `row`: the "
+        "message is emitted at each delivery, so at least once. `reject`: the message is rejected for good. RabbitMQ "
+        "then dead-letters it if the queue has a dead-letter exchange, and **drops** it otherwise. Over STOMP, "
+        "ActiveMQ Classic moves it to the dead-letter queue, and Artemis **drops** it. Over AMQP 1.0 both ActiveMQ "
+        "brokers receive the outcome `rejected`",
         unset="`content` on RabbitMQ, else `fail`",
         kind=member(OnMissing),
         sets="on_missing",
@@ -191,12 +181,11 @@ _TABLE = (
     Option(
         "onUnreadableMessage",
         _IDENTITY,
-        "what to do with a message that cannot be decoded, for example because a header is nested a thousand levels "
-        "deep. `fail`: the query fails with an error that names the message, and the message stays in the queue. "
-        "`reject`: the message is rejected for good, as by `onMissingMessageId=reject`, and all other messages are "
-        "emitted. `row`: the source emits a row with the undecodable bytes as its body, the reason in `properties` "
-        "under `unreadable`, and null in every column whose value is unknown. If the message's ID cannot be read, the "
-        "message is identified by its bytes",
+        "what to do with a message that cannot be decoded. `fail`: the query fails with an error that names the "
+        "message, and the message stays in the queue. `reject`: the message is rejected for good, as by "
+        "`onMissingMessageId=reject`. `row`: the source emits a row with the undecodable bytes as its body, the "
+        "reason in `properties` under `unreadable`, and null in columns whose value is unknown. If its ID cannot be "
+        "read, the message is identified by its bytes",
         default="fail",
         kind=member(OnUnreadable),
         sets="on_unreadable",
@@ -204,19 +193,18 @@ _TABLE = (
     Option(
         "maxMessagesPerTrigger",
         _SIZE,
-        "largest number of messages in an epoch. An epoch never has more messages than may be unacknowledged, which is "
-        "`prefetch` times `consumers` (times the number of queues, if you set `prefetch`). The source divides this "
-        "number into equal epochs. For example, on RabbitMQ with one consumer 65,535 messages are divided into two "
-        "epochs, so by default an epoch has at most 32,768 messages",
+        "largest number of messages in an epoch. An epoch never has more messages than may be unacknowledged, which "
+        "is `prefetch` times `consumers` (times the number of queues, if you set `prefetch`). The source divides this "
+        "number into equal epochs, so by default an epoch on RabbitMQ with one consumer has at most 32,768 messages",
         unset="`50000`, or `10000` on ActiveMQ Classic",
         kind=count(1),
     ),
     Option(
         "maxBytesPerTrigger",
         _SIZE,
-        "largest size of all messages in an epoch together, [including headers](tuning.md#driver-memory). A single "
-        "larger message becomes an epoch of its own. The option also [bounds](tuning.md#bounds) buffered messages. "
-        "[The driver needs a multiple of it](tuning.md#driver-memory)",
+        "largest size of all messages in an epoch together, including headers. A single larger message becomes an "
+        "epoch of its own. The option also [bounds](tuning.md#bounds) buffered messages, so [the driver needs a "
+        "multiple of it](tuning.md#driver-memory)",
         default="64m",
         kind=SIZE_BYTES,
         sets="max_bytes",
@@ -224,9 +212,9 @@ _TABLE = (
     Option(
         "maxPartitionBytes",
         _SIZE,
-        "largest size of all rows in one task together, if rows travel inside tasks, as they do on clusters. Keep this "
-        "size below `spark.rpc.message.maxSize` (128 MiB by default). Partitions are split at 32 MiB, or at this size "
-        "if it is less. A single row may exceed 32 MiB, but a row over `maxPartitionBytes` is an error",
+        "largest size of all rows in one task together, if rows travel inside tasks, as they do on clusters. Keep it "
+        "below `spark.rpc.message.maxSize` (128 MiB by default). Partitions are split at 32 MiB, or at this size if "
+        "it is less. A single row over this size is an error",
         default="120m",
         kind=SIZE_BYTES,
         sets="max_partition_bytes",
@@ -235,8 +223,7 @@ _TABLE = (
         "minMessagesPerTrigger",
         _SIZE,
         "an epoch waits until this many messages have arrived, or until `maxTriggerDelay` or `maxBytesPerTrigger` is "
-        "reached. A number of messages that an epoch cannot hold is an error. The option has no effect with "
-        "`Trigger.AvailableNow`",
+        "reached. It has no effect with `Trigger.AvailableNow`",
         default="1",
         kind=count(1),
     ),
@@ -251,33 +238,32 @@ _TABLE = (
     Option(
         "prefetch",
         _SIZE,
-        "how many unacknowledged messages the broker may have delivered to each connection. The maximum is 65535 on "
-        "RabbitMQ, 20000 on ActiveMQ Classic, and 100000 on Artemis. Over STOMP Artemis counts bytes instead of "
-        "messages, so the limit is approximate there",
+        "how many unacknowledged messages the broker may have delivered to each connection: at most 65535 on "
+        "RabbitMQ, 20000 on ActiveMQ Classic, and 100000 on Artemis. Over STOMP the limit on Artemis is approximate",
         unset="twice `maxMessagesPerTrigger`, but not above the broker's maximum",
     ),
     Option(
         "consumers",
         _SIZE,
-        "number of connections to each queue, from 1 to 64. With more than one connection the order of the queue is "
-        "not kept. For a `topic` see [topics](#topics)",
+        "number of connections to each queue, from 1 to 64. With more than one, the order of the queue is not kept. "
+        "For a `topic` see [topics](#topics)",
         default="1",
         kind=count(1, 64),
     ),
     Option(
         "numPartitions",
         _SIZE,
-        "number of input partitions of an epoch, from 1 to 10,000. An epoch never has more partitions than messages. A "
-        "partition over 32 MiB is always split",
+        "number of input partitions of an epoch, from 1 to 10,000, but no more than it has messages. A partition over "
+        "32 MiB is always split",
         unset="the number of cores of the driver's machine; fewer if a partition would have fewer than 2,000 messages",
         kind=count(1, 10_000),
     ),
     Option(
         "dedupWindow",
         _IDENTITY,
-        "how many settled IDs are remembered, from 0 to 1,000,000,000. They stay remembered across restarts. "
-        "Meanwhile [a producer's duplicates](guarantees.md#duplicates-from-the-producer) are dropped. With "
-        "[Redis](operate.md#redis), this is also the size of the shared set",
+        "how many settled IDs are remembered, also across restarts, from 0 to 1,000,000,000. Meanwhile [a producer's "
+        "duplicates](guarantees.md#duplicates-from-the-producer) are dropped. With [Redis](operate.md#redis), this is "
+        "also the size of the shared set",
         default="100000",
         kind=count(0),
         sets="dedup_window",
@@ -285,9 +271,9 @@ _TABLE = (
     Option(
         "settleGrace",
         _IDENTITY,
-        "how long the source waits after the broker has confirmed an acknowledgement, before it "
-        "[settles](how-it-works.md#settled-and-left) the acknowledgement. RabbitMQ's classic queues need more than "
-        "0.5 s, because they [forget](guarantees.md#a-broker-that-forgets) what they confirmed just before a crash",
+        "how long the source waits after a confirmed acknowledgement before it "
+        "[settles](how-it-works.md#settled-and-left) it. RabbitMQ's classic queues need more than 0.5 s, because they "
+        "[forget](guarantees.md#a-broker-that-forgets) what they confirmed just before a crash",
         default="5s",
         kind=duration_s(),
         sets="settle_grace_s",
@@ -295,8 +281,8 @@ _TABLE = (
     Option(
         "settleAfter",
         _IDENTITY,
-        "`committed`: an epoch is acknowledged once Spark has committed it. `synced`: an epoch is acknowledged only "
-        "after everything that this machine wrote to checkpoint and sink is also on disk. `synced` needs a "
+        "`committed`: an epoch is acknowledged once Spark has committed it. `synced`: an epoch is acknowledged once "
+        "everything that this machine wrote to checkpoint and sink is also on disk. `synced` needs a "
         "`checkpointLocation` on a disk of the driver's machine; see [loss of power](operate.md#loss-of-power)",
         default="committed",
         kind=choice({"committed": False, "synced": True}),
@@ -305,31 +291,29 @@ _TABLE = (
     Option(
         "dedupStore",
         _IDENTITY,
-        "where the IDs of committed messages are stored. `checkpoint`: only in the checkpoint. `redis://…` or "
-        "`rediss://…`: also in [Redis](operate.md#redis), which needs the extra `redis` and works only with "
-        "`exactly-once`",
+        "`checkpoint`: the IDs of committed messages are stored only in the checkpoint. `redis://…` or `rediss://…`: "
+        "also in [Redis](operate.md#redis), which needs the extra `redis` and works only with `exactly-once`",
         default="checkpoint",
     ),
     Option(
         "dedupStorePasswordFile",
         _IDENTITY,
-        "a file that contains the password for Redis on one line. Use it instead of a password in `dedupStore`, which "
-        "Spark shows in plans. The source reads the file for each connection",
+        "a file with the password for Redis on one line, read at each connection. Use it instead of a password in "
+        "`dedupStore`, which Spark shows in plans",
     ),
     Option(
         "checkpointLocation",
         _IDENTITY,
-        "the same location as the writer's `checkpointLocation`: the source stores message IDs in its folder `mq-ids`. "
-        "Required with `exactly-once`, unless `idLog` is set. It is an absolute path, or a URI that `pyarrow.fs` "
-        "opens (`s3://` and `s3a://`, `gs://`, `abfss://`, `hdfs://`). As in Spark, names are literal: `%20` is not a "
-        "space; see [the checkpoint](operate.md#the-checkpoint)",
+        "the writer's `checkpointLocation`: the source stores message IDs in its folder `mq-ids`. Required with "
+        "`exactly-once`, unless `idLog` is set. It is an absolute path, or a URI that `pyarrow.fs` opens (`s3://` and "
+        "`s3a://`, `gs://`, `abfss://`, `hdfs://`); see [the checkpoint](operate.md#the-checkpoint)",
     ),
     Option("idLog", _IDENTITY, "another folder for the message IDs, in the same syntax as `checkpointLocation`"),
     Option(
         "failOnDataLoss",
         _IDENTITY,
-        "`true`: a replay with missing messages fails the query. `false`: the missing messages are logged and counted "
-        "as `lost`, and the query continues",
+        "`true`: a replay with missing messages fails the query. `false`: missing messages are logged and counted as "
+        "`lost`, and the query continues",
         default="true",
         kind=FLAG,
         sets="fail_on_data_loss",
@@ -345,7 +329,7 @@ _TABLE = (
     Option(
         "connectTimeout",
         _CONNECTION,
-        "how long a run may take to get its first connection, over all attempts on all hosts of `url`. After that, how "
+        "how long a run may take to get its first connection, over all attempts on all hosts of `url`; later, how "
         "long each single attempt may take. At least `0.1s`",
         default="30s",
         kind=duration_s(0.1),

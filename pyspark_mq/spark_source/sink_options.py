@@ -24,25 +24,25 @@ _SHARED = (
     "reconnectTimeout", "heartbeat", "tls.caFile", "tls.certFile", "tls.keyFile", "tls.verify",
 )  # fmt: skip
 _TABLE = (
-    Option("queue", _WRITTEN, "the queue for all rows, which overrides the destination columns. On RabbitMQ the "
-           "queue must exist; ActiveMQ Classic and Artemis create it", unset="a row's column `queue`"),
+    Option("queue", _WRITTEN, "the queue for all rows, which overrides the destination columns. On RabbitMQ the queue "
+           "must exist; ActiveMQ Classic and Artemis create it", unset="a row's column `queue`"),
     Option("topic", _WRITTEN, "ActiveMQ Classic and Artemis only: a topic to publish to, instead of a queue"),
     Option("exchange", _WRITTEN, "RabbitMQ only: an existing exchange to publish to, instead of a queue",
            unset="a row's column `exchange`"),
     Option("routingKey", _WRITTEN, "RabbitMQ only, with `exchange`: the routing key of all rows",
            unset="a row's column `routingKey`, or empty"),
     Option("writeId", _WRITTEN, "for batch writes only: a name for this write. A rerun with the same name gives rows "
-           "the same [IDs](#ids). If two writes have the same name, equal rows count as copies", unset="random"),
-    Option("onUnwritableRow", _WRITTEN, "what to do with a row that cannot be a message (a property that the protocol "
-           "cannot carry, a `correlationId` that is too long), or that names a destination that is missing or refuses "
-           "the message. `fail`: the task fails. `drop`: the row is left out, and the log has one warning for each "
-           "batch. A full queue, and a destination that an option names, are errors in any case", default="fail",
+           "the same [IDs](#ids). Do not use a name for two different writes, because equal rows would count as copies", unset="random"),
+    Option("onUnwritableRow", _WRITTEN, "what to do with a row that cannot be a message, or that names a destination "
+           "that is missing or refuses the message. `fail`: the task fails. `drop`: the row is left out, and the log "
+           "has one warning for each batch. A full queue, and a destination that an option names, are errors in any "
+           "case", default="fail",
            kind=member(OnUnwritable)),
     Option("brokerProperties", _WRITTEN, "names of properties to send although they [steer the broker]"
            "(#copying-messages), separated by commas", unset="none"),
     Option("sendTimeout", _SENDING, "longest wait for a confirmation, at least `1s`. While the broker reports that it "
            "is blocked, the write waits longer", default="2m", kind=duration_s(1)),
-    Option("checkpointLocation", _SENDING, "Spark's own option for a streaming write; this package does not check it"),
+    Option("checkpointLocation", _SENDING, "Spark's own option for a streaming write"),
 )  # fmt: skip
 #: Options of a write, by name.
 SINK_OPTIONS: Mapping[str, Option] = {option.name: option for option in _TABLE} | {

@@ -43,22 +43,21 @@ _NOTHING = "it is for queues: streams have offsets, not acknowledgements or IDs 
 
 _TABLE = (
     Option("url", _READ, "`rabbitmq-stream://user:password@host:5552/vhost`, or with TLS `rabbitmq-stream+tls://…`. "
-           "The default ports are 5552, and 5551 with TLS. Several URLs, separated by commas, must be nodes of one "
-           "cluster",
+           "Default ports are 5552, and 5551 with TLS. Several URLs, separated by commas, must be nodes of one cluster",
            unset="required"),
-    Option("stream", _READ, "the stream or super stream, or several of them, separated by commas", unset="required"),
-    Option("startingOffsets", _READ, "`earliest`, `latest`, or JSON that maps partitions to offsets. In the JSON, -2 "
-           "means the earliest offset and -1 means the latest. Partitions that the JSON does not name begin at the "
-           "earliest offset. The earliest offset is that of the member that the driver asks; retention may have left "
-           "more on another member. A query that has a checkpoint ignores this option and resumes from the checkpoint",
+    Option("stream", _READ, "one or more streams or super streams, separated by commas", unset="required"),
+    Option("startingOffsets", _READ, "`earliest`, `latest`, or JSON that maps partitions to offsets (-2: earliest, "
+           "-1: latest). Other partitions begin at the earliest offset, which is that of the member that the driver "
+           "asks; retention may have left more on another member. A query that has a checkpoint resumes from it "
+           "instead",
            unset="`latest`; `earliest` for a batch query"),
     Option("endingOffsets", _READ, "where a batch query ends, in the same syntax as `startingOffsets`",
            default="latest"),
-    Option("startingTimestamp", _READ, "a time in milliseconds since 1970. The query begins at the first chunk that is "
-           "not older than this time, or at the end of the stream if all chunks are older", kind=_TIME_MS),
+    Option("startingTimestamp", _READ, "a time in milliseconds since 1970. The query begins at the first chunk that "
+           "is not older, or at the end of the stream", kind=_TIME_MS),
     Option("startingOffsetsByTimestamp", _READ, "JSON that maps partitions to times like `startingTimestamp`"),
     Option("endingTimestamp", _READ, "a time in milliseconds since 1970. A batch query ends before the first chunk "
-           "that is not older than this time",
+           "that is not older",
            kind=_TIME_MS),
     Option("maxOffsetsPerTrigger", _SIZE, "largest number of offsets in an epoch, over all partitions. In each "
            "partition the epoch is extended to the end of a chunk",
@@ -73,12 +72,11 @@ _TABLE = (
     Option("failOnDataLoss", _READ, "whether [lost messages](#loss) are an error (`true`), or are logged (`false`)",
            default="true", kind=FLAG, sets="fail_on_loss"),
     Option("onUnreadableMessage", _READ, "what to do with a message or packed entry that cannot be read. `fail`: the "
-           "query fails. `row`: the query emits a row with the bytes as its body, and the reason in `properties` under "
-           "`unreadable`. `reject`: the message or entry is left out of the output, and logged",
+           "query fails. `row`: the query emits a row with the bytes as its body, and the reason in `properties` "
+           "under `unreadable`. `reject`: it is left out of the output, and logged",
            default="fail", kind=choice({name: name for name in ("fail", "row", "reject")}), sets="unreadable"),
-    Option("maxEntryBytes", _READ, "largest size of a packed entry after decompression. A larger entry cannot be "
-           "read, and `onUnreadableMessage` applies. A task holds a whole entry, and a few hundred bytes can unpack to "
-           "many MiB",
+    Option("maxEntryBytes", _READ, "largest size of a packed entry after decompression; a larger entry cannot be "
+           "read. A task holds a whole entry",
            default="16m", kind=SIZE_BYTES, sets="max_entry_bytes"),
 )  # fmt: skip
 
