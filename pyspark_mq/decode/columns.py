@@ -32,7 +32,8 @@ class WrittenColumn(NamedTuple):
         code: number that stands for the column in the digest from which a row's ID is made; 0 if the digest does not
             include the column. Codes never change, because the IDs of equal rows would change, too.
         kinds: Spark's names of the accepted types.
-        text: what the column means in a message, as Markdown for docs/write-to-queues.md.
+        text: what the column means in a message, as Markdown for docs/write-to-queues.md. Empty if it means the same
+            as in a message that is read.
     """
 
     code: int
@@ -100,18 +101,18 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType({
     "properties": MessageColumn(
         _MAP,
         "the message's headers or application properties as text; an empty map if there are none",
-        WrittenColumn(14, ("map<string,string>",), "headers or application properties, as text"),
+        WrittenColumn(14, ("map<string,string>",), ""),
     ),
     "correlationId": _text(
-        "an ID by which producers match replies with requests", 3, "an ID that matches a reply with its request"
+        "an ID by which producers match replies with requests", 3, ""
     ),
     "replyTo": _text(
-        "[where to send the reply](request-reply.md)", 4, "[where to send the reply](request-reply.md)"
+        "[where to send the reply](request-reply.md)", 4, ""
     ),
-    "contentType": _text("MIME type of the body", 5, "MIME type of the body"),
+    "contentType": _text("MIME type of the body", 5, ""),
     "type": _text(
         "the producer's name for this kind of message", 7,
-        "the producer's name for this kind of message; sent as the subject over AMQP 1.0",
+        "sent as the subject over AMQP 1.0",
     ),
     "priority": MessageColumn(
         pa.int32(),
@@ -122,13 +123,13 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType({
     "timestamp": MessageColumn(
         TIMESTAMP,
         "when the message was created; null if absent or out of range",
-        WrittenColumn(9, ("timestamp",), "creation time; sent in whole seconds over AMQP 0-9-1"),
+        WrittenColumn(9, ("timestamp",), "sent in whole seconds over AMQP 0-9-1"),
         content=True,
     ),
     "expiration": MessageColumn(
         TIMESTAMP,
         "when the message expires; null if only the queue or a policy sets an expiration, or none is set",
-        WrittenColumn(0, ("timestamp",), "when the message expires; sent as a time to live"),
+        WrittenColumn(0, ("timestamp",), "sent as a time to live"),
     ),
     "redelivered": MessageColumn(
         pa.bool_(),
@@ -142,13 +143,13 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType({
     ),
     "routingKey": MessageColumn(
         _TEXT,
-        "the routing key that the message was published with",
+        "the message's routing key",
         WrittenColumn(0, ("string",), "RabbitMQ only: the routing key for this row, unless an option sets one"),
         asked_for=True,
     ),
     "exchange": MessageColumn(
         _TEXT,
-        "the exchange that the message was published to; empty for the default exchange",
+        "the message's exchange; empty for the default exchange",
         WrittenColumn(0, ("string",), "RabbitMQ only: the exchange for this row, if no option names a destination"),
         asked_for=True,
     ),
@@ -159,12 +160,12 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType({
         content=True,
     ),
     "appId": _text(
-        "the name that the publishing application gives itself", 10, "name of the publishing application",
+        "name of the publishing application", 10, "",
         asked_for=True,
     ),
     "contentEncoding": _text(
         "how the body is encoded, for example `gzip`; it is not decoded", 6,
-        "how the body is encoded; the body itself is sent unchanged", asked_for=True,
+        "the body itself is sent unchanged", asked_for=True,
     ),
     "persistent": MessageColumn(
         pa.bool_(),
@@ -174,13 +175,13 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType({
         content=True,
     ),
     "groupId": _text(
-        "the group of messages that the message belongs to", 11, "the group of messages that the message belongs to",
+        "the message's group", 11, "",
         asked_for=True,
     ),
     "groupSequence": MessageColumn(
         pa.int64(),
         "the message's number within its group",
-        WrittenColumn(12, ("bigint", "int"), "the message's number within its group"),
+        WrittenColumn(12, ("bigint", "int"), ""),
         asked_for=True,
         content=True,
     ),

@@ -32,7 +32,8 @@ _TABLE = (
     Option("routingKey", _WRITTEN, "RabbitMQ only, with `exchange`: the routing key of all rows",
            unset="a row's column `routingKey`, or empty"),
     Option("writeId", _WRITTEN, "for batch writes only: a name for this write. A rerun with the same name gives rows "
-           "the same [IDs](#ids). Do not use a name for two different writes, because equal rows would count as copies", unset="random"),
+           "the same [IDs](#ids). Do not use a name for two different writes, because equal rows would count as "
+           "copies", unset="random"),
     Option("onUnwritableRow", _WRITTEN, "what to do with a row that cannot be a message, or that names a destination "
            "that is missing or refuses the message. `fail`: the task fails. `drop`: the row is left out, and the log "
            "has one warning for each batch. A full queue, and a destination that an option names, are errors in any "

@@ -54,7 +54,7 @@ _TABLE = (
     Option("endingOffsets", _READ, "where a batch query ends, in the same syntax as `startingOffsets`",
            default="latest"),
     Option("startingTimestamp", _READ, "a time in milliseconds since 1970. The query begins at the first chunk that "
-           "is not older, or at the end of the stream", kind=_TIME_MS),
+           "is not older, or else at the end of the stream", kind=_TIME_MS),
     Option("startingOffsetsByTimestamp", _READ, "JSON that maps partitions to times like `startingTimestamp`"),
     Option("endingTimestamp", _READ, "a time in milliseconds since 1970. A batch query ends before the first chunk "
            "that is not older",
