@@ -12,6 +12,7 @@ topic keeps no messages.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections import deque
 from typing import Any, TypeAlias
@@ -44,6 +45,8 @@ _PRIORITY_MAX = 9
 _NO_CREDIT = "it gives no credit to send more"
 _NO_WINDOW = "it has stopped reading"
 _OLDEST_RABBITMQ = 4
+#: In the description of `amqp:not-found`, with which RabbitMQ 4.0 ends the session.
+_NO_QUEUE = re.compile(r"no queue '(.*)' in vhost", re.DOTALL)
 #: Key and value in the condition of an outcome `rejected` if the queue's node is down: "queue 'x' is unavailable"
 #: (RabbitMQ 4.3).
 _REASON, _UNAVAILABLE = symbol("reason"), symbol("unavailable")
@@ -354,8 +357,10 @@ class Amqp10Publisher(Publisher):
             reason = ": ".join(filter(None, connection.condition or (connection.end,)))
             # Without a condition of the connection, the error is proton's own, so the broker has not stated a reason.
             return self.lost(reason, stated=connection.stated and condition_of(connection.proton) is not None)
-        # RabbitMQ 4.0 ends the session if it refuses a link: amqp:not-found, "no queue 'nowhere' in vhost '/'".
+        # RabbitMQ 4.0 ends the session if it refuses a link, and only its words say which destination of the rows.
         destination = self.settings.destination
+        if destination is None and (missing := _NO_QUEUE.search(condition[1])) is not None:
+            destination = Destination("queue", missing[1])
         where, kind = (
             ("a destination of the rows", "queue") if destination is None else (str(destination), destination.kind)
         )

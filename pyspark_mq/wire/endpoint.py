@@ -220,9 +220,10 @@ def exclusive_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> Destinat
     """Return the error for a queue that another program uses exclusively; None if `reason` does not say this.
 
     Sessions of this package are never exclusive, so waiting for the end of another session would not help. RabbitMQ
-    states the reason in the same words over each protocol (3.10, 4.3).
+    states the reason in the same words over each protocol (3.10, 4.3), but for an exclusive consumer over AMQP 1.0 in
+    4.0, which is `amqp:internal-error`, "… failed: exclusive_consume_unavailable".
     """
-    if "exclusive use" in reason:
+    if "exclusive use" in reason or "exclusive_consume_unavailable" in reason:
         what = "has an exclusive consumer elsewhere, and delivers nothing to others; end that consumer"
     elif "exclusive access" in reason:
         what = "is exclusive: only the connection that declared it may read it; declare it without 'exclusive'"

@@ -358,6 +358,8 @@ def test_a_topic_reaches_its_subscriptions(entry: LiveEntry) -> None:
 def test_a_direct_reply_reaches_its_asker_and_nobody_once_that_is_gone(entry: LiveEntry) -> None:
     if not isinstance(entry.node, RabbitNode):
         pytest.skip("of RabbitMQ")
+    if entry.entry.protocol == AMQP_1_0 and entry.entry.version == "4.0":
+        pytest.skip("RabbitMQ 4.0 knows direct replies over AMQP 0-9-1 only")
     connection = pika.BlockingConnection(pika.URLParameters(entry.node.url(AMQP_0_9_1)))
     channel = connection.channel()
     answers = channel.consume("amq.rabbitmq.reply-to", auto_ack=True, inactivity_timeout=30)
@@ -414,7 +416,11 @@ def test_rows_that_cannot_be_written_are_dropped_if_that_is_wanted(entry: LiveEn
     assert write(entry, rows, bad[:2], settings=settings, remarks=remarks) == 600
     assert remarks.dropped == Counter({NO_MESSAGE: 5, **({NO_DESTINATION: 3} if lost else {})})
     assert remarks.first
-    found = read(entry, 600)
+    if entry.entry.protocol == AMQP_1_0 and entry.entry.version == "4.0":
+        # A missing queue ends the session there, so what was not confirmed is sent again, with the same IDs.
+        found = list({id_of(entry, row): row for row in read(entry, entry.total())}.values())
+    else:
+        found = read(entry, 600)
     assert sorted(row["body"] for row in found) == sorted(row["body"] for row in good)
     assert poll(lambda: entry.total() == 0, 30)
 

@@ -101,9 +101,13 @@ class Amqp10Session(Session):
         connection.open(url, deadline, self._container_id(), self.options.attempt, late)
         try:
             self.endpoint.check_product(url, connection.server_property("product"))
+            self._begin()
+            # Before the receiving link, because proton's first flow for a session states a delivery count that the
+            # broker has not announced yet (2.7.4). If it is of the receiving link, RabbitMQ 4.0, whose count begins at
+            # -5, takes it for a credit of five messages.
+            info = self._ask_queue(deadline)
             self._attach()
             connection.until(self._attached, deadline)
-            info = self._ask_queue(deadline)
             broker_id = connection.proton.remote_container if self._dialect.names_itself else None
         except UNREADABLE_ERRORS as unreadable:
             raise BrokerUnavailableError(f"{url}: {UNREADABLE} ({unreadable})") from None
@@ -148,13 +152,14 @@ class Amqp10Session(Session):
         ready, consumers = (count if isinstance(count, int) else 0 for count in counts)
         return QueueDepth(ready, max(0, consumers - own), own)
 
-    def _attach(self) -> None:
-        connection = self._connection
-        session = connection.proton.session()
+    def _begin(self) -> None:
+        session = self._connection.session = self._connection.proton.session()
         session.incoming_capacity = _INCOMING_BYTES
         session.open()
-        endpoint, dialect = self.endpoint, self._dialect
-        link = session.receiver(self._link_name)
+
+    def _attach(self) -> None:
+        connection, endpoint, dialect = self._connection, self.endpoint, self._dialect
+        link = connection.session.receiver(self._link_name)
         source = link.source
         source.address = self._address()
         capabilities = [dialect.capabilities[endpoint.topic is not None]] if dialect.capabilities else []
@@ -172,7 +177,7 @@ class Amqp10Session(Session):
         link.snd_settle_mode = Link.SND_UNSETTLED
         link.rcv_settle_mode = Link.RCV_FIRST
         link.open()
-        connection.session, connection.link, self._incoming = session, link, Incoming(link, self._transfers)
+        connection.link, self._incoming = link, Incoming(link, self._transfers)
 
     def _address(self) -> str:
         if self.endpoint.topic is not None:
@@ -236,8 +241,11 @@ class Amqp10Session(Session):
         free = self._window - len(self._open) - link.credit
         maximum = self._dialect.credit_max or self._window
         free = min(free, maximum - link.credit)
-        if free > 0 and (free * _TOP_UP_PARTS >= maximum or not link.credit):
-            link.flow(free)
+        # A topic has no question before its link (see `open`). After more messages than credit, proton would state a
+        # negative credit, with which RabbitMQ 4.0 ends the session ("undefined_serial_addition").
+        beyond = link.queued - link.credit
+        if (free > 0 and (free * _TOP_UP_PARTS >= maximum or not link.credit)) or beyond > 0:
+            link.flow(max(free, beyond))
 
     @property
     def _deliveries(self) -> Incoming:
