@@ -109,7 +109,10 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType({
     "replyTo": _text(
         "[where to send the reply](request-reply.md)", 4, ""
     ),
-    "contentType": _text("MIME type of the body", 5, ""),
+    "contentType": _text(
+        "MIME type of the body", 5,
+        "over AMQP 1.0 on RabbitMQ and Artemis, bytes with `text/plain` become a text for JMS clients",
+    ),
     "type": _text(
         "the producer's name for this kind of message", 7,
         "sent as the subject over AMQP 1.0",
@@ -155,7 +158,7 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType({
     ),
     "userId": MessageColumn(
         _TEXT,
-        "the user that published the message",
+        "the user that published the message, if the broker checks it",
         asked_for=True,
         content=True,
     ),

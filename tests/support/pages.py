@@ -215,7 +215,6 @@ CANNOT: dict[str, dict[str, str]] = {
     "docs/deploy.md": {
         "FROM apache/spark:4.3.0-python3": _KUBERNETES,
         "spark-submit --master k8s://https://... --deploy-mode cluster \\": _KUBERNETES,
-        "make demo-cluster": _RECURSES,
         "# on each machine, in the Python that PYSPARK_PYTHON names": _INSTALLS,
         "pip wheel . -w wheels": _WHEELS,
         "pip install --no-index --find-links wheels pyspark-mq": _WHEELS,
