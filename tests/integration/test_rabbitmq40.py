@@ -38,6 +38,20 @@ def test_a_session_receives_no_more_than_its_window(live: LiveEntry) -> None:
     assert poll(lambda: live.total() == 0, 30)
 
 
+def test_the_session_of_a_topic_survives_messages_beyond_its_window(live: LiveEntry) -> None:
+    topic = live.topic()
+    with live.session(queue=None, topic=topic) as session:
+        session.open()
+        live.publish_topic(topic, 20)
+        session.consume(3)
+        assert session.turn(lambda: len(session.raws) >= 3)
+        session.idle(0.5)
+        session.acknowledge(upto=session.tags()[-1])
+        before = len(session.raws)
+        assert before <= 8
+        assert session.turn(lambda: len(session.raws) > before)
+
+
 @pytest.mark.parametrize("consumers", [1, 2])
 def test_a_bounded_run_takes_the_few_messages_that_wait(live: LiveEntry, consumers: int) -> None:
     sent = live.publish(4)

@@ -102,12 +102,9 @@ class Amqp10Session(Session):
         try:
             self.endpoint.check_product(url, connection.server_property("product"))
             self._begin()
-            # Before the receiving link, because proton's first flow for a session states a delivery count that the
-            # broker has not announced yet (2.7.4). If it is of the receiving link, RabbitMQ 4.0, whose count begins at
-            # -5, takes it for a credit of five messages.
-            info = self._ask_queue(deadline)
             self._attach()
             connection.until(self._attached, deadline)
+            info = self._ask_queue(deadline)
             broker_id = connection.proton.remote_container if self._dialect.names_itself else None
         except UNREADABLE_ERRORS as unreadable:
             raise BrokerUnavailableError(f"{url}: {UNREADABLE} ({unreadable})") from None
@@ -130,9 +127,9 @@ class Amqp10Session(Session):
 
     def _ask_queue(self, deadline: float) -> dict[str, Any] | None:
         """Ask the broker about the queue. Return its answer; None if it does not answer."""
-        if self.endpoint.queue is None or not self._dialect.answers(self._connection.server_property("version")):
+        management = self._management
+        if management is None:
             return None
-        self._management = management = ManagementLinks(self._connection.session, self.endpoint.queue)
         management.ask()
         info: dict[str, Any] | None = None
 
@@ -156,6 +153,12 @@ class Amqp10Session(Session):
         session = self._connection.session = self._connection.proton.session()
         session.incoming_capacity = _INCOMING_BYTES
         session.open()
+        # These links come before the receiving link, because with the first receiving link of a session proton sends a
+        # flow, whose delivery count the broker has not announced yet (2.7.4). RabbitMQ 4.0, whose count begins at -5,
+        # takes this for a credit of five messages.
+        queue = self.endpoint.queue
+        if queue is not None and self._dialect.answers(self._connection.server_property("version")):
+            self._management = ManagementLinks(session, queue)
 
     def _attach(self) -> None:
         connection, endpoint, dialect = self._connection, self.endpoint, self._dialect
@@ -241,8 +244,8 @@ class Amqp10Session(Session):
         free = self._window - len(self._open) - link.credit
         maximum = self._dialect.credit_max or self._window
         free = min(free, maximum - link.credit)
-        # A topic has no question before its link (see `open`). After more messages than credit, proton would state a
-        # negative credit, with which RabbitMQ 4.0 ends the session ("undefined_serial_addition").
+        # A topic has no management links (see `_begin`). After more messages than credit, proton would state a negative
+        # credit, with which RabbitMQ 4.0 ends the session ("undefined_serial_addition").
         beyond = link.queued - link.credit
         if (free > 0 and (free * _TOP_UP_PARTS >= maximum or not link.credit)) or beyond > 0:
             link.flow(max(free, beyond))
