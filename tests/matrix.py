@@ -30,7 +30,7 @@ from pyspark_mq import __version__
 from testbed.chaos.faults import FAULTS
 from testbed.chaos.page import PROTOCOLS, TITLES
 from testbed.clusters.factory import CLUSTERS
-from testbed.commit import package_commit
+from testbed.commit import last_change, package_commit
 from testbed.process import NodeError
 from testbed.spark.versions import VERSIONS
 from tests.support.entries import ALL_ENTRIES, CHAOS_ENTRIES, MatrixEntry, entry_node
@@ -115,23 +115,9 @@ def main() -> int:
 # -- running ----------------------------------------------------------------------------------
 
 
-def _commit() -> str:
-    """Return the commit of this checkout, with `-dirty` behind it where files were changed, but for what this writes.
-
-    A run is gone on with at this commit only, as its tests may have changed as well.
-    """
-
-    def git(*arguments: str) -> str:
-        asked = ["git", *arguments]
-        return subprocess.run(asked, cwd=_ROOT, check=True, capture_output=True, text=True).stdout.strip()
-
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs")
-    return git("rev-parse", "--short=8", "HEAD") + ("-dirty" if changed else "")
-
-
 def _work(*, anew: bool) -> Path:
-    """The folder with what was done at this commit. What changed files gave is not gone on with."""
-    folder = _WORK / _commit()
+    """The folder with what was done at this commit, pages left aside. What changed files gave is not gone on with."""
+    folder = _WORK / last_change(".", ":(exclude)docs")
     if anew or folder.name.endswith("-dirty"):
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)

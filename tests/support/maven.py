@@ -6,15 +6,11 @@ import fcntl
 import functools
 import hashlib
 import os
-import shutil
-import subprocess
 from pathlib import Path
 
-from testbed.process import NodeError
+from testbed.comparison.readers import build_project
 
 __all__ = ["class_path"]
-
-_BUILD_TIMEOUT_S = 240
 
 
 @functools.cache
@@ -22,21 +18,15 @@ def class_path(project: Path) -> str:
     """Return the class path of a project's programs. Maven runs only if the project has changed since it last did.
 
     Raises:
-        NodeError: Maven or a compiler is missing, or it failed; the text has what it said.
+        NodeError: Maven or a compiler is missing, or it cannot be built.
     """
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise NodeError("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
     target = project / "target"
     built = target / "built-from"
     with (project / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # workers begin at the same time
         digest = _digest(project)
         if not built.exists() or built.read_text("utf-8") != digest:
-            command = [maven, "--quiet", "--batch-mode", "--file", str(project / "pom.xml"), "compile"]
-            done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=_BUILD_TIMEOUT_S, check=False)
-            if done.returncode != 0:
-                raise NodeError(f"mvn failed: {(done.stdout + done.stderr).strip()[-2000:]}")
+            build_project(project)
             built.write_text(digest, "utf-8")
     return os.pathsep.join([str(target / "classes"), str(target / "lib" / "*")])
 
