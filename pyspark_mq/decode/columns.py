@@ -26,7 +26,7 @@ _READ = frozenset({QUEUES, STREAMS})
 
 
 class WrittenColumn(NamedTuple):
-    """How a write uses a column.
+    """The use of a column by a write.
 
     Attributes:
         code: number that stands for the column in the digest from which a row's ID is made; 0 if the digest does not
@@ -38,7 +38,7 @@ class WrittenColumn(NamedTuple):
 
     code: int
     kinds: tuple[str, ...]
-    text: str
+    text: str = ""
 
 
 class MessageColumn(NamedTuple):
@@ -66,7 +66,7 @@ class MessageColumn(NamedTuple):
     decoded: bool = True
 
 
-def _text(text: str, code: int, written: str, *, asked_for: bool = False) -> MessageColumn:
+def _text(text: str, code: int, written: str = "", *, asked_for: bool = False) -> MessageColumn:
     """Return a column of text that a producer sets."""
     return MessageColumn(_TEXT, text, WrittenColumn(code, ("string",), written), asked_for=asked_for, content=True)
 
@@ -101,22 +101,15 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType({
     "properties": MessageColumn(
         _MAP,
         "the message's headers or application properties as text; an empty map if there are none",
-        WrittenColumn(14, ("map<string,string>",), ""),
+        WrittenColumn(14, ("map<string,string>",)),
     ),
-    "correlationId": _text(
-        "an ID by which producers match replies with requests", 3, ""
-    ),
-    "replyTo": _text(
-        "[where to send the reply](request-reply.md)", 4, ""
-    ),
+    "correlationId": _text("an ID by which producers match replies with requests", 3),
+    "replyTo": _text("[where to send the reply](request-reply.md)", 4),
     "contentType": _text(
         "MIME type of the body", 5,
         "over AMQP 1.0 on RabbitMQ and Artemis, bytes with `text/plain` become a text for JMS clients",
     ),
-    "type": _text(
-        "the producer's name for this kind of message", 7,
-        "sent as the subject over AMQP 1.0",
-    ),
+    "type": _text("the producer's name for this kind of message", 7, "sent as the subject over AMQP 1.0"),
     "priority": MessageColumn(
         pa.int32(),
         "the priority by which the broker sorts",
@@ -162,10 +155,7 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType({
         asked_for=True,
         content=True,
     ),
-    "appId": _text(
-        "name of the publishing application", 10, "",
-        asked_for=True,
-    ),
+    "appId": _text("name of the publishing application", 10, asked_for=True),
     "contentEncoding": _text(
         "how the body is encoded, for example `gzip`; it is not decoded", 6,
         "the body itself is sent unchanged", asked_for=True,
@@ -177,14 +167,11 @@ COLUMNS: Mapping[str, MessageColumn] = MappingProxyType({
         asked_for=True,
         content=True,
     ),
-    "groupId": _text(
-        "the message's group", 11, "",
-        asked_for=True,
-    ),
+    "groupId": _text("the message's group", 11, asked_for=True),
     "groupSequence": MessageColumn(
         pa.int64(),
         "the message's number within its group",
-        WrittenColumn(12, ("bigint", "int"), ""),
+        WrittenColumn(12, ("bigint", "int")),
         asked_for=True,
         content=True,
     ),
