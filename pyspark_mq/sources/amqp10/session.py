@@ -241,13 +241,12 @@ class Amqp10Session(Session):
         link = self._connection.link
         if link is None or self._window == 0 or self.paused:
             return
-        free = self._window - len(self._open) - link.credit
-        maximum = self._dialect.credit_max or self._window
-        free = min(free, maximum - link.credit)
+        credit, maximum = link.credit, self._dialect.credit_max or self._window
+        free = min(self._window - len(self._open), maximum) - credit
         # A topic has no management links (see `_begin`). After more messages than credit, proton would state a negative
         # credit, with which RabbitMQ 4.0 ends the session ("undefined_serial_addition").
-        beyond = link.queued - link.credit
-        if (free > 0 and (free * _TOP_UP_PARTS >= maximum or not link.credit)) or beyond > 0:
+        beyond = link.queued - credit
+        if (free > 0 and (free * _TOP_UP_PARTS >= maximum or not credit)) or beyond > 0:
             link.flow(max(free, beyond))
 
     @property
