@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from testbed.brokers.rabbitmq import RabbitNode
-from tests.plugin import Nodes, missing
+from tests.support import streams
 from tests.support.maven import class_path
 from tests.support.streams import StreamQuery
 
@@ -22,14 +21,8 @@ PROJECT = Path(__file__).resolve().parent.parent / "stream_client"
 COUNT, KINDS = 200, ("plain", "filtered", "NONE", "GZIP", "SNAPPY", "LZ4", "ZSTD")
 SAME = ("messageId", "correlationId", "replyTo", "contentType", "contentEncoding", "type", "groupId", "userId")
 
+node = streams.node
 pytestmark = pytest.mark.shares("streams")
-
-
-@pytest.fixture
-def node(nodes: Nodes) -> RabbitNode:
-    if shutil.which("mvn") is None:
-        missing("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
-    return nodes.with_streams()
 
 
 def output(*command: str) -> str:

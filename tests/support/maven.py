@@ -6,9 +6,11 @@ import fcntl
 import functools
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 from testbed.comparison.readers import build_project
+from tests.plugin import missing
 
 __all__ = ["class_path"]
 
@@ -17,8 +19,10 @@ __all__ = ["class_path"]
 def class_path(project: Path) -> str:
     """Return the class path of a project's programs. Maven runs only if the project has changed since it last did.
 
+    Without Maven the test is skipped, or fails where everything has to be there.
+
     Raises:
-        NodeError: Maven or a compiler is missing, or it cannot be built.
+        NodeError: It cannot be built.
     """
     target = project / "target"
     built = target / "built-from"
@@ -26,6 +30,8 @@ def class_path(project: Path) -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)  # workers begin at the same time
         digest = _digest(project)
         if not built.exists() or built.read_text("utf-8") != digest:
+            if shutil.which("mvn") is None:
+                missing("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
             build_project(project)
             built.write_text(digest, "utf-8")
     return os.pathsep.join([str(target / "classes"), str(target / "lib" / "*")])
