@@ -235,7 +235,7 @@ CANNOT: dict[str, dict[str, str]] = {
         ),
     },
     "docs/operate.md": dict.fromkeys(
-        ("# resources/orders.yml", 'aws emr add-steps --cluster-id "$CLUSTER" --steps \'[{'), _VENDOR
+        ("# databricks.yml", 'aws emr add-steps --cluster-id "$CLUSTER" --steps \'[{'), _VENDOR
     ),
     "docs/reports/benchmarks.md": {"make bench": _RECURSES, 'make bench ARGS="guarantees --page"': _RECURSES},
     "docs/quick-start.md": {"python3 -m venv mq && . mq/bin/activate": _INSTALLS},
