@@ -18,12 +18,21 @@ def main(what: str, code: str, folder: str, options: dict[str, str], rows: int) 
     names: dict[str, Any] = {"options": options}
     exec(compile(code, "the page", "exec"), names)
     spark = names["spark"]
+    try:
+        found, latest = read(what, names["df"], spark, folder, rows)
+    finally:
+        spark.stop()  # a client with a listener ends no earlier
+    print(json.dumps({"ids": found, "latest": latest}))
+
+
+def read(what: str, frame: Any, spark: Any, folder: str, rows: int) -> tuple[list[str], str]:
+    """The IDs in the output, and the last offset."""
     if what == "listener":
         from pyspark_mq import QueueListener
 
         spark.streams.addListener(QueueListener(0.5))
-    frame = names["df"].selectExpr("messageId", "string(body) AS body")
-    writer = frame.writeStream.format("parquet").option("path", f"{folder}/out")
+    selected = frame.selectExpr("messageId", "string(body) AS body")
+    writer = selected.writeStream.format("parquet").option("path", f"{folder}/out")
     query = writer.option("checkpointLocation", f"{folder}/checkpoint").start()
     found: list[str] = []
     deadline = time.monotonic() + 120
@@ -40,8 +49,7 @@ def main(what: str, code: str, folder: str, options: dict[str, str], rows: int) 
     latest = query.lastProgress["sources"][0]["latestOffset"]
     query.stop()
     time.sleep(1)
-    spark.stop()  # a client with a listener ends no earlier
-    print(json.dumps({"ids": found, "latest": latest}))
+    return found, latest
 
 
 if __name__ == "__main__":
