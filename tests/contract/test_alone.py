@@ -80,11 +80,11 @@ def publish(entry: LiveEntry, numbers: Sequence[int]) -> None:
     else:
         import pika
 
-        connection = pika.BlockingConnection(pika.URLParameters(entry.url()))
-        channel = connection.channel()
-        for number, form in forms:
-            channel.basic_publish("", entry.queue, b"%d" % number, pika.BasicProperties(delivery_mode=2, **form))
-        connection.close()
+        def work(channel: Any) -> None:
+            for number, form in forms:
+                channel.basic_publish("", entry.queue, b"%d" % number, pika.BasicProperties(delivery_mode=2, **form))
+
+        entry.on_channel(work)
 
 
 def rows(entry: LiveEntry, count: int) -> list[dict[str, Any]]:

@@ -40,10 +40,8 @@ def test_the_first_messages_are_shown_and_stay(entry: LiveEntry, capsys: pytest.
 @pytest.mark.protocols(AMQP_0_9_1)
 def test_an_id_cannot_move_the_cursor_or_forge_a_line(entry: LiveEntry, capsys: pytest.CaptureFixture[str]) -> None:
     hostile = "a\x1b[2J\x1b]0;title\x07\n0 message(s), returned\u2028\u202ebc\x7f"
-    connection = pika.BlockingConnection(pika.URLParameters(entry.node.url(AMQP_0_9_1)))
     properties = pika.BasicProperties(message_id=hostile, type=hostile, headers={"h": hostile})
-    connection.channel().basic_publish("", entry.queue, hostile.encode(), properties)
-    connection.close()
+    entry.on_channel(lambda channel: channel.basic_publish("", entry.queue, hostile.encode(), properties))
     for arguments_of in (["peek"], ["peek", "--json"]):
         assert main([*arguments_of, *arguments(entry)]) == 0
         lines = capsys.readouterr().out.split("\n")

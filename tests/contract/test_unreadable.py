@@ -47,9 +47,7 @@ def nested(depth: int) -> bytes:
 
 
 def publish_encoded(entry: LiveEntry, value: bytes) -> None:
-    connection = pika.BlockingConnection(pika.URLParameters(entry.node.url(AMQP_0_9_1)))
-    connection.channel().basic_publish("", entry.queue, b"odd body", Encoded(value))
-    connection.close()
+    entry.on_channel(lambda channel: channel.basic_publish("", entry.queue, b"odd body", Encoded(value)))
 
 
 def publish_odd(entry: LiveEntry) -> None:

@@ -193,7 +193,9 @@ def test_headers_that_are_larger_than_a_frame_are_read_over_amqp_0_9_1(node: Rab
 def publish_decimal(node: RabbitNode, queue: str) -> None:
     connection = pika.BlockingConnection(pika.URLParameters(node.url(AMQP_0_9_1)))
     properties = pika.BasicProperties(message_id="odd", headers={"price": Decimal("12.34")}, delivery_mode=2)
-    connection.channel().basic_publish("", queue, b"odd", properties)
+    channel = connection.channel()
+    channel.confirm_delivery()
+    channel.basic_publish("", queue, b"odd", properties)
     connection.close()
 
 
