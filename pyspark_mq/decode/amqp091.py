@@ -470,7 +470,7 @@ def _pairs(table: bytes) -> list[tuple[str, str | None]]:
 def _expiration_us(lifetime: object, published_us: int | None) -> int | None:
     # The property is a time to live in milliseconds, as text, counted from publishing. So the time of expiry is known
     # only if the producer has also set the time of publishing.
-    if published_us is None or not isinstance(lifetime, str) or not lifetime.isdecimal():
+    if published_us is None or not isinstance(lifetime, str) or not _is_number(lifetime):
         return None
     moment = published_us + int(lifetime) * 1000
     return moment if moment <= INT64_MAX else None
@@ -486,9 +486,13 @@ def _delivery_count(count: object, redelivered: bool) -> int | None:
 
 def _sequence(value: object) -> int | None:
     # Clients that put JMS properties into headers write this value as a number or as text.
-    if isinstance(value, str) and value.isdecimal() and len(value) < _DIGITS_MAX:
+    if isinstance(value, str) and _is_number(value) and len(value) < _DIGITS_MAX:
         value = int(value)
     return value if _is_count(value) and value <= INT64_MAX else None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()  # brokers do not read other digits of Unicode as a number
 
 
 def _is_count(value: object) -> TypeGuard[int]:

@@ -98,16 +98,27 @@ class BatchSizing:
         """Wait until every connection is open. If a connection cannot be opened in time, its error is raised."""
         self._wait_while(lambda: not self._queues.complete, math.inf)
 
-    def await_first_messages(self) -> None:
+    def await_first_messages(self, *, alone: bool) -> None:
         """Wait a moment for the first messages. Only the first call waits.
 
         Without the wait, the first batch of a new query would often be empty, and Spark runs it even then. The wait
         also shows whether the broker accepts the login and the queue.
+
+        Args:
+            alone: whether this may be the only epoch of a run. An empty epoch ends the run, so wait as long as a
+                bounded run does. Otherwise no run would ever read a message that takes longer to arrive.
         """
         if self._awaited:
             return
         self._awaited = True
         self.await_sessions()
+        if alone:
+            ends = [EndOfRun(queue, self._runtime) for queue in self._queues]
+            while not self._queues.buffered and (unread := [end for end in ends if end.left > 0]):
+                for end in unread:
+                    end.poll()
+                self._wait(self._timing.idle_s)
+            return
         # Do not wait if the queues are known to be empty.
         self._wait_while(
             lambda: not self._queues.buffered and any(queue.connected.ready_at_first != 0 for queue in self._queues),

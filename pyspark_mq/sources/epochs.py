@@ -308,14 +308,14 @@ class EpochSource:
         if once:  # there is no crash loop, because all earlier epochs are committed
             self._apply(Trigger.NO_CRASH_LOOP if asked.limit is None else Trigger.ONE_EPOCH)
         self._queues.start()
-        self._batch_sizing.await_first_messages()
+        self._alone = asked.alone or asked.limit is None
+        self._batch_sizing.await_first_messages(alone=self._alone)
         self._queues.drain_events()
         if self._backlog is not None:
             # Query only the queues whose sessions do not report how many messages wait.
             self._backlog.begin([queue.name for queue in self._queues if not queue.connections.depths()])
         sizes = self._batch_sizing.gather(asked.limit, once=once)
         self._timings.gathered()
-        self._alone = asked.alone or asked.limit is None
         if sizes:
             self._cut(asked.start, sizes)
             return

@@ -60,7 +60,7 @@ class OptionParser:
 
     #: The options that this parser accepts, by their documented names.
     TABLE: ClassVar[Mapping[str, Option]]
-    #: What the options are for, as errors say after "Accepted": for example " for a write".
+    #: What the options are for, as errors say after "The options": for example " for a write".
     OF: ClassVar[str] = ""
 
     def __init__(self, given: Mapping[str, str]) -> None:
@@ -89,7 +89,7 @@ class OptionParser:
         names = {known.lower(): known for known in self.TABLE}
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"; did you mean '{names[near[0]]}'?" if near else "."
-        return f"is unknown{hint} Accepted{self.OF} are {', '.join(self.TABLE)}"
+        return f"is unknown{hint} The options{self.OF} are {', '.join(self.TABLE)}"
 
     def _text(self, name: str) -> str | None:
         value = self._values.get(name, self.TABLE[name].default)

@@ -16,6 +16,7 @@ from pyspark.errors import StreamingQueryException
 
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
+from tests.integration.test_spark import full_api
 from tests.support.checks import total
 from tests.support.pages import ROOT, block
 
@@ -42,6 +43,7 @@ def test_a_scheduled_job_takes_what_is_there_and_ends(rabbit: RabbitNode, tmp_pa
     rabbit.delete(queue)
 
 
+@full_api  # before Spark 4.2 such a run ends with the batch that is skipped, and does not fail
 @pytest.mark.whole
 def test_a_new_checkpoint_needs_a_new_folder(spark: Any, rabbit: RabbitNode, tmp_path: Path) -> None:
     """Spark's file sink skips the numbers of batches that its log has, and says that they are committed."""

@@ -58,6 +58,21 @@ def test_a_run_before_spark_4_2_that_finds_nothing_leaves_the_next_its_whole_win
         scene.query.crash()
 
 
+@pytest.mark.parametrize("tells_depth", [True, False])
+def test_a_run_of_one_epoch_waits_for_a_message_that_is_on_its_way(tells_depth: bool) -> None:
+    """Each run would find nothing otherwise, and a big message behind a slow link would never be read."""
+    scene = Scene(shows_start=False)
+    scene.queue.faults.tells_depth = tells_depth
+    for count, way_s in ((1, 2.8), (1, 20.0 if tells_depth else 2.8), (0, 1.0)):
+        scene.queue.faults.link_rate = 1 / way_s
+        scene.publish(count)
+        began_s = scene.world.now_s
+        assert scene.query.trigger() == count
+        assert scene.world.now_s - began_s < 2 * way_s + 10  # the redelivery of the last epoch comes first
+        scene.query.crash()
+    scene.assert_exactly_once()
+
+
 @pytest.mark.parametrize("consumers", [1, 3])
 def test_runs_of_one_epoch_age_only_their_own_messages(consumers: int) -> None:
     scene = Scene(max_messages=100, prefetch=4_000, consumers=consumers, dedup_window=0, shows_start=False)

@@ -58,7 +58,7 @@ def test_what_is_taken() -> None:
         ({"routingKey": "k"}, "routingKey", "goes with 'exchange', not with 'queue'"),
         ({"queue": ""}, "queue", "is empty"),
         ({"queue": "q" * 256}, "queue", "has 256 bytes, but AMQP 0-9-1 allows at most 255"),
-        ({"queu": "q"}, "queu", "did you mean 'queue'? Accepted for a write are queue, topic, exchange"),
+        ({"queu": "q"}, "queu", "did you mean 'queue'? The options for a write are queue, topic, exchange"),
         ({"sendTimeout": "0s"}, "sendTimeout", "'0s' is not accepted"),
         ({"sendTimeout": "5"}, "sendTimeout", "use a time with its unit"),
         ({"guarantee": "exactly-once"}, "guarantee", "is for reading"),
