@@ -113,10 +113,10 @@ class BatchSizing:
         self._awaited = True
         self.await_sessions()
         if alone:
-            ends = [EndOfRun(queue, self._runtime) for queue in self._queues]
-            while not self._queues.buffered and (unread := [end for end in ends if end.left > 0]):
-                for end in unread:
-                    end.poll()
+            ends = self._ends_of_queues()
+            while not self._queues.buffered and (unread := _unread(ends)):
+                for queue in unread:
+                    ends[queue].poll()
                 self._wait(self._timing.idle_s)
             return
         # Do not wait if the queues are known to be empty.
@@ -144,12 +144,15 @@ class BatchSizing:
             self._wait(self._timing.idle_s)
             for queue in empty:
                 queue.recount_ready()
-        self._ends = {queue: EndOfRun(queue, self._runtime) for queue in self._queues}
+        self._ends = self._ends_of_queues()
+
+    def _ends_of_queues(self) -> dict[QueueReader, EndOfRun]:
+        return {queue: EndOfRun(queue, self._runtime) for queue in self._queues}
 
     def _gather_bounded(self, limit: int | None, ends: Mapping[QueueReader, EndOfRun]) -> dict[QueueReader, int]:
         for end in ends.values():
             end.begin()
-        while unread := [queue for queue, end in ends.items() if end.left > 0 and not queue.ended]:
+        while unread := _unread(ends):
             self._queues.drain_events()
             for queue in ends.keys() - unread:
                 # Disconnect from a queue that has reached its end, because producers may continue to send to it. The
@@ -314,6 +317,11 @@ class BatchSizing:
             queue.connections.refresh_depth()
         self._queues.wait(self._timing.idle_s)
         return False
+
+
+def _unread(ends: Mapping[QueueReader, EndOfRun]) -> list[QueueReader]:
+    """Return the queues that still exist, and that the run has not read to their ends."""
+    return [queue for queue, end in ends.items() if end.left > 0 and not queue.ended]
 
 
 def _fitting(queue: QueueReader, maximum: int, max_bytes: int) -> int:

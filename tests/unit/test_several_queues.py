@@ -445,6 +445,15 @@ def test_a_bounded_run_ends_although_a_queue_is_deleted() -> None:
     assert sum(not row.endswith(NAMES[1]) for row in scene.query.emitted) == 60
 
 
+def test_a_run_of_one_epoch_does_not_wait_for_a_queue_that_is_deleted() -> None:
+    scene = Patterned()
+    scene.publish(NAMES[0], 1)
+    scene.broker.declare(NAMES[0]).faults.link_rate = 1 / 20
+    scene.world.at(5.0, lambda: scene.broker.delete(NAMES[0]))
+    assert scene.query.trigger_once() == 0
+    assert scene.world.now_s < 1_000 + 20
+
+
 def test_a_listing_that_fails_later_leaves_the_queues_as_they_were(caplog: pytest.LogCaptureFixture) -> None:
     scene = Patterned(max_messages=10)
     scene.publish(NAMES[0], 5)
