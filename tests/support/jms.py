@@ -41,7 +41,7 @@ def send(node: Node, queue: str, client: str, *properties: tuple[str, str]) -> l
         `kind`, `id`, `timestamp` and `expiration` (milliseconds since 1970) of each.
 
     Raises:
-        NodeError: It cannot be built, or it failed; the text has what it said.
+        NodeError: a compiler is missing, it cannot be built, or it failed; the text has what it said.
     """
     done = _run([*_program(node, client, "JmsSender"), queue, *chain.from_iterable(properties)], _SEND_TIMEOUT_S)
     return [json.loads(line) for line in done.splitlines()]

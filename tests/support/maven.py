@@ -6,10 +6,10 @@ import fcntl
 import functools
 import hashlib
 import os
-import shutil
 from pathlib import Path
 
-from testbed.comparison.readers import build_project
+from testbed.comparison.readers import build_project, find_maven
+from testbed.process import NodeError
 from tests.plugin import missing
 
 __all__ = ["class_path"]
@@ -22,7 +22,7 @@ def class_path(project: Path) -> str:
     Without Maven the test is skipped, or fails where everything has to be there.
 
     Raises:
-        NodeError: It cannot be built.
+        NodeError: a compiler is missing, or it cannot be built.
     """
     target = project / "target"
     built = target / "built-from"
@@ -30,8 +30,10 @@ def class_path(project: Path) -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)  # workers begin at the same time
         digest = _digest(project)
         if not built.exists() or built.read_text("utf-8") != digest:
-            if shutil.which("mvn") is None:
-                missing("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
+            try:
+                find_maven()
+            except NodeError as absent:
+                missing(str(absent))
             build_project(project)
             built.write_text(digest, "utf-8")
     return os.pathsep.join([str(target / "classes"), str(target / "lib" / "*")])

@@ -34,6 +34,7 @@ __all__ = [
     "JavaReader",
     "OurReader",
     "build_project",
+    "find_maven",
 ]
 
 _HERE = Path(__file__).resolve().parent
@@ -63,6 +64,18 @@ FLINK_OPTIONS = tuple(
 )
 
 
+def find_maven() -> str:
+    """The program `mvn` on the PATH.
+
+    Raises:
+        NodeError: there is none.
+    """
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise NodeError("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
+    return maven
+
+
 def build_project(project: Path) -> Path:
     """Build the program of a folder by Maven, if it has to be.
 
@@ -72,10 +85,7 @@ def build_project(project: Path) -> Path:
     Raises:
         NodeError: Maven or a compiler is missing, or it cannot be built.
     """
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise NodeError("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
-    command = [maven, "--quiet", "--batch-mode", "--file", str(project / "pom.xml"), "compile"]
+    command = [find_maven(), "--quiet", "--batch-mode", "--file", str(project / "pom.xml"), "compile"]
     try:
         code, said = run_to_end(command, _BUILD_TIMEOUT_S)
     except subprocess.TimeoutExpired:
