@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyspark_mq.brokers.base import AMQP_0_9_1
 from testbed.chaos.proxy import Direction, FaultProxy
 from testbed.process import poll
 from tests.support.checks import assert_exactly_once
@@ -205,10 +204,14 @@ def test_a_kill_on_a_slow_link_that_a_whole_window_is_on(entry: LiveEntry, proxy
         assert_exactly_once(entry, run, sent, ordered=False)
 
 
-@pytest.mark.protocols(AMQP_0_9_1)  # where the broker does not report the depth, three seconds end a run
-def test_the_only_epoch_of_a_run_waits_for_a_message_that_is_on_its_way(entry: LiveEntry, proxy: FaultProxy) -> None:
-    """Before Spark 4.2 a run of `Trigger.AvailableNow` ends with its first epoch, even if that is empty."""
-    entry.node.publish(entry.queue, [bytes(1_000_000)], protocol=entry.entry.protocol)
+@pytest.mark.network
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_run_waits_for_a_message_that_is_on_its_way(entry: LiveEntry, proxy: FaultProxy, bounded: bool) -> None:
+    """Before Spark 4.2 a run of `Trigger.AvailableNow` ends with its first epoch, and is not told that it is one."""
+    entry.node.publish(entry.queue, [bytes(2_000_000)], protocol=entry.entry.protocol)
     with engine(entry, proxy) as run:
-        proxy.throttle(200_000, Direction.TO_CLIENT)
-        assert run.reader.call("latestOffset", None, None) != run.reader.call("initialOffset")
+        proxy.throttle(400_000, Direction.TO_CLIENT)
+        if bounded:
+            run.reader.call("prepareForTriggerAvailableNow")
+        start = run.reader.call("initialOffset")
+        assert run.reader.call("latestOffset", start if bounded else None, None) != start

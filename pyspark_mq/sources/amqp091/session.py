@@ -229,6 +229,10 @@ class Amqp091Session(Session):
         self.paused = self._reading_one = self._connection.pika.looks = False
         self._connection.loop.release()
 
+    @property
+    def partial_bytes(self) -> int:
+        return int(self._connection.pika.partial_bytes)
+
     def run(self, timeout_s: float) -> None:
         self._raise_if_ended()
         connection = self._connection

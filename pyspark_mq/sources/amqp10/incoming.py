@@ -97,6 +97,11 @@ class Incoming:
         if payloads:
             raise LinkException(f"proton lacks the deliveries of {len(payloads)} payloads that were taken")
 
+    @property
+    def partial_bytes(self) -> int:
+        """Number of bytes of the incomplete message that have arrived."""
+        return len(self._partial)
+
     def check(self) -> None:
         """Check that the last payload and the last delivery belong together. Called before messages are passed on.
 

@@ -200,6 +200,10 @@ class Amqp10Session(Session):
 
     # -- one turn of the loop
 
+    @property
+    def partial_bytes(self) -> int:
+        return 0 if self._incoming is None else self._incoming.partial_bytes
+
     def run(self, timeout_s: float) -> None:
         self._raise_if_ended()
         self._top_up()

@@ -100,12 +100,13 @@ class Connections:
         broke_off: whether the worker or a supervisor was stopped for a moment between the last two calls of
             :meth:`news`, so that messages may not have been received in time.
         progress_s: time up to which the last call of :meth:`news` has reported everything that arrived.
+        partial_s: time when more bytes of an incomplete message had arrived; -infinity if none have.
     """
 
     def __init__(self, settings: Settings, worker: Worker, runtime: Runtime, events: EventQueue) -> None:
         self.first_window = settings.prefetch
         self.broke_off = False
-        self.progress_s = -math.inf
+        self.progress_s = self.partial_s = -math.inf
         self._settings = settings
         self._worker = worker
         self._runtime = runtime
@@ -185,6 +186,8 @@ class Connections:
             self._note_depth(event.key, event.depth)
         elif isinstance(event, SessionStatus) and event.session in self.live:
             self.live[event.session].paused = event.paused
+            if event.partial_bytes:
+                self.partial_s = self._runtime.monotonic_s()
 
     def _taken(self, event: Delivered) -> Delivered:
         self.live[event.session].bytes_taken += event.rows.size_bytes

@@ -76,11 +76,12 @@ class DepthReported:
 
 @dataclass(frozen=True, slots=True)
 class SessionStatus:
-    """A session has paused or resumed reading from its socket."""
+    """A session has paused or resumed reading from its socket, or has read more bytes of an incomplete message."""
 
     key: int
     session: int
     paused: bool
+    partial_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,6 +255,11 @@ class Session(ABC):
         self._keep_alive_read_s = self.now_s() + KEEP_ALIVE_READ_S
 
     @property
+    def partial_bytes(self) -> int:
+        """Number of bytes of an incomplete message that have arrived; 0 if there is none. Any thread may read this."""
+        return 0
+
+    @property
     def keep_alive_read_due(self) -> bool:
         """Whether a paused session has to read one delivery now, see :data:`KEEP_ALIVE_READ_S`."""
         return self._paused and self.now_s() >= self._keep_alive_read_s

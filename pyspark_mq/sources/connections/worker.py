@@ -357,7 +357,7 @@ class Worker:
         return None
 
     def _tell_status(self, supervised: _Supervised, session: Session) -> None:
-        status = SessionStatus(supervised.supervisor.key, session.number, session.paused)
+        status = SessionStatus(supervised.supervisor.key, session.number, session.paused, session.partial_bytes)
         if status != supervised.status:
             supervised.status = status
             supervised.events.put(status)

@@ -31,10 +31,10 @@ class EndOfRun:
     other consumers return meanwhile are taken in addition.
 
     If the broker does not report the depth, the run ends before the first message whose timestamp is between the start
-    of the run and now, or after three seconds without a message. For other messages it is unknown whether they were in
-    the queue when the run began, because producers may write any timestamp or none. Such messages are taken as long as
-    they arrive as fast as a backlog, but for at most ten minutes, or six hours if their timestamps are older than the
-    run.
+    of the run and now, or after three seconds in which no part of a message arrives. For other messages it is unknown
+    whether they were in the queue when the run began, because producers may write any timestamp or none. Such messages
+    are taken as long as they arrive as fast as a backlog, but for at most ten minutes, or six hours if their timestamps
+    are older than the run.
 
     Args:
         queue: a queue whose connections are all open.
@@ -197,8 +197,9 @@ class EndOfRun:
         """
         queue, now_s = self._queue, self._runtime.monotonic_s()
         queue.connections.refresh_depth()
-        if not queue.connections.complete or queue.connections.late or queue.connections.paused:
-            self.begin()  # do not count this time, because no message can arrive
+        connections = queue.connections
+        if not connections.complete or connections.late or connections.paused or connections.partial_s >= self._began_s:
+            self.begin()  # do not count this time, because no message can arrive, or because one is arriving
             return
         depths = queue.connections.depths()
         if any(depths):

@@ -112,13 +112,15 @@ class StompSession(Session):
             forgeable=bool(self._dialect.always),
         )
         # Of the frames that request no receipt, only an ACK or a NACK may fail.
-        reader = FrameReader(BATCH_MIN, dialect.last_header, self._own.encode(), lambda: self._settling.unconfirmed)
+        self._reader = FrameReader(
+            BATCH_MIN, dialect.last_header, self._own.encode(), lambda: self._settling.unconfirmed
+        )
         self._connection = StompConnection(
             self.endpoint,
             self.now_s,
             self.options.stopping,
             take=self._take,
-            reader=reader,
+            reader=self._reader,
             reading=self._reading,
             own=self._own,
         )
@@ -297,6 +299,10 @@ class StompSession(Session):
         if self._dialect.slash:
             name = name.replace("/", self._dialect.slash)
         return (self._dialect.queue if self.endpoint.topic is None else self._dialect.topic).format(name=name)
+
+    @property
+    def partial_bytes(self) -> int:
+        return self._reader.partial_bytes
 
     def run(self, timeout_s: float) -> None:
         deadline, connection = self.now_s() + timeout_s, self._connection

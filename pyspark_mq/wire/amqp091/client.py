@@ -135,6 +135,11 @@ class PikaConnection(SelectConnection):  # type: ignore[misc]
         if begun:
             self._on_data_available(begun)
 
+    @property
+    def partial_bytes(self) -> int:
+        """Number of bytes of the incomplete frame or delivery that have arrived."""
+        return 0 if self._reader is None else self._reader.partial_bytes
+
     def _receive(self, opened: socket.socket, maximum: int) -> memoryview:
         """Read from the socket, in place of pika. Batches of deliveries then refer to the memory that was read into."""
         assert self._reader is not None

@@ -145,6 +145,12 @@ class DeliveryReader:
         if memory.begin == memory.end:
             self._need = 0
 
+    @property
+    def partial_bytes(self) -> int:
+        """Number of bytes of the incomplete frame or delivery that have arrived."""
+        opened, memory = self._open, self._memory
+        return memory.end - memory.begin + (0 if opened is None else sum(map(len, opened.parts)))
+
     def _hand_over(self) -> None:
         if self._found:
             found, self._found = self._found, []

@@ -176,6 +176,11 @@ class FrameReader:
         return next((frame for frame in frames if not isinstance(frame, Frames)), None)
 
     @property
+    def partial_bytes(self) -> int:
+        """Number of bytes of the incomplete frame that have arrived."""
+        return len(self._buffer)
+
+    @property
     def inside(self) -> bool:
         """Whether the headers of a frame have arrived, but not its whole body."""
         return self._headers is not None
