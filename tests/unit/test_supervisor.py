@@ -154,6 +154,37 @@ def test_a_broker_that_fails_on_the_first_message_ends_the_query_too(tells_depth
     assert len(scene.of(Opened)) == 9
 
 
+class Slow(MemorySession):
+    """Its broker ends each session after half a minute, in the middle of the first message."""
+
+    partial_bytes = 6_000_000
+    world: World
+
+    def consume(self, window: int) -> None:
+        super().consume(window)
+        self.until_s = self.world.now_s + 30.0
+
+    def run(self, timeout_s: float) -> None:
+        if self.world.now_s > self.until_s:
+            raise SessionLostError("connection reset", stated=False)
+        super().run(timeout_s)
+
+
+def test_a_message_that_takes_longer_than_the_broker_allows_ends_the_query(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(Slow)
+    scene.supervisor._session_class.world = scene.world  # type: ignore[attr-defined]
+    scene.supervisor.start()
+    scene.run(120)
+    assert not scene.of(Failed)
+    assert "3 connections in a row have ended while a message was arriving, the last after 30 s" in caplog.text
+    assert "while no message came" not in caplog.text
+    scene.run(500)
+    assert isinstance(scene.failure, BrokerError)
+    for words in ("queue 'orders'", "6,000,000 bytes", "'tcp_listen_options.send_timeout'", "No message is lost"):
+        assert words in str(scene.failure)
+    assert len(scene.of(Opened)) == 9
+
+
 class Leaderless(MemorySession):
     """Its broker refuses every consumer for a reason while the queue has no leader."""
 

@@ -22,7 +22,7 @@ _BACKOFF_LAST_S = 5.0
 #: because on an unstable network it is added to each reconnect.
 _GOOD_REST_S = 0.02
 #: If `_IDLE_ENDS` idle sessions have ended, each after less than `_IDLE_LIMIT_S`, a proxy or a load balancer probably
-#: ended them.
+#: ended them, or the broker did because a message took too long.
 _IDLE_ENDS, _IDLE_LIMIT_S = 3, 3_600.0
 
 
@@ -85,6 +85,34 @@ class Backoff:
                 self._endpoint.heartbeat_s,
             )
         return logging.INFO
+
+    def interrupted(self, lived_s: float, partial_bytes: int) -> None:
+        """Record that a session has ended while its first message was arriving. The broker counts this as a delivery.
+
+        RabbitMQ closes a connection on which it cannot send for `tcp_listen_options.send_timeout`: a heartbeat or the
+        next message waits behind one that takes longer than that. So each session may end in the same way.
+
+        Args:
+            lived_s: duration of the session in seconds.
+            partial_bytes: number of bytes of the message that had arrived.
+
+        Raises:
+            BrokerError: too many sessions in a row have ended in this way.
+        """
+        self._ends += 1
+        text = (
+            f"{self._endpoint.destination}: {self._ends} connections in a row have ended while a message was arriving, "
+            f"the last after {lived_s:.0f} s and {partial_bytes:,} bytes of the message. If the broker's log says that "
+            "sending timed out, the message takes longer than the broker allows: raise its limit (RabbitMQ: "
+            "'tcp_listen_options.send_timeout', or 'stomp.tcp_listen_options.send_timeout' for STOMP)"
+        )
+        if self._ends >= ENDS_MAX:
+            raise BrokerError(
+                f"{text}. No message is lost: the messages stay in the queue. But each end of a session counts towards "
+                "delivery limits, so the query stops here"
+            )
+        if self._ends == _IDLE_ENDS:
+            _LOG.warning("%s", text)
 
     def reset_s(self) -> float:
         """Forget earlier failures, after a successful or a long session. Return the shortest pause.

@@ -193,7 +193,8 @@ class ConnectionSupervisor:
             session, greeting, lived_s = *opened, self.turned_s - began_s
             empty = greeting.depth is not None and not greeting.depth.ready
             idle = session.consuming and not session.buffer.deliveries and (empty or lived_s >= _SERVED_S)
-            level = backoff.idle(lived_s) if idle else logging.WARNING
+            arriving = session.partial_bytes if idle and lived_s >= _LONG_SESSION_S else 0
+            level = backoff.idle(lived_s) if idle and not arriving else logging.WARNING
             _LOG.log(level, "%s: session lost: %s", greeting.url, lost)
             if self._confirmed > confirmed:
                 backoff.succeeded()
@@ -201,7 +202,9 @@ class ConnectionSupervisor:
                 continue
             # The end may count as a delivery of messages: those that were received, or a first message on whose
             # delivery the broker has failed. If the broker did not accept the consumer, it has delivered none.
-            if session.buffer.deliveries or (session.consuming and lived_s < _LONG_SESSION_S and not empty):
+            if arriving:
+                backoff.interrupted(lived_s, arriving)
+            elif session.buffer.deliveries or (session.consuming and lived_s < _LONG_SESSION_S and not empty):
                 backoff.record_refusal(lost)
             if lived_s >= _LONG_SESSION_S:
                 yield backoff.reset_s()
