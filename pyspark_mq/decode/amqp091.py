@@ -91,7 +91,7 @@ class Amqp091Batch(DeliveryBatch):
     Args:
         data: the buffer with the bytes of the deliveries; batches of one connection may share a buffer.
         tags: array with the delivery tags.
-        flagged: array that tells whether the broker has flagged each delivery as redelivered.
+        flagged: array of bool, whether the broker has flagged each delivery as redelivered.
         spans: array with a column for each delivery and six rows: start and end of the properties, of the body, and of
             the exchange with the routing key, as positions in the buffer.
         bodies: the bodies, if they are not in the buffer; None if they are.
@@ -236,8 +236,8 @@ class Amqp091Batch(DeliveryBatch):
         """The positions of the fields in all deliveries.
 
         Returns:
-            a pair: the fields that occur in at least one delivery, by name; and an array that tells for each delivery
-            whether its properties are regular. Regular properties have one word of flags, and are long enough for the
+            a pair: the fields that occur in at least one delivery, by name; and an array of bool, whether each
+            delivery's properties are regular. Regular properties have one word of flags, and are long enough for the
             fields that the flags announce.
         """
         views, (at, ends) = self._views, self.spans[:2]
@@ -363,7 +363,7 @@ class Amqp091Batch(DeliveryBatch):
         """Return a field that is a number.
 
         Returns:
-            an array with each delivery's number, and an array that tells whether each delivery has the field.
+            an array with each delivery's number, and an array of bool, whether each delivery has the field.
         """
         field = self._walked[0].get(name)
         if field is None:
