@@ -36,6 +36,7 @@ __all__ = [
     "cache_folder",
     "fetch",
     "find_java",
+    "find_maven",
     "newest",
     "put_in_place",
     "run_to_end",
@@ -43,7 +44,7 @@ __all__ = [
 
 _PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
 _FETCH_TIMEOUT_S = 900.0
-_INSTALL_MAVEN = "install it with: apt-get install maven"
+_INSTALL_MAVEN = "install it with: apt-get install maven openjdk-17-jdk-headless"
 _INSTALL_JAVA = "install it with: apt-get install openjdk-17-jre-headless"
 _READ_BYTES = 1 << 20
 _TAIL_CHARS = 3000
@@ -199,6 +200,18 @@ def find_java() -> str:
     return found
 
 
+def find_maven() -> str:
+    """The program `mvn` on the PATH.
+
+    Raises:
+        NodeError: there is none.
+    """
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise NodeError(f"there is no Maven on the PATH; {_INSTALL_MAVEN}")
+    return maven
+
+
 def fetch(distribution: Distribution) -> Path:
     """The folder with the files of a distribution; downloads them when it is not there yet.
 
@@ -257,9 +270,7 @@ def run_to_end(
 
 def _download(distribution: Distribution, folder: Path) -> None:
     """Copy the files there: Maven copies the dependencies of a project that has no more to it."""
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise NodeError(f"{distribution.name} is fetched by Maven, and 'mvn' is not on the PATH; {_INSTALL_MAVEN}")
+    maven = find_maven()
     find_java()
     project = folder.parent / "pom.xml"
     project.write_text(_project(distribution), "utf-8")

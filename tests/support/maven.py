@@ -8,7 +8,8 @@ import hashlib
 import os
 from pathlib import Path
 
-from testbed.comparison.readers import build_project, find_maven
+from testbed.comparison.readers import build_project
+from testbed.distributions import find_maven
 from testbed.process import NodeError
 from tests.plugin import missing
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -21,7 +20,7 @@ import psutil
 from testbed.brokers.java import PASSWORD, USER
 from testbed.chaos.audit import committed_files, marks
 from testbed.chaos.chaos import Job
-from testbed.distributions import find_java, run_to_end
+from testbed.distributions import find_java, find_maven, run_to_end
 from testbed.ports import free_ports
 from testbed.process import NodeError, poll
 
@@ -34,7 +33,6 @@ __all__ = [
     "JavaReader",
     "OurReader",
     "build_project",
-    "find_maven",
 ]
 
 _HERE = Path(__file__).resolve().parent
@@ -62,18 +60,6 @@ FLINK_OPTIONS = tuple(
         *("java.util.concurrent", "java.util.concurrent.atomic", "java.util.concurrent.locks", "sun.nio.ch"),
     )
 )
-
-
-def find_maven() -> str:
-    """The program `mvn` on the PATH.
-
-    Raises:
-        NodeError: there is none.
-    """
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise NodeError("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
-    return maven
 
 
 def build_project(project: Path) -> Path:
