@@ -130,6 +130,11 @@ class _Budget:
         self.stamp_s = now_s
 
     @property
+    def dry(self) -> bool:
+        """Is it too little to pass on? Byte by byte, the proxy would take all of a core."""
+        return self.left < max(1.0, self.bytes_per_s * _BURST_S / 2)
+
+    @property
     def wait_s(self) -> float:
         """Until there is something to pass on."""
         return max(_BURST_S / 2, (1.0 - self.left) / self.bytes_per_s)
@@ -364,12 +369,12 @@ class FaultProxy:
 
     def _earn(self) -> float | None:
         """Let throttled directions that had to wait go on when they can; how long to wait at most."""
-        dry = [budget for budget in self._budgets.values() if budget.left < 1.0]
+        dry = [budget for budget in self._budgets.values() if budget.dry]
         if not dry:
             return None
         for budget in dry:
             budget.earn()
-        if any(budget.left >= 1.0 for budget in dry):
+        if not all(budget.dry for budget in dry):
             self._update_all()
         return min(budget.wait_s for budget in dry)
 
@@ -385,7 +390,7 @@ class FaultProxy:
 
     def _may_pass(self, way: Direction) -> bool:
         budget = self._budgets.get(way)
-        return budget is None or budget.left >= 1.0
+        return budget is None or not budget.dry
 
     def _handle(self, end: _End | None, events: int) -> None:
         if end is not None:
