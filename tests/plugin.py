@@ -43,6 +43,8 @@ JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _IN_MAKE_TEST = pytest.StashKey[dict[str, set[str]]]()
 #: Folders of tests with neither Spark nor broker, the quickest first.
 _QUICKEST = ("unit", "property")
+#: Folders whose tests on matrix entries are rows of the compatibility matrix.
+_OF_ROWS = ("contract", "faults")
 #: Plugins of a RabbitMQ with streams, which are also read as queues.
 _STREAMS = ("rabbitmq_stream", "rabbitmq_stomp", "rabbitmq_amqp1_0")
 #: Modules whose tests `make test` runs on one matrix entry of each protocol.
@@ -197,6 +199,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     empty = [item for item in items if any("empty parameter set" in _told(mark) for mark in item.iter_markers("skip"))]
     without = set(empty)
     rest = [item for item in items if item not in without]
+    rowless = [item.name for item in rest if item.path.parent.name in _OF_ROWS and _entry(item) and not _row(item)]
+    if rowless:
+        raise pytest.UsageError(f"without a mark contract(row of the compatibility matrix): {', '.join(rowless)}")
     if not config.getoption("--all") and not config.getoption("--entries"):
         empty += [item for item in rest if item.get_closest_marker("whole")]
         empty += _repeated(rest)
@@ -336,13 +341,12 @@ def _chosen(config: pytest.Config) -> list[MatrixEntry]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     report = yield
     folder = item.config.getoption("--matrix-report")
-    contract = item.get_closest_marker("contract")
     parameters = getattr(item, "callspec", None)
     entry = parameters.params.get("entry") if parameters is not None else None
     if folder and entry is not None and (report.when == "call" or report.outcome != "passed"):
         line = {
             "id": _recorded(item),
-            "contract": contract.args[0] if contract is not None else "",
+            "contract": _row(item),
             "test": item.name,
             "outcome": report.outcome,
             "reason": _reason(report),
@@ -351,6 +355,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         with (Path(folder) / f"{entry.name}.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
     return report
+
+
+def _row(item: pytest.Item) -> str:
+    """Return the row of the compatibility matrix that a test belongs to; empty if it names none."""
+    contract = item.get_closest_marker("contract")
+    return str(contract.args[0]) if contract is not None else ""
 
 
 def _recorded(item: pytest.Item) -> str:

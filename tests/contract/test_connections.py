@@ -27,7 +27,7 @@ from testbed.process import poll
 from tests.contract.test_unreadable import publish_odd
 from tests.support.entries import LiveEntry
 
-pytestmark = [pytest.mark.network, pytest.mark.sampled]
+pytestmark = [pytest.mark.contract("connections of a queue"), pytest.mark.network, pytest.mark.sampled]
 amqp091 = pytest.mark.protocols(AMQP_0_9_1)
 
 

@@ -13,7 +13,7 @@ from testbed.brokers.node import QueueCounts
 from testbed.process import poll
 from tests.support.entries import LiveEntry
 
-pytestmark = [pytest.mark.network, pytest.mark.sampled]
+pytestmark = [pytest.mark.contract("peek"), pytest.mark.network, pytest.mark.sampled]
 
 
 def arguments(entry: LiveEntry, **options: object) -> list[str]:

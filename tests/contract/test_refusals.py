@@ -59,6 +59,7 @@ def at_port(entry: LiveEntry, port: int, scheme: str | None = None) -> dict[str,
     return {"urls": parse_urls(f"{scheme or own.scheme}://{user}@127.0.0.1:{port}/")}
 
 
+@pytest.mark.contract("a queue for one consumer")
 @pytest.mark.protocols(AMQP_1_0)
 def test_a_queue_that_takes_one_consumer_confirms_acknowledgements(entry: LiveEntry) -> None:
     """The link that asks for a confirmation is one consumer more, so the broker refuses it."""

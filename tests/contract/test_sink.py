@@ -36,7 +36,7 @@ from tests.support.entries import LiveEntry
 from tests.support.sink import batch_of, fields_of
 from tests.support.sockets import mute_address_first
 
-pytestmark = [pytest.mark.network, pytest.mark.writes]
+pytestmark = [pytest.mark.contract("rows written"), pytest.mark.network, pytest.mark.writes]
 
 MOMENT = datetime(2024, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
 #: A row with every column.

@@ -17,7 +17,7 @@ from testbed.process import NodeError
 from tests.plugin import missing
 from tests.support.entries import LiveEntry
 
-pytestmark = [pytest.mark.network, pytest.mark.writes]
+pytestmark = [pytest.mark.contract("doctor of a write"), pytest.mark.network, pytest.mark.writes]
 
 
 def findings(entry: LiveEntry, **options: Any) -> list[Finding]:

@@ -12,7 +12,7 @@ import pytest
 from pyspark_mq.brokers.base import AMQP_0_9_1
 from tests.support.entries import LiveEntry
 
-pytestmark = [pytest.mark.network, pytest.mark.protocols(AMQP_0_9_1)]
+pytestmark = [pytest.mark.contract("threads"), pytest.mark.network, pytest.mark.protocols(AMQP_0_9_1)]
 
 
 def test_a_delivery_passes_three_threads(entry: LiveEntry, tmp_path: Path) -> None:
