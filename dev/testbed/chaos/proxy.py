@@ -131,13 +131,18 @@ class _Budget:
 
     @property
     def dry(self) -> bool:
-        """Is it too little to pass on? Byte by byte, the proxy would take all of a core."""
-        return self.left < max(1.0, self.bytes_per_s * _BURST_S / 2)
+        """Is it too little to pass on?"""
+        return self.left < self._enough
 
     @property
     def wait_s(self) -> float:
         """Until there is something to pass on."""
-        return max(_BURST_S / 2, (1.0 - self.left) / self.bytes_per_s)
+        return max(_BURST_S / 2, (self._enough - self.left) / self.bytes_per_s)
+
+    @property
+    def _enough(self) -> float:
+        """Bytes to pass on at once, at least: byte by byte, the proxy would take all of a core."""
+        return max(1.0, self.bytes_per_s * _BURST_S / 2)
 
 
 class FaultProxy:
