@@ -340,10 +340,8 @@ def _chosen(config: pytest.Config) -> list[MatrixEntry]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     report = yield
-    folder = item.config.getoption("--matrix-report")
-    parameters = getattr(item, "callspec", None)
-    entry = parameters.params.get("entry") if parameters is not None else None
-    if folder and entry is not None and (report.when == "call" or report.outcome != "passed"):
+    folder, entry = item.config.getoption("--matrix-report"), _entry(item)
+    if folder and entry and (report.when == "call" or report.outcome != "passed"):
         line = {
             "id": _recorded(item),
             "contract": _row(item),
@@ -352,7 +350,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             "reason": _reason(report),
             "seconds": round(report.duration, 2),
         }
-        with (Path(folder) / f"{entry.name}.jsonl").open("a", encoding="utf-8") as lines:
+        with (Path(folder) / f"{entry}.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
     return report
 
